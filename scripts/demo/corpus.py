@@ -1,0 +1,46 @@
+"""Source code and prose every machine has: the standard library of the running Python, split by whole files."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sysconfig
+from pathlib import Path
+
+# tests and generated tables repeat themselves; site-packages is not the standard library
+_SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "lib2to3", "ensurepip"}
+
+
+def split_of(module: str) -> str:
+    """Split of a file by its path inside the library, for example "json/decoder.py"."""
+    digest = hashlib.sha256(module.encode()).digest()[0]
+    return "development" if digest < 13 else "test" if digest < 26 else "train"
+
+
+def files(split: str) -> list[tuple[str, str]]:
+    """(module path, text) of every standard library file of one split, sorted by path."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        module = path.relative_to(root)
+        if _SKIPPED.isdisjoint(module.parts) and split_of(module.as_posix()) == split:
+            found.append((module.as_posix(), path.read_text(encoding="utf-8", errors="replace")))
+    return found
+
+
+def windows(split: str, count: int, seed: int) -> list[tuple[str, str]]:
+    """`count` (prompt, continuation) pairs cut at line starts, spread over the files of a split.
+
+    A prompt has 200 to 350 characters (about 64 to 128 tokens), a continuation up to 400.
+    """
+    rng = random.Random(f"{seed}:{split}:code")
+    texts = [text for _, text in files(split) if len(text) > 2000]
+    cut: list[tuple[str, str]] = []
+    while len(cut) < count:
+        text = texts[len(cut) % len(texts)]
+        start = text.find("\n", rng.randrange(0, len(text) - 1200)) + 1
+        middle = text.find("\n", start + rng.randrange(200, 280)) + 1
+        prompt, answer = text[start:middle], text[middle : middle + 400]
+        if start and 200 <= len(prompt) <= 350 and len(answer) == 400 and prompt.strip() and answer.strip():
+            cut.append((prompt, answer))
+    return cut

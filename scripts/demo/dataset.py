@@ -1,0 +1,113 @@
+"""The demo's examples: SQL questions made from a seed, code windows from the standard library, three splits.
+
+    python -m scripts.demo.dataset        # rewrites data/development.jsonl and data/test.jsonl
+
+`prompt + answer` is a document; it ends where the tokenizer's end-of-text token follows. A SQL answer is one gold query
+(with the leading space that follows "SQL:"); a code answer is the true continuation of the window.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.demo import corpus
+from scripts.demo.execute import QueryError, is_ordered, run, same_result
+from scripts.demo.questions import Author, Question
+from scripts.demo.schemas import Schema, make_schema
+
+DATA = Path(__file__).parent / "data"
+SEED = 2024
+SIZES = {"development": {"sql": 300, "code": 80}, "test": {"sql": 500, "code": 120}}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of data/*.jsonl. `database` is None for kind "code"; see `execute.run` for its layout."""
+
+    id: str
+    kind: str
+    prompt: str
+    answer: str
+    database: dict[str, Any] | None = None
+
+
+def question_prompt(text: str) -> str:
+    """The part of the prompt that follows the schema; the answer goes right behind it."""
+    return f"Question: {text}\nSQL:"
+
+
+def is_decisive(schema: Schema, question: Question) -> bool:
+    """Whether the rows can tell a right query from a wrong one: all right queries agree, and the result says something.
+
+    An empty result, or a row that every other query on the table would return too, proves nothing.
+    """
+    database = schema.database()
+    try:
+        gold = run(database, question.gold)
+        others = [run(database, sql) for sql in question.variants]
+    except QueryError as error:
+        raise AssertionError(f"the generator wrote a query that does not run: {question.gold}") from error
+    if not gold or gold in ([(0,)], [(None,)]):
+        return False
+    if any(len(gold) >= len(t.rows) and question.intent in ("filter_rows", "above_average") for t in schema.tables[:1]):
+        return False
+    return all(same_result(gold, other, is_ordered(question.gold)) for other in others)
+
+
+def sql_examples(split: str, seed: int = SEED) -> Iterator[Example]:
+    """Endless SQL examples of a held-out split, one question per schema, each checked by `is_decisive`."""
+    rng = random.Random(f"{seed}:{split}:sql")
+    seen: set[str] = set()
+    while True:
+        schema = make_schema(rng, split)
+        question = Author(rng, schema).write()
+        prompt = schema.prompt() + question_prompt(question.text)
+        if prompt in seen or not is_decisive(schema, question):
+            continue
+        seen.add(prompt)
+        yield Example(f"{split}-sql-{len(seen):04d}", "sql", prompt, " " + question.gold, schema.database())
+
+
+def training_groups(seed: int = SEED) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Endless training material: a schema's prompt and 14 (question prompt, answer) pairs about it.
+
+    The trainer lets the pairs share the schema's tokens, which are then computed once. Results are not checked here:
+    a question whose rows decide nothing still teaches the language.
+    """
+    rng = random.Random(f"{seed}:train:sql")
+    while True:
+        schema = make_schema(rng, "train")
+        author = Author(rng, schema)
+        written = [author.write() for _ in range(14)]
+        yield schema.prompt(), [(question_prompt(q.text), " " + q.gold) for q in written]
+
+
+def load(split: str, kind: str) -> list[Example]:
+    """The committed examples of split "development" or "test" and kind "sql" or "code"."""
+    if split not in SIZES or kind not in ("sql", "code"):
+        raise ValueError(f"no examples for split {split!r}, kind {kind!r}: use development or test, sql or code")
+    with (DATA / f"{split}.jsonl").open(encoding="utf-8") as lines:
+        examples = [Example(**json.loads(line)) for line in lines]
+    return [e for e in examples if e.kind == kind]
+
+
+def main() -> None:
+    """Write the held-out splits."""
+    DATA.mkdir(exist_ok=True)
+    for split, sizes in SIZES.items():
+        generator = sql_examples(split)
+        examples = [next(generator) for _ in range(sizes["sql"])]
+        for n, (prompt, answer) in enumerate(corpus.windows(split, sizes["code"], SEED), 1):
+            examples.append(Example(f"{split}-code-{n:04d}", "code", prompt, answer))
+        path = DATA / f"{split}.jsonl"
+        path.write_text("".join(json.dumps(asdict(e)) + "\n" for e in examples), encoding="utf-8")
+        print(f"{path.name}: {len(examples)} examples, {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Measure the demo pair with plain Hugging Face code: perplexity, accuracy, and what speculative sampling gains.
+
+    python -m scripts.demo.evaluate --split development
+    python -m scripts.demo.evaluate --split test
+
+Nothing of the toolkit is used, so the figures are an independent check of it. "Sampled" is temperature 1, top-k 10,
+top-p 0.9 everywhere. Block efficiency is tokens per target pass of token-wise speculative sampling with chains of 4
+auxiliary tokens; tokens after the end token are not counted. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from scripts.demo.dataset import Example, load
+from scripts.demo.execute import matches
+
+PAIR = Path(__file__).parent / "pair"
+NEW_TOKENS = {"sql": 96, "code": 128}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become the distribution a token is drawn from."""
+
+    temperature: float = 1.0
+    top_k: int = 10
+    top_p: float = 0.9
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Probabilities [..., V] from logits [..., V]: top-k first, then top-p on what is left, then normalised."""
+        logits = logits.float() / self.temperature
+        values, at = logits.topk(self.top_k, dim=-1)
+        p = values.softmax(-1)
+        p = torch.where(p.cumsum(-1) - p < self.top_p, p, 0.0)  # the token that crosses top_p is kept
+        return torch.zeros_like(logits).scatter(-1, at, p / p.sum(-1, keepdim=True))
+
+
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, words: PreTrainedTokenizerBase, examples: list[Example]) -> float:
+    """Perplexity of the true answers, per token, under the unprocessed model. SQL answers include their end token."""
+    total, tokens = 0.0, 0
+    for e in examples:
+        prompt, answer = words([e.prompt, e.answer])["input_ids"]
+        answer = answer[: NEW_TOKENS["code"]] if e.kind == "code" else [*answer, words.eos_token_id]
+        ids = torch.tensor([prompt + answer])
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        total += float(F.cross_entropy(logits, ids[0, len(prompt) :], reduction="sum"))
+        tokens += len(answer)
+    return math.exp(total / tokens)
+
+
+@torch.no_grad()
+def accuracy(
+    model: PreTrainedModel, words: PreTrainedTokenizerBase, examples: list[Example], samples: int, rows: int = 50
+) -> tuple[float, float]:
+    """(execution accuracy, its standard error) over questions; `samples` draws each, or greedy for 0."""
+    shares: list[float] = []
+    for start in range(0, len(examples), rows):
+        part = examples[start : start + rows]
+        prompts = words([e.prompt for e in part], return_tensors="pt", padding=True)
+        sampling = {"do_sample": True, "temperature": 1.0, "top_k": 10, "top_p": 0.9, "num_return_sequences": samples}
+        out = model.generate(
+            input_ids=prompts["input_ids"],
+            attention_mask=prompts["attention_mask"],
+            max_new_tokens=NEW_TOKENS["sql"],
+            **(sampling if samples else {"do_sample": False}),
+        )
+        texts = words.batch_decode(out[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+        each = max(samples, 1)
+        for i, e in enumerate(part):
+            shares.append(sum(matches(e, text) for text in texts[i * each : (i + 1) * each]) / each)
+    values = torch.tensor(shares, dtype=torch.float64)
+    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+@torch.no_grad()
+def speculative(
+    target: PreTrainedModel,
+    auxiliary: PreTrainedModel,
+    prompt: list[int],
+    limit: int,
+    end: int,
+    noise: torch.Generator,
+    gamma: int = 4,
+    process: Sampling | None = None,
+) -> tuple[list[int], int]:
+    """(new tokens up to `end` or `limit`, target passes) of one prompt. The output has the target's distribution."""
+    process = process or Sampling()
+    text, passes = list(prompt), 0
+    caches = DynamicCache(), DynamicCache()
+
+    def step(model: PreTrainedModel, cache: DynamicCache) -> torch.Tensor:
+        fed = torch.tensor([text[cache.get_seq_length() :]])
+        return process(model(input_ids=fed, past_key_values=cache, use_cache=True).logits[0])
+
+    def draw(p: torch.Tensor) -> int:
+        return int(torch.multinomial(p, 1, generator=noise))
+
+    while len(text) - len(prompt) < limit:
+        base = len(text)
+        q = []
+        for _ in range(gamma):
+            q.append(step(auxiliary, caches[1])[-1])
+            text.append(draw(q[-1]))
+        p = step(target, caches[0])[-gamma - 1 :]
+        passes += 1
+        drafted, kept = text[base:], 0
+        for i, token in enumerate(drafted):
+            if float(torch.rand((), generator=noise)) * float(q[i][token]) >= float(p[i][token]):
+                break
+            kept += 1
+        left = p[kept] if kept == gamma else (p[kept] - q[kept]).clamp(min=0)
+        del text[base + kept :]
+        text.append(draw(left))
+        for cache in caches:
+            cache.crop(min(cache.get_seq_length(), base + kept))
+        new = text[base:]
+        if end in new:
+            del text[base + new.index(end) + 1 :]
+            break
+    return text[len(prompt) : len(prompt) + limit], passes
+
+
+def block_efficiency(
+    target: PreTrainedModel, auxiliary: PreTrainedModel, words: PreTrainedTokenizerBase, examples: list[Example]
+) -> float:
+    """Tokens per target pass over all examples."""
+    noise = torch.Generator().manual_seed(0)
+    tokens = passes = 0
+    for e in examples:
+        ids = words(e.prompt)["input_ids"]
+        new, used = speculative(target, auxiliary, ids, NEW_TOKENS[e.kind], words.eos_token_id, noise)
+        tokens, passes = tokens + len(new), passes + used
+    return tokens / passes
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", choices=("development", "test"), default="development")
+    parser.add_argument("--pair", type=Path, default=PAIR, help="folder with target/ and auxiliary/")
+    parser.add_argument("--questions", type=int, default=300, help="SQL questions for accuracy")
+    parser.add_argument("--prompts", type=int, default=40, help="prompts of each kind for block efficiency")
+    parser.add_argument("--samples", type=int, default=4, help="draws per question")
+    parser.add_argument("--models", nargs="+", choices=("target", "auxiliary"), default=["target", "auxiliary"])
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    sql, code = load(args.split, "sql"), load(args.split, "code")
+    words = AutoTokenizer.from_pretrained(args.pair / args.models[0], padding_side="left")
+    models, found = {}, {"split": args.split}
+    print(f"{'':10} {'parameters':>10} {'SQL ppl':>8} {'code ppl':>8} {'greedy %':>12} {'sampled %':>12}")
+    for name in args.models:
+        model = AutoModelForCausalLM.from_pretrained(args.pair / name, dtype=torch.float32).eval()
+        models[name] = model
+        greedy, greedy_error = accuracy(model, words, sql[: args.questions], 0)
+        sampled, sampled_error = accuracy(model, words, sql[: args.questions], args.samples)
+        row = {
+            "parameters": model.num_parameters(),
+            "sql_perplexity": round(perplexity(model, words, sql), 3),
+            "code_perplexity": round(perplexity(model, words, code), 3),
+            "greedy": round(100 * greedy, 1),
+            "greedy_error": round(100 * greedy_error, 1),
+            "sampled": round(100 * sampled, 1),
+            "sampled_error": round(100 * sampled_error, 1),
+        }
+        found[name] = row
+        print(
+            f"{name:10} {row['parameters']:10d} {row['sql_perplexity']:8.3f} {row['code_perplexity']:8.3f} "
+            f"{row['greedy']:6.1f} ±{row['greedy_error']:4.1f} {row['sampled']:6.1f} ±{row['sampled_error']:4.1f}"
+        )
+    if len(models) == 2:
+        for kind, examples in (("sql", sql), ("code", code)):
+            value = block_efficiency(models["target"], models["auxiliary"], words, examples[: args.prompts])
+            found[f"{kind}_block_efficiency"] = round(value, 2)
+            print(f"block efficiency, speculative, gamma 4, {kind}: {value:.2f}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

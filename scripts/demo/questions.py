@@ -1,0 +1,356 @@
+"""Questions over a generated schema, each with several SQL queries that are all right.
+
+Two sources of choice are built in, on purpose and in known amounts:
+
+* *style*: a query is written in one of several ways with the same result (JOIN or IN, `<>` or `!=`, ORDER BY .. LIMIT 1
+  or = (SELECT MAX ..)), so the text has entropy where accuracy has none;
+* *vagueness*: some questions can be read in more than one way; the reading that holds most of the time (`CONVENTION`)
+  is the better guess, so greedy decoding is right more often than a sample.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scripts.demo.lexicon import LABELS, NUMBERS, VAGUE, VAGUE_EXTREMES
+from scripts.demo.schemas import Schema, Table
+
+CONVENTION = 0.78  # share of vague wordings that mean the usual reading
+VAGUE_RATE = 0.30  # share of column mentions made with a vague word where one fits
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question in English and the equivalent queries that answer it; `gold` is the one written in the data."""
+
+    text: str
+    gold: str
+    variants: tuple[str, ...]
+    intent: str
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A column and the words that stand for it."""
+
+    column: str
+    word: str
+    vague: bool = False
+
+
+class Author:
+    """Writes questions about one schema with one random generator."""
+
+    def __init__(self, rng: random.Random, schema: Schema) -> None:
+        self.rng = rng
+        self.schema = schema
+
+    # ---- words ----
+
+    def usual(self) -> bool:
+        """True when a vague wording is meant in the usual way."""
+        return self.rng.random() < CONVENTION
+
+    def mention(self, table: Table, numeric: bool) -> Mention:
+        """A numeric or text column of `table` and a word for it; the first listed column is the usual reading."""
+        columns = table.numbers() if numeric else table.labels()
+        groups = {c: NUMBERS[c][2] if numeric else LABELS[c][1] for c in columns}
+        column = self.rng.choice(columns)
+        group = groups[column]
+        if self.rng.random() < VAGUE_RATE:
+            fits = [c for c in columns if groups[c] == group]
+            column = fits[0] if len(fits) == 1 or self.usual() else self.rng.choice(fits[1:])
+            return Mention(column, self.rng.choice(VAGUE[group]), True)
+        synonyms = NUMBERS[column][3] if numeric else LABELS[column][2]
+        return Mention(column, column if self.rng.random() < 0.35 else self.rng.choice(synonyms))
+
+    def plural(self, table: Table) -> str:
+        """A word for the rows of `table`; the first, which matches the table's name, a little more often."""
+        return self.rng.choice((table.plural[0], *table.plural))
+
+    def shown(self, table: Table) -> tuple[str, str]:
+        """(words, column) of what to show of each row: "the names of the clubs", or vaguely "the clubs"."""
+        plural = self.plural(table)
+        roll = self.rng.random()
+        if roll < 0.45:
+            return self.rng.choice((f"the names of the {plural}", f"the name of each of the {plural}")), "name"
+        if roll < 0.55:
+            return self.rng.choice((f"the ids of the {plural}", f"the identifiers of the {plural}")), table.key
+        return f"the {plural}", "name" if self.usual() else table.key
+
+    def ask(self, what: str) -> str:
+        """`what` behind a request such as "List" or "What are"."""
+        return (
+            self.rng.choice(("List", "Show", "Give me", "Find", "What are", "Tell me", "I need", "Return")) + " " + what
+        )
+
+    def condition(self, table: Table, at: str = "") -> tuple[str, str]:
+        """(words that follow "the clubs", SQL condition). `at` is the qualifier with its dot."""
+        numeric = bool(table.numbers()) and (not table.labels() or self.rng.random() < 0.5)
+        m = self.mention(table, numeric)
+        if not numeric:
+            value = self.rng.choice(table.values(m.column))
+            if self.rng.random() < 0.2:
+                words = self.rng.choice((f"whose {m.word} is not {value}", f"with a {m.word} other than {value}"))
+                return words, f"{at}{m.column} {self.rng.choice(('<>', '!='))} '{value}'"
+            words = self.rng.choice((f"whose {m.word} is {value}", f"with {m.word} {value}", f"of {m.word} {value}"))
+            return words, f"{at}{m.column} = '{value}'"
+        values = sorted(table.values(m.column))
+        value = self.rng.choice(values[1:-1])
+        word, sign = self.rng.choice(
+            (("more than", ">"), ("above", ">"), ("over", ">?"), ("at least", ">="), ("from", ">=?"),
+             ("less than", "<"), ("below", "<"), ("under", "<?"), ("at most", "<="), ("up to", "<=?"))
+        )  # fmt: skip
+        if sign.endswith("?"):  # a loose word: whether the bound itself counts is a matter of custom
+            sign = sign[:-1] if self.usual() else {">": ">=", ">=": ">", "<": "<=", "<=": "<"}[sign[:-1]]
+        words = self.rng.choice((f"with a {m.word} {word} {value}", f"whose {m.word} is {word} {value}"))
+        return words, f"{at}{m.column} {sign} {value}"
+
+    def extreme(self, table: Table) -> tuple[str, str, bool]:
+        """(words such as "with the highest price" or "cheapest", column, True for the largest)."""
+        m = self.mention(table, True)
+        largest = self.rng.random() < 0.6
+        if self.rng.random() < 0.4:
+            pair = VAGUE_EXTREMES[NUMBERS[m.column][2]] if m.vague else NUMBERS[m.column][4]
+            return f"that is {pair[0 if largest else 1]}", m.column, largest
+        words = ("highest", "greatest", "most") if largest else ("lowest", "smallest", "least")
+        return f"with the {self.rng.choice(words)} {m.word}", m.column, largest
+
+    def count(self, key: str) -> str:
+        """COUNT(*) or the same count over the key."""
+        return self.rng.choice(("COUNT(*)", "COUNT(*)", f"COUNT({key})"))
+
+    # ---- the two tables of a join ----
+
+    def link(self) -> tuple[Table, Table, str]:
+        """(child, parent, foreign key column) of a random foreign key."""
+        children = [t for t in self.schema.tables if t.parent]
+        child = self.rng.choice(children)
+        assert child.parent is not None
+        return child, self.schema.get(child.parent[1]), child.parent[0]
+
+    def join(self, child: Table, parent: Table, key: str) -> tuple[str, str, str]:
+        """(FROM clause, child qualifier, parent qualifier) in one of the usual alias styles."""
+        style = self.rng.choice(("short", "short", "full"))
+        c, p = {"short": ("T1", "T2"), "full": (child.name, parent.name)}[style]
+        names = [f"{child.name} AS {c}", f"{parent.name} AS {p}"] if style == "short" else [c, p]
+        return f"FROM {names[0]} JOIN {names[1]} ON {c}.{key} = {p}.{key}", f"{c}.", f"{p}."
+
+    # ---- intents: each returns (question, right queries) ----
+
+    def filter_rows(self) -> tuple[str, list[str]]:
+        t = self.rng.choice(self.schema.tables)
+        what, column = self.shown(t)
+        if self.rng.random() < 0.4:
+            (words, one), (more, two) = self.condition(t), self.condition(t)
+            word, sign = self.rng.choice((("and", "AND"), ("or", "OR")))
+            return self.ask(f"{what} {words} {word} {more}."), [
+                f"SELECT {column} FROM {t.name} WHERE {one} {sign} {two}",
+                f"SELECT {column} FROM {t.name} WHERE {two} {sign} {one}",
+            ]
+        words, one = self.condition(t)
+        return self.ask(f"{what} {words}."), [f"SELECT {column} FROM {t.name} WHERE {one}"]
+
+    def count_rows(self) -> tuple[str, list[str]]:
+        t = self.rng.choice(self.schema.tables)
+        plural, (words, one) = self.plural(t), self.condition(t)
+        text = self.rng.choice((f"How many {plural} are there {words}?", f"Count the {plural} {words}.",
+                                f"What is the number of {plural} {words}?"))  # fmt: skip
+        return text, [f"SELECT {self.count(t.key)} FROM {t.name} WHERE {one}"]
+
+    def aggregate(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
+        m = self.mention(t, True)
+        word, call = self.rng.choice((("average", "AVG"), ("mean", "AVG"), ("typical", "AVG"), ("total", "SUM"),
+                                      ("combined", "SUM"), ("highest", "MAX"), ("lowest", "MIN")))  # fmt: skip
+        plural = self.plural(t)
+        text = self.rng.choice(
+            (f"What is the {word} {m.word} of the {plural}", f"Find the {word} {m.word} of all {plural}")
+        )
+        if self.rng.random() < 0.5:
+            words, one = self.condition(t)
+            return f"{text} {words}?", [f"SELECT {call}({m.column}) FROM {t.name} WHERE {one}"]
+        return f"{text}?", [f"SELECT {call}({m.column}) FROM {t.name}"]
+
+    def superlative(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
+        what, column = self.shown(t)
+        words, by, largest = self.extreme(t)
+        order, call = ("DESC", "MAX") if largest else ("ASC", "MIN")
+        return self.ask(f"{what} {words}."), [
+            f"SELECT {column} FROM {t.name} ORDER BY {by} {order} LIMIT 1",
+            f"SELECT {column} FROM {t.name} WHERE {by} = (SELECT {call}({by}) FROM {t.name})",
+        ]
+
+    def ordered(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
+        what, column = self.shown(t)
+        m = self.mention(t, True)
+        word, order = self.rng.choice(
+            (("sorted by", "ASC?"), ("ordered by", "ASC?"), ("ranked by", "DESC?"), ("from highest to lowest", "DESC"),
+             ("in descending order of", "DESC"), ("in increasing order of", "ASC"))
+        )  # fmt: skip
+        if order.endswith("?"):  # the direction is not said: custom decides
+            order = order[:-1] if self.usual() else {"ASC?": "DESC", "DESC?": "ASC"}[order]
+        limit = self.rng.choice(("", "", " LIMIT 2", " LIMIT 3"))
+        first = {"": "", " LIMIT 2": ", first 2 only", " LIMIT 3": ", only 3 of them"}[limit]
+        tail = [f"{order}{limit}"] if order == "DESC" else [f"ASC{limit}", limit.strip()]
+        return self.ask(f"{what} {word} {m.word}{first}."), [
+            f"SELECT {column} FROM {t.name} ORDER BY {m.column} {x}".strip() for x in tail
+        ]
+
+    def distinct(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.labels()])
+        m, plural = self.mention(t, False), self.plural(t)
+        if self.rng.random() < 0.5:
+            text = self.rng.choice((f"How many different values of {m.word} do the {plural} have?",
+                                    f"Count the distinct {m.word} values among {plural}."))  # fmt: skip
+            return text, [f"SELECT COUNT(DISTINCT {m.column}) FROM {t.name}"]
+        if self.rng.random() < 0.5:
+            text, distinct = self.ask(f"every different {m.word} of the {plural}."), True
+        else:  # whether repeats are wanted is not said
+            text, distinct = self.ask(f"the {m.word} of all {plural}."), not self.usual()
+        if not distinct:
+            return text, [f"SELECT {m.column} FROM {t.name}"]
+        return text, [f"SELECT DISTINCT {m.column} FROM {t.name}",
+                      f"SELECT {m.column} FROM {t.name} GROUP BY {m.column}"]  # fmt: skip
+
+    def above_average(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
+        what, column = self.shown(t)
+        m = self.mention(t, True)
+        word, sign = self.rng.choice((("above", ">"), ("below", "<")))
+        text = self.rng.choice(
+            (f"{what} whose {m.word} is {word} the average.", f"{what} with {word} average {m.word}.")
+        )
+        sql = f"SELECT {column} FROM {t.name} WHERE {m.column} {sign} (SELECT AVG({m.column}) FROM {t.name})"
+        return self.ask(text), [sql]
+
+    def grouped(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.labels() and t.numbers()])
+        m, plural = self.mention(t, False), self.plural(t)
+        if self.rng.random() < 0.5:
+            n, roll = self.mention(t, True), self.rng.choice((("average", "AVG"), ("total", "SUM"), ("highest", "MAX")))
+            what, value = f"the {roll[0]} {n.word} of the {plural}", f"{roll[1]}({n.column})"
+        else:
+            what, value = f"the number of {plural}", self.count(t.key)
+        text = self.rng.choice((f"For each {m.word}, what is {what}?", f"Show {what} per {m.word}.",
+                                f"Give {what} for every {m.word}."))  # fmt: skip
+        order = f"SELECT {m.column}, {value}" if self.usual() else f"SELECT {value}, {m.column}"
+        return text, [f"{order} FROM {t.name} GROUP BY {m.column}"]
+
+    def having(self) -> tuple[str, list[str]]:
+        t = self.rng.choice([t for t in self.schema.tables if t.labels()])
+        m, plural = self.mention(t, False), self.plural(t)
+        number = self.rng.choice((1, 2, 3))
+        word, sign = self.rng.choice((("more than", ">"), ("at least", ">="), ("fewer than", "<"), ("over", ">")))
+        text = self.rng.choice((f"Which {m.word} values have {word} {number} {plural}?",
+                                self.ask(f"each {m.word} shared by {word} {number} {plural}.")))  # fmt: skip
+        return text, [f"SELECT {m.column} FROM {t.name} GROUP BY {m.column} HAVING {self.count(t.key)} {sign} {number}"]
+
+    def child_of(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        what, column = self.shown(child)
+        (words, bare), name = self.condition(parent), self.rng.choice(parent.values("name"))
+        if self.rng.random() < 0.4:
+            words, bare = self.rng.choice((f"named {name}", f"called {name}")), f"name = '{name}'"
+        source, c, p = self.join(child, parent, key)
+        tail = self.rng.choice(("belonging to", "of", "that are linked to", "from"))
+        up = f"{tail} {self.plural(parent)} {words}"
+        nested = f"{key} IN (SELECT {key} FROM {parent.name} WHERE {bare})"
+        if self.rng.random() < 0.4:
+            more, own = self.condition(child)
+            return self.ask(f"{what} {more} {up}."), [
+                f"SELECT {c}{column} {source} WHERE {p}{bare} AND {c}{own}",
+                f"SELECT {c}{column} {source} WHERE {c}{own} AND {p}{bare}",
+                f"SELECT {column} FROM {child.name} WHERE {own} AND {nested}",
+            ]
+        return self.ask(f"{what} {up}."), [
+            f"SELECT {c}{column} {source} WHERE {p}{bare}",
+            f"SELECT {column} FROM {child.name} WHERE {nested}",
+        ]
+
+    def count_children_of(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        name = self.rng.choice(parent.values("name"))
+        source, _, p = self.join(child, parent, key)
+        inner = f"(SELECT {key} FROM {parent.name} WHERE name = '{name}')"
+        text = self.rng.choice((f"How many {self.plural(child)} does {name} have?",
+                                f"Count the {self.plural(child)} of {name}."))  # fmt: skip
+        return text, [f"SELECT COUNT(*) {source} WHERE {p}name = '{name}'",
+                      f"SELECT COUNT(*) FROM {child.name} WHERE {key} = {inner}"]  # fmt: skip
+
+    def parent_with(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        what, column = self.shown(parent)
+        words, bare = self.condition(child)
+        source, c, p = self.join(child, parent, key)
+        tail = self.rng.choice(("that have", "with", "having some"))
+        return self.ask(f"{what} {tail} {self.plural(child)} {words}."), [
+            f"SELECT DISTINCT {p}{column} {source} WHERE {c}{bare}",
+            f"SELECT {column} FROM {parent.name} WHERE {key} IN (SELECT {key} FROM {child.name} WHERE {bare})",
+        ]
+
+    def childless(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        what, column = self.shown(parent)
+        plural = self.plural(child)
+        tail = self.rng.choice((f"without any {plural}", f"that have no {plural}", f"lacking {plural}"))
+        sql = [f"SELECT {column} FROM {parent.name} WHERE {key} NOT IN (SELECT {key} FROM {child.name})"]
+        if column == key:
+            sql.append(f"SELECT {key} FROM {parent.name} EXCEPT SELECT {key} FROM {child.name}")
+        return self.ask(f"{what} {tail}."), sql
+
+    def children_per_parent(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        source, c, p = self.join(child, parent, key)
+        numbers = child.numbers()
+        if numbers and self.rng.random() < 0.4:
+            m = self.mention(child, True)
+            what, value = f"the average {m.word} of its {self.plural(child)}", f"AVG({c}{m.column})"
+        else:
+            what, value = f"the number of its {self.plural(child)}", "COUNT(*)"
+        text = self.rng.choice((f"For each of the {self.plural(parent)}, show the name and {what}.",
+                                f"What are the names of the {self.plural(parent)}, each with {what}?"))  # fmt: skip
+        return text, [f"SELECT {p}name, {value} {source} GROUP BY {p}{key}",
+                      f"SELECT {p}name, {value} {source} GROUP BY {p}name"]  # fmt: skip
+
+    def most_children(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        what, column = self.shown(parent)
+        source, _, p = self.join(child, parent, key)
+        inner = f"(SELECT {key} FROM {child.name} GROUP BY {key} ORDER BY COUNT(*) DESC LIMIT 1)"
+        return self.ask(f"{what} with the most {self.plural(child)}."), [
+            f"SELECT {p}{column} {source} GROUP BY {p}{key} ORDER BY COUNT(*) DESC LIMIT 1",
+            f"SELECT {column} FROM {parent.name} WHERE {key} = {inner}",
+        ]
+
+    def child_of_extreme(self) -> tuple[str, list[str]]:
+        child, parent, key = self.link()
+        if not parent.numbers():
+            return self.child_of()
+        what, column = self.shown(child)
+        words, by, largest = self.extreme(parent)
+        order, call = ("DESC", "MAX") if largest else ("ASC", "MIN")
+        head = f"SELECT {column} FROM {child.name} WHERE {key} = (SELECT {key} FROM {parent.name}"
+        one = self.rng.choice(("of the one of the", "belonging to the one of the"))
+        return self.ask(f"{what} {one} {self.plural(parent)} {words}."), [
+            f"{head} ORDER BY {by} {order} LIMIT 1)",
+            f"{head} WHERE {by} = (SELECT {call}({by}) FROM {parent.name}))",
+        ]
+
+    def write(self) -> Question:
+        """One random question with its gold query."""
+        intent = self.rng.choice(INTENTS)
+        text, variants = intent(self)
+        return Question(text, self.rng.choice(variants), tuple(variants), intent.__name__)
+
+
+INTENTS: tuple[Callable[[Author], tuple[str, list[str]]], ...] = (
+    Author.filter_rows, Author.filter_rows, Author.count_rows, Author.aggregate, Author.superlative, Author.ordered,
+    Author.distinct, Author.above_average, Author.grouped, Author.having, Author.child_of, Author.child_of,
+    Author.child_of, Author.count_children_of, Author.parent_with, Author.parent_with, Author.childless,
+    Author.children_per_parent, Author.most_children, Author.child_of_extreme, Author.child_of_extreme,
+)  # fmt: skip

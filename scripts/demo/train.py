@@ -1,0 +1,208 @@
+"""Train one model of the demo pair from scratch on the CPU.
+
+    python -m scripts.demo.train target
+    python -m scripts.demo.train auxiliary
+
+A run resumes from its last checkpoint in .work/ by itself; `--fresh` starts over. When it is done it writes an ordinary
+Hugging Face folder, pair/<name>/, with half precision weights, the tokenizer and the log of the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from scripts.demo import batches, dataset, tokenizer
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Shape of one model and how it is trained. `steps` x `rows` x 512 tokens are seen; rates are peak values."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    steps: int
+    rows: int = 8
+    matrix_rate: float = 4e-3  # Muon, hidden matrices
+    other_rate: float = 3e-3  # AdamW, embedding and norms
+    warmup: int = 60  # steps
+    decay: float = 0.5  # share of the steps over which the rate falls to zero
+    weight_decay: float = 0.02
+    seed: int = 1
+
+
+RECIPES = {
+    "target": Recipe(hidden=256, layers=8, heads=8, kv_heads=4, head_dim=32, intermediate=768, steps=2300),
+    "auxiliary": Recipe(
+        hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=352, steps=3000, matrix_rate=6e-3, seed=2
+    ),
+}
+
+
+def build(recipe: Recipe, end: int) -> LlamaForCausalLM:
+    """A new model in fp32, seeded by the recipe; `end` is the id of the end-of-text token."""
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=tokenizer.VOCABULARY,
+        hidden_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        intermediate_size=recipe.intermediate,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    return LlamaForCausalLM(config)
+
+
+def optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the rest."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(
+            matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(rest, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def rate_scale(step: int, steps: int, recipe: Recipe) -> float:
+    """Share of the peak rate at a step: warm-up, level, then straight down to zero."""
+    return min((step + 1) / recipe.warmup, 1.0, (steps - step) / (recipe.decay * steps))
+
+
+@torch.no_grad()
+def held_out(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, count: int = 48) -> dict[str, float]:
+    """Mean negative log-likelihood per answer token (nats) on a few development examples of each kind."""
+    found = {}
+    for kind in ("sql", "code"):
+        total, tokens = 0.0, 0
+        for e in dataset.load("development", kind)[: count if kind == "sql" else count // 3]:
+            prompt, answer = words([e.prompt, e.answer])["input_ids"]
+            answer += [words.eos_token_id] if kind == "sql" else []
+            ids = torch.tensor([prompt + answer])
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+            total += float(F.cross_entropy(logits, ids[0, len(prompt) :], reduction="sum"))
+            tokens += len(answer)
+        found[f"development_{kind}"] = round(total / tokens, 4)
+    return found
+
+
+def export(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a Hugging Face folder with fp16 weights."""
+    half = LlamaForCausalLM(model.config)
+    half.load_state_dict(model.state_dict())
+    half = half.half()
+    end = words.eos_token_id
+    half.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
+    half.save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
+def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
+    """Train `name` for `steps` steps in all, from its last checkpoint where there is one."""
+    recipe = RECIPES[name]
+    work = HERE / ".work" / name
+    work.mkdir(parents=True, exist_ok=True)
+    saved, log = work / "checkpoint.pt", work / "training.jsonl"
+    words = tokenizer.load()
+    code = batches.code_tokens(words, HERE / ".work")
+    model = build(recipe, words.eos_token_id)
+    tuners = optimizers(model, recipe)
+    first, seconds = 0, 0.0
+    if saved.exists() and not fresh:
+        state = torch.load(saved, weights_only=False)
+        model.load_state_dict(state["model"])
+        for tuner, its in zip(tuners, state["tuners"], strict=True):
+            tuner.load_state_dict(its)
+        torch.set_rng_state(state["rng"])
+        first, seconds = state["step"], state["seconds"]
+        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= first]
+        log.write_text("".join(line + "\n" for line in kept))
+    else:
+        log.write_text("")
+    peaks = [group["lr"] for tuner in optimizers(model, recipe) for group in tuner.param_groups]
+    run = torch.compile(model) if compiled else model
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{name}: {parameters / 1e6:.2f} M parameters, steps {first} to {steps}, {len(code) / 1e6:.2f} M code tokens")
+    began = time.monotonic() - seconds
+    sums = {"sql": 0.0, "code": 0.0}
+    bar = tqdm(range(first, steps), initial=first, total=steps, desc=name, mininterval=5)
+    for step in bar:
+        batch = batches.make(words, code, recipe.rows, recipe.seed, step)
+        scale = rate_scale(step, steps, recipe)
+        for tuner, peak in zip(tuners, peaks, strict=True):
+            tuner.param_groups[0]["lr"] = peak * scale
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = run(
+                input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+            ).logits
+        each = F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
+        each = each.view_as(batch.weights)
+        loss = (each * batch.weights).sum() / batch.weights.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for tuner in tuners:
+            tuner.step()
+            tuner.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            answers = batch.weights[: batch.sql_rows] == batches.ANSWER_WEIGHT
+            sums["sql"] += float(each[: batch.sql_rows][answers].mean())
+            sums["code"] += float(each[batch.sql_rows :].mean())
+        done = step + 1
+        if done % 20 == 0 or done == steps:
+            entry: dict[str, float] = {"step": done, "tokens": done * recipe.rows * batches.ROW}
+            span = (done - 1) % 20 + 1
+            entry |= {f"train_{k}": round(v / span, 4) for k, v in sums.items()}
+            entry |= {"rate": round(scale, 4), "seconds": round(time.monotonic() - began, 1)}
+            if done % 100 == 0 or done == steps:
+                entry |= held_out(model, words)
+            with log.open("a") as lines:
+                lines.write(json.dumps(entry) + "\n")
+            bar.set_postfix({k: round(v / span, 3) for k, v in sums.items()}, refresh=False)
+            sums = dict.fromkeys(sums, 0.0)
+        if done % 100 == 0 or done == steps:
+            state = {"model": model.state_dict(), "tuners": [t.state_dict() for t in tuners], "step": done}
+            state |= {"rng": torch.get_rng_state(), "seconds": time.monotonic() - began}
+            torch.save(state, saved.with_suffix(".new"))
+            os.replace(saved.with_suffix(".new"), saved)
+    folder = HERE / "pair" / name
+    export(model, words, folder)
+    (folder / "training.jsonl").write_text(log.read_text())
+
+
+def main() -> None:
+    """Command line of the trainer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(RECIPES))
+    parser.add_argument("--steps", type=int, help="steps in all (default: the recipe's); may change between resumes")
+    parser.add_argument("--fresh", action="store_true", help="ignore the checkpoint")
+    parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
+    args = parser.parse_args()
+    train(args.name, args.steps or RECIPES[args.name].steps, args.fresh, not args.no_compile)
+
+
+if __name__ == "__main__":
+    main()
