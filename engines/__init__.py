@@ -1,0 +1,6 @@
+"""One step of one model: tokens in, logits out, a KV cache inside. Knows models and hardware, not decoding methods."""
+
+from engines.base import Engine, EngineSpec, Step
+from engines.folder import open_engine
+
+__all__ = ["Engine", "EngineSpec", "Step", "open_engine"]

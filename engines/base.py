@@ -1,0 +1,106 @@
+"""The engine contract."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 64
+"""Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
+whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine folder says of itself (`engine.json`).
+
+    Attributes:
+        architecture: the checkpoint's `architectures[0]`.
+        layers, kv_heads, head_dim: shape of the KV cache.
+        vocab_size: V, width of the logits; may exceed the tokenizer's (padded embedding rows).
+        dtype: `float32`, `float16` or `bfloat16`; of logits and cache.
+        rows: requests at once at most.
+        capacity: KV columns a row, a multiple of 64.
+        eos_token_ids: tokens that end a text.
+        format: `onnx` (ONNX Runtime) or `torch`.
+        checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
+        versions: package versions the exporter ran with.
+    """
+
+    architecture: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    dtype: str
+    rows: int
+    capacity: int
+    eos_token_ids: tuple[int, ...]
+    format: str
+    checkpoint_hash: str
+    versions: dict[str, str]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch's."""
+        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the whole KV cache in bytes."""
+        return self.layers * 2 * self.rows * self.kv_heads * self.capacity * self.head_dim * self.torch_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass over consecutive rows of the cache.
+
+    Attributes:
+        tokens: int64 [R, S], tokens to run.
+        positions: int64 [R, S], position ids; independent of the cache column, so that a tree node of depth d may lie
+            in any column.
+        write_at: int64 [R], first KV column written; S columns are written, padding counted.
+        mask: bool [R, 1, S, L], the columns each token attends to, explicit always; L <= capacity, multiple of 64.
+        keep: int64 [N], which of the S positions need logits; may be empty.
+        first_row: cache row of the step's row 0; the step runs over rows first_row .. first_row + R - 1.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    write_at: Tensor
+    mask: Tensor
+    keep: Tensor
+    first_row: int = 0
+
+
+class Engine(ABC):
+    """A compiled model with its KV cache. Engines differ in `step` alone.
+
+    Attributes:
+        spec: what the engine's folder says of it.
+        kv: [layers, 2, rows, kv_heads, capacity, head_dim], keys at index 0 of the second axis; zeroed at allocation
+            (a NaN in a masked column would poison its row). Per-layer views of it are bound in place.
+    """
+
+    spec: EngineSpec
+    kv: Tensor
+
+    def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
+        self.spec = spec
+        shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
+        self.kv = torch.zeros(shape, dtype=spec.torch_dtype, device=device)
+
+    @abstractmethod
+    def step(self, step: Step) -> Tensor:
+        """Run `step`, write its keys and values into `kv`, and return logits [R, N, V] of the kept positions.
+
+        `write_at + S <= capacity` must hold for every row; admission sees to it.
+        """
+
+
+def mask_length(longest: int, capacity: int) -> int:
+    """Columns a mask must have to reach `longest` columns: rounded up to `BLOCK`."""
+    return min(-(-longest // BLOCK) * BLOCK, capacity)

@@ -1,0 +1,33 @@
+"""Moving, copying and clearing KV entries: common to every engine, over `Engine.kv`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def move_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
+    """Move cache columns within each row 0 .. R-1; all sources are read before anything is written.
+
+    Args:
+        kv: [layers, 2, rows, kv_heads, capacity, head_dim], changed in place.
+        source: int64 [R, D], columns to read.
+        to: int64 [R, D], columns to write; distinct within a row.
+    """
+    rows = source.shape[0]
+    active = kv[:, :, :rows]
+    layers, two, _, heads, _, dim = active.shape
+
+    def spread(index: Tensor) -> Tensor:
+        return index[None, None, :, None, :, None].expand(layers, two, rows, heads, index.shape[1], dim)
+
+    active.scatter_(4, spread(to), active.gather(4, spread(source)))
+
+
+def copy_row(kv: Tensor, source: int, to: int, columns: int) -> None:
+    """Copy the first `columns` columns of one row over another's."""
+    kv[:, :, to, :, :columns] = kv[:, :, source, :, :columns]
+
+
+def clear_row(kv: Tensor, row: int) -> None:
+    """Zero a row."""
+    kv[:, :, row] = 0

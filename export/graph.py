@@ -1,0 +1,160 @@
+"""A Hugging Face causal LM as one ONNX graph for ONNX Runtime and TensorRT (opset 24, standard operators only)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engines.base import BLOCK, EngineSpec
+from engines.hook import StepModel, scatter_operator
+
+OPSET = 24
+DIMENSIONS = ("rows", "steps", "length", "kept")
+"""Dynamic dimensions: rows of the batch, tokens a row, mask columns, positions with logits. Capacity is static, as
+TensorRT's KVCacheUpdate asks."""
+
+
+class _RMSNormalization(torch.nn.Module):
+    """Stands in for a model's RMSNorm and emits the operator (ONNX RMSNormalization-23) instead of its parts."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.epsilon = float(getattr(norm, "variance_epsilon", None) or norm.eps)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.onnx.ops.symbolic(
+            "RMSNormalization",
+            (hidden, self.weight),
+            attrs={"axis": -1, "epsilon": self.epsilon, "stash_type": 1},
+            dtype=hidden.dtype,
+            shape=hidden.shape,
+            version=23,
+        )
+
+
+@contextlib.contextmanager
+def _operators(model: PreTrainedModel) -> Iterator[None]:
+    """The model with its LlamaRMSNorm modules replaced by operators, for the duration of the export."""
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child).__name__ == "LlamaRMSNorm"
+    ]
+    for parent, name, child in found:
+        setattr(parent, name, _RMSNormalization(child))
+    try:
+        yield
+    finally:
+        for parent, name, child in found:
+            setattr(parent, name, child)
+
+
+def cache_names(layers: int, when: str) -> list[str]:
+    """Names of the cache inputs (`past`) or outputs (`present`): keys of all layers, then values."""
+    return [f"{when}_{kind}.{layer}" for kind in ("key", "value") for layer in range(layers)]
+
+
+def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
+    """Export `model` to `path`, weights beside it in `<name>.data`.
+
+    Inputs: tokens, positions int64 [rows, steps]; mask bool [rows, 1, steps, length]; write_at int64 [rows]; keep
+    int64 [kept]; past_key.i, past_value.i [rows, kv_heads, capacity, head_dim]. Outputs: logits [rows, kept, V];
+    present_key.i, present_value.i, to be bound to the addresses of their pasts.
+
+    Raises:
+        onnx.checker.ValidationError: the written file is not valid ONNX.
+    """
+    rows, steps, length, kept = 2, 3, 2 * BLOCK, 2
+
+    def buffers() -> list[Tensor]:
+        shape = (rows, spec.kv_heads, spec.capacity, spec.head_dim)
+        return [torch.zeros(shape, dtype=spec.torch_dtype) for _ in range(spec.layers)]
+
+    example = (
+        torch.zeros(rows, steps, dtype=torch.int64),
+        torch.arange(steps)[None].repeat(rows, 1),
+        torch.ones(rows, 1, steps, length, dtype=torch.bool),
+        torch.tensor([4, 9]),
+        torch.tensor([0, 2]),
+        buffers(),
+        buffers(),
+    )
+    dim: dict[str, Any] = dict.fromkeys(DIMENSIONS, torch.export.Dim.DYNAMIC)
+    cache = [{0: dim["rows"]} for _ in range(spec.layers)]
+    shapes = (
+        {0: dim["rows"], 1: dim["steps"]},
+        {0: dim["rows"], 1: dim["steps"]},
+        {0: dim["rows"], 2: dim["steps"], 3: dim["length"]},
+        {0: dim["rows"]},
+        {0: dim["kept"]},
+        cache,
+        cache,
+    )
+    with _operators(model), _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            StepModel(model, scatter_operator),
+            example,
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=shapes,
+            verbose=False,
+            optimize=True,
+            input_names=["tokens", "positions", "mask", "write_at", "keep", *cache_names(spec.layers, "past")],
+            output_names=["logits", *cache_names(spec.layers, "present")],
+        )
+        assert program is not None
+        program.save(str(path), external_data=True)
+    _name_dimensions(path, spec)
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def _name_dimensions(path: Path, spec: EngineSpec) -> None:
+    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor."""
+    cache = ("rows", spec.kv_heads, spec.capacity, spec.head_dim)
+    names: dict[str, tuple[str | int, ...]] = {
+        "tokens": ("rows", "steps"),
+        "positions": ("rows", "steps"),
+        "mask": ("rows", 1, "steps", "length"),
+        "write_at": ("rows",),
+        "keep": ("kept",),
+        "logits": ("rows", "kept", spec.vocab_size),
+        **{name: cache for when in ("past", "present") for name in cache_names(spec.layers, when)},
+    }
+    graph = onnx.load(path, load_external_data=False)
+    del graph.graph.value_info[:]  # intermediate shapes still carry the invented names
+    for value in [*graph.graph.input, *graph.graph.output]:
+        shape = value.type.tensor_type.shape
+        for dim, name in zip(shape.dim, names[value.name], strict=True):
+            dim.Clear()
+            if isinstance(name, str):
+                dim.dim_param = name
+            else:
+                dim.dim_value = name
+    graph.producer_name, graph.producer_version = "mtad", ""
+    onnx.save(graph, path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter talks to stdout and warns about its own internals; neither is for our users."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        noisy = logging.getLogger("torch.onnx")
+        level = noisy.level
+        noisy.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            noisy.setLevel(level)

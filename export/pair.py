@@ -1,0 +1,132 @@
+"""Two checkpoints in, one pair folder out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from engines.base import BLOCK, EngineSpec
+from engines.folder import open_engine, read_spec, write_folder, write_json, write_spec
+from export.checkpoint import DTYPES, Checkpoint, find
+from export.graph import write_graph
+from export.verify import verify
+from export.vocabulary import common_vocabulary
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+
+FORMATS = ("onnx", "torch")
+
+
+def export_pair(
+    folder: Path,
+    target: str,
+    auxiliary: str,
+    *,
+    rows: int = 8,
+    capacity: int = 1024,
+    dtype: str = "float32",
+    format: str = "onnx",
+    defaults: dict[str, object] | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> bool:
+    """Compile two checkpoints and write `folder/target`, `folder/auxiliary` and `folder/pair.json`.
+
+    Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
+    before the folder takes its name; an interrupted export leaves nothing under it.
+
+    Args:
+        folder: the pair folder.
+        target, auxiliary: local checkpoint folders or hub ids.
+        rows: requests at once, of both engines.
+        capacity: KV columns a row, a multiple of 64: prompt, new tokens and one draft tree must fit.
+        dtype: `float32` or `float16`, of weights, cache and logits.
+        format: `onnx` for ONNX Runtime, `torch` for the reference engine.
+        defaults: decoding parameters to put into `pair.json`.
+        overwrite: replace an existing folder.
+        progress: called with the name of each stage as it begins.
+
+    Returns:
+        False if the folder was already what this call would write, so that nothing was done.
+
+    Raises:
+        InvalidInput: before anything is written.
+        VerificationFailed: an engine does not compute what its checkpoint computes; nothing is left behind.
+    """
+    if rows < 1:
+        raise InvalidInput("rows", rows, "give at least 1")
+    if capacity < BLOCK or capacity % BLOCK:
+        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}")
+    if dtype not in DTYPES:
+        raise InvalidInput("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
+    if format not in FORMATS:
+        raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
+    checked = DecodingParams.from_dict(defaults or {})
+    progress("checking")
+    models = [find("target", target), find("auxiliary", auxiliary)]
+    specs = [model.spec(rows, capacity, dtype, format) for model in models]
+    tokenizers = [model.tokenizer() for model in models]
+    size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
+    if folder.exists():
+        if _same(folder, specs, defaults or {}):
+            return False
+        if not overwrite:
+            raise InvalidInput("pair", str(folder), "exists and holds something else; give another name or --overwrite")
+    with write_folder(folder) as temporary:
+        for model, spec, tokenizer in zip(models, specs, tokenizers, strict=True):
+            _write_engine(temporary / model.name, model, spec, tokenizer, progress)
+        write_json(
+            temporary / "pair.json",
+            {
+                "vocab_size": size,
+                "vocabulary_hash": vocabulary_hash(tokenizers[0]),
+                "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
+            },
+        )
+    return True
+
+
+def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 over the tokens in the order of their ids."""
+    ordered = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
+
+
+def _write_engine(
+    folder: Path,
+    checkpoint: Checkpoint,
+    spec: EngineSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Callable[[str], None],
+) -> None:
+    folder.mkdir()
+    model = checkpoint.load(spec.dtype)
+    progress(f"{checkpoint.name}: export")
+    if spec.format == "onnx":
+        write_graph(model, spec, folder / "model.onnx")
+    else:
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_spec(folder, spec)
+    progress(f"{checkpoint.name}: verify")
+    reference = model if spec.dtype == "float32" else checkpoint.load("float32")
+    reference.set_attn_implementation("eager")
+    threads = torch.get_num_threads()
+    engine = open_engine(folder, threads=threads)
+    verify(engine, reference)
+
+
+def _same(folder: Path, specs: list[EngineSpec], defaults: dict[str, object]) -> bool:
+    try:
+        written = json.loads((folder / "pair.json").read_text(encoding="utf-8"))["defaults"]
+        return written == json.loads(json.dumps(defaults)) and specs == [
+            read_spec(folder / n) for n in ("target", "auxiliary")
+        ]
+    except (InvalidInput, OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,99 @@
+"""Does an engine compute what the checkpoint computes? Checked on every export, before the folder gets its name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engines.base import Engine, Step, mask_length
+from mtad.tree import attend
+
+TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
+"""Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
+
+
+class VerificationFailed(RuntimeError):
+    """The engine's logits are not the checkpoint's."""
+
+
+def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
+    """Parents of random trees, int64 [R, N]; -1 is the root."""
+    draws = torch.rand(rows, nodes, generator=generator)
+    return (draws * torch.arange(1, nodes + 1)).long() - 1
+
+
+def ancestors_of(parents: Tensor) -> Tensor:
+    """Bool [R, N, N] from parents [R, N] in which every parent comes before its children."""
+    rows, nodes = parents.shape
+    seen = torch.zeros(rows, nodes, nodes, dtype=torch.bool)
+    for node in range(nodes):
+        up = parents[:, node]
+        above = seen[torch.arange(rows), up.clamp(min=0)] & (up >= 0)[:, None]
+        seen[:, node] = above
+        seen[:, node, node] = True
+    return seen
+
+
+@torch.inference_mode()
+def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
+    """Compare an engine with its checkpoint on ragged rows, a chain and a random tree.
+
+    The reference is the model's own forward pass without a cache, on the full token sequence of each tree path: nothing
+    of the hook, the masks or the cache is shared with what is being checked.
+
+    Args:
+        engine: freshly opened; its cache is overwritten.
+        model: the checkpoint in float32, with its own attention.
+
+    Returns:
+        the largest absolute difference of a logit.
+
+    Raises:
+        VerificationFailed: the difference exceeds `TOLERANCE`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    spec, nodes = engine.spec, 6
+    rows = min(3, spec.rows)
+    lengths = torch.tensor([37, 9, 21][:rows]).clamp(max=spec.capacity - nodes - 1)
+    longest = int(lengths.max())
+    tokens = torch.randint(spec.vocab_size, (rows, longest), generator=generator)
+    drafted = torch.randint(spec.vocab_size, (rows, nodes), generator=generator)
+    chain = torch.arange(-1, nodes - 1).expand(rows, nodes)
+    worst = 0.0
+    for parents in (chain, random_tree(rows, nodes, generator)):
+        ancestors = ancestors_of(parents)
+        _prefill(engine, tokens, lengths)
+        size = mask_length(longest + nodes, spec.capacity)
+        root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
+        step = Step(
+            tokens=torch.cat([tokens.gather(1, lengths[:, None] - 1), drafted], 1),
+            positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
+            write_at=lengths - 1,
+            mask=attend(torch.cat([root, ancestors], 1), lengths, size),
+            keep=torch.arange(nodes + 1),
+        )
+        logits = engine.step(step).float()
+        for row in range(rows):
+            context = tokens[row, : lengths[row]]
+            for node in range(-1, nodes):
+                path = drafted[row][ancestors[row, node]] if node >= 0 else drafted[row, :0]
+                reference = model(torch.cat([context, path])[None]).logits[0, -1]
+                worst = max(worst, float((logits[row, node + 1] - reference).abs().max()))
+    engine.kv.zero_()
+    if not worst <= TOLERANCE[spec.dtype]:
+        raise VerificationFailed(
+            f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
+            f"(allowed for {spec.dtype}: {TOLERANCE[spec.dtype]}); the engine was not written"
+        )
+    return worst
+
+
+def _prefill(engine: Engine, tokens: Tensor, lengths: Tensor) -> None:
+    """All but each row's last token, as one right-padded step; padding is overwritten by later steps."""
+    rows, longest = tokens.shape
+    size = mask_length(longest, engine.spec.capacity)
+    positions = torch.arange(longest).expand(rows, longest)
+    mask = (torch.arange(size) <= positions[:, :, None])[:, None]
+    start = torch.zeros(rows, dtype=torch.int64)
+    engine.step(Step(tokens, positions.contiguous(), start, mask, torch.zeros(0, dtype=torch.int64)))

@@ -1,0 +1,40 @@
+"""Do two models share a vocabulary? Token ids of one are fed to the other, so anything but "yes" is corruption."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+
+from mtad.errors import InvalidInput
+
+
+def common_vocabulary(
+    target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase, target_size: int, auxiliary_size: int
+) -> int:
+    """Number of token ids both models may use.
+
+    Embeddings may be padded beyond the tokenizer (by different amounts); ids there are never drafted nor sampled.
+
+    Args:
+        target, auxiliary: the tokenizers.
+        target_size, auxiliary_size: widths of the models' logits.
+
+    Raises:
+        InvalidInput: a token has different ids, or one model lacks it; names the first such token.
+    """
+    ours, theirs = target.get_vocab(), auxiliary.get_vocab()
+    if ours != theirs:
+        token = min(
+            (t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)),
+            key=lambda t: (min(ours.get(t, 2**62), theirs.get(t, 2**62)), t),
+        )
+        problem = (
+            f"the vocabularies differ, first at token {token!r}: id {ours.get(token, 'none')} in the target, "
+            f"{theirs.get(token, 'none')} in the auxiliary; give two models with one vocabulary"
+        )
+        raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
+    needed = max(ours.values()) + 1
+    for name, size in (("target", target_size), ("auxiliary", auxiliary_size)):
+        if size < needed:
+            problem = f"its logits are {size} wide, but its tokenizer has ids up to {needed - 1}"
+            raise InvalidInput(name, getattr(target if name == "target" else auxiliary, "name_or_path", ""), problem)
+    return needed

@@ -1,0 +1,171 @@
+"""Acceptance: which drafted tokens are kept, and the token the target adds. One call, the rules in a table."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtad.distribution import Candidates, draw, process
+from mtad.noise import Noise
+from mtad.rows import Rows, Shape
+from mtad.tree import TokenTree
+
+
+class Verdict(NamedTuple):
+    """What a rule decides.
+
+    Attributes:
+        node: int64 [R], the deepest accepted node of the scored tree; undefined where `length` is 0.
+        length: int64 [R], accepted tokens, 0 .. draft_len.
+        ids: int64 [R, K], the target's candidates after `node` (after the root where nothing was accepted).
+        weights: float32 [R, K], what the bonus token is drawn from, over `ids`.
+    """
+
+    node: Tensor
+    length: Tensor
+    ids: Tensor
+    weights: Tensor
+
+
+class Accepted(NamedTuple):
+    """The outcome of one block.
+
+    Attributes:
+        tokens: int64 [R, draft_len + 1]: the accepted tokens, then the bonus token at index `length`, then zeros.
+        log_probs: float32 [R, draft_len + 1]: the target's log-probability of each, unprocessed (temperature 1, no
+            filter).
+        length: int64 [R], accepted tokens; `length + 1` entries of the other two count.
+        path: int64 [R, draft_len], scored-tree node of each accepted token; beyond `length`, any valid node.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    length: Tensor
+    path: Tensor
+
+
+def joint(tree: TokenTree, log_p: Tensor, after: Candidates, rows: Rows) -> Verdict:
+    """Joint acceptance (arXiv 2407.09722): the deepest node whose joint likelihood ratio passes the threshold.
+
+    A node at depth d passes iff `log p(path) - log q(first d tokens of the best final beam) > log tau`; on a chain that
+    is MTAD's criterion p(x_1..x_d) / q(x_1..x_d) > tau. A prefix that fails does not stop a longer one from passing.
+    Among passing nodes of the greatest depth the one of largest joint target likelihood wins. The threshold of a depth
+    beyond the end of the best beam is that of its whole path.
+
+    Args:
+        tree: the scored tree.
+        log_p: float32 [R, N], log p(token | parent), filtered; -inf where the target's filter forbids the token.
+        after: the target's distributions after root and nodes, [R, 1 + N, K].
+        rows: parameters; `log_threshold` is used.
+    """
+    count, width = log_p.shape[0], tree.width
+    joint_p = tree.along(torch.where(tree.drafted, log_p, torch.where(tree.log_q > -math.inf, 0.0, -math.inf)))
+    bound = tree.log_q.gather(1, tree.path(tree.best_final())).repeat_interleave(width, 1)
+    passes = tree.drafted & (joint_p - bound > rows.log_threshold[:, None])
+    by_level = torch.where(passes, joint_p, -math.inf).view(count, tree.levels, width)
+    depth = torch.arange(1, tree.levels + 1, device=log_p.device)
+    length = (passes.view_as(by_level).any(-1) * depth).amax(-1)
+    level = (length - 1).clamp(min=0)
+    slot = by_level.argmax(-1).gather(1, level[:, None]).squeeze(1)
+    node = level * width + slot
+    bonus = _after(after, node, length)
+    return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
+
+
+def lossless(tree: TokenTree, log_p: Tensor, after: Candidates, q: Candidates, uniform: Tensor, vocab: int) -> Verdict:
+    """Token-wise speculative sampling of the chain in slot 0 (arXiv 2211.17192, algorithm 1).
+
+    Token d is accepted with probability min(1, p/q); at the first rejection the bonus token comes from the residual
+    max(p - q, 0), after full acceptance from p. The output is distributed as the target's own samples.
+
+    Args:
+        tree: the scored tree; only slot 0 of each level is looked at.
+        log_p: as in `joint`.
+        after: as in `joint`.
+        q: the auxiliary's distributions that the chain's tokens were drawn from, [R, draft_len, K].
+        uniform: [R, draft_len], uniform [0, 1).
+        vocab: V.
+    """
+    chain = slice(None, None, tree.width)
+    tokens, drafted = tree.tokens[:, chain], tree.drafted[:, chain]
+    ratio = (log_p[:, chain] - q.at(tokens)).exp()
+    accepted = drafted & (uniform < ratio)
+    length = accepted.int().cumprod(-1).sum(-1)
+    node = (length - 1).clamp(min=0) * tree.width
+    p = _after(after, node, length)
+    # q at the first rejected position, spread over the vocabulary to be read at the target's candidates
+    at = length.clamp(max=tree.levels - 1)[:, None]
+    here = at[:, :, None].expand(-1, 1, q.ids.shape[2])
+    dense = torch.zeros(at.shape[0], vocab, device=at.device)
+    dense.scatter_(1, q.ids.gather(1, here).squeeze(1), q.log_prob.gather(1, here).squeeze(1).exp())
+    residual = (p.log_prob.exp() - dense.gather(1, p.ids)).clamp(min=0)
+    rejected = (length < tree.levels) & drafted.gather(1, at).squeeze(1)
+    # p == q up to rounding leaves no residual; a rejection then has probability ~0 and p itself is right
+    rejected = rejected & (residual.sum(-1) > 0)
+    return Verdict(node, length, p.ids, torch.where(rejected[:, None], residual, p.log_prob.exp()))
+
+
+def accept(
+    tree: TokenTree | None, logits: Tensor, q: Candidates | None, noise: Noise, rows: Rows, shape: Shape
+) -> Accepted:
+    """Decide a block.
+
+    Args:
+        tree: the scored tree, `shape.draft_len` levels of `shape.score_width` nodes; None when nothing was drafted.
+        logits: the target's logits after root and nodes, float [R, 1 + N, V].
+        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; None when nothing was drafted.
+        noise: the block's noise.
+        rows: parameters of the rows.
+        shape: the block's shape.
+    """
+    count, _, vocab = logits.shape
+    after = process(logits, rows, shape.candidates)
+    raw = logits.float()
+    normaliser = raw.logsumexp(-1)
+    if tree is None or q is None:
+        bonus = draw(after.ids[:, 0], after.log_prob[:, 0].exp(), noise.bonus)[:, None]
+        log_prob = raw[:, 0].gather(1, bonus) - normaliser[:, :1]
+        length = torch.zeros(count, dtype=torch.int64, device=logits.device)
+        return Accepted(bonus, log_prob, length, bonus[:, :0])
+
+    parents = tree.parents + 1
+    spread = parents[:, :, None].expand(-1, -1, shape.candidates)
+    log_p = Candidates(after.ids.gather(1, spread), after.log_prob.gather(1, spread)).at(tree.tokens)
+    if "joint" in shape.rules:
+        verdict = joint(tree, log_p, after, rows)
+    if "lossless" in shape.rules:
+        token_wise = lossless(tree, log_p, after, q, noise.accept, vocab)
+        if "joint" in shape.rules:
+            pairs = zip(token_wise, verdict, strict=True)
+            verdict = Verdict(*(torch.where(_like(rows.lossless, a), a, b) for a, b in pairs))
+        else:
+            verdict = token_wise
+
+    node, length, ids, weights = verdict
+    end = torch.where(length > 0, node + 1, 0)
+    bonus = draw(ids, weights, noise.bonus)
+    path = tree.path(node)
+    flat = raw.flatten(1)
+    node_log_prob = flat.gather(1, parents * vocab + tree.tokens) - normaliser.gather(1, parents)
+    bonus_log_prob = flat.gather(1, (end * vocab + bonus)[:, None]) - normaliser.gather(1, end[:, None])
+    position = torch.arange(tree.levels + 1, device=logits.device)
+    kept, last = position < length[:, None], position == length[:, None]
+
+    def emit(on_path: Tensor, final: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(on_path.gather(1, path), (0, 1))
+        return torch.where(last, final, torch.where(kept, padded, torch.zeros_like(padded)))
+
+    return Accepted(emit(tree.tokens, bonus[:, None]), emit(node_log_prob, bonus_log_prob), length, path)
+
+
+def _after(after: Candidates, node: Tensor, length: Tensor) -> Candidates:
+    """The target's distribution after the accepted node, or after the root: [R, K]."""
+    index = torch.where(length > 0, node + 1, 0)[:, None, None].expand(-1, 1, after.ids.shape[2])
+    return Candidates(after.ids.gather(1, index).squeeze(1), after.log_prob.gather(1, index).squeeze(1))
+
+
+def _like(mask: Tensor, other: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (other.dim() - 1))

@@ -1,0 +1,72 @@
+"""Next-token distributions after temperature, top-k and top-p, kept as their most likely tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtad.rows import Rows
+
+
+class Candidates(NamedTuple):
+    """A distribution by its K most likely tokens, most likely first.
+
+    Attributes:
+        ids: int64 [..., K], distinct token ids.
+        log_prob: float32 [..., K], normalised over the kept tokens; -inf for a token that was filtered out.
+    """
+
+    ids: Tensor
+    log_prob: Tensor
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """log-probability of `tokens` [...], -inf where the filter removed them."""
+        hit = self.ids == tokens.unsqueeze(-1)
+        return torch.where(hit, self.log_prob, -math.inf).amax(-1)
+
+
+def process(logits: Tensor, rows: Rows, candidates: int) -> Candidates:
+    """Apply each row's temperature, then top-k, then top-p, and renormalise.
+
+    The order and the meaning are those of the paper's code and of Hugging Face's warpers: top-p counts the mass that
+    top-k left, and keeps the token that crosses `top_p`. Of tokens tied at rank k, one is kept.
+
+    Sums run one after the other over the sorted tokens, so a row's result does not depend, to the bit, on
+    `candidates`, which other rows of the batch may have raised.
+
+    Args:
+        logits: float [R, S, V].
+        rows: parameters of the R rows.
+        candidates: K >= every row's `top_k`, <= V.
+
+    Returns:
+        Candidates of shape [R, S, K].
+    """
+    temperature, top_k, top_p = (x[:, None, None] for x in (rows.temperature, rows.top_k, rows.top_p))
+    values, ids = logits.float().topk(candidates, dim=-1)
+    values = (values - values[..., :1]) / temperature
+    kept = torch.arange(candidates, device=logits.device) < top_k
+    weights = torch.where(kept, values.exp(), 0.0)
+    mass = weights.cumsum(-1)
+    kept = kept & ((mass - weights < top_p * mass[..., -1:]) | (top_p >= 1))
+    total = torch.where(kept, mass, 0.0).amax(-1, keepdim=True)
+    return Candidates(ids, torch.where(kept, values - total.log(), -math.inf))
+
+
+def draw(ids: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
+    """One token a row by inversion of the cumulative distribution.
+
+    Args:
+        ids: int64 [R, K], most likely first.
+        weights: float32 [R, K], >= 0, any scale, at least one positive.
+        noise: uniform [0, 1) [R]; 0 takes the first token of positive weight, which is the most likely one.
+
+    Returns:
+        tokens int64 [R].
+    """
+    mass = weights.cumsum(-1)
+    index = (mass <= noise[:, None] * mass[:, -1:]).sum(-1, keepdim=True)
+    return ids.gather(1, index.clamp(max=weights.shape[-1] - 1)).squeeze(1)

@@ -1,0 +1,110 @@
+"""The token tree: what a draft is, whatever its shape. A chain is a tree of width 1."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenTree(NamedTuple):
+    """Drafted tokens of R rows: `draft_len` levels of `width` nodes, node n = level * width + slot, depth level + 1.
+
+    A slot is a *drafted* token; or a beam that *ended* higher up (its path is complete: after EOS, or at the row's own
+    draft length) and is carried down so that it keeps its weight; or *dead* (log_q -inf: the support, or the row's own
+    width, was smaller). Only drafted slots can be accepted.
+
+    Attributes:
+        tokens: int64 [R, N], 0 where not drafted.
+        parents: int64 [R, N], node index of the parent; -1 is the root, the last committed token.
+        log_q: float32 [R, N], joint log-likelihood of the path under the draft; carried unchanged by ended beams.
+        drafted: bool [R, N].
+        ancestors: bool [R, N, N], node m lies on the path from the root to node n, n itself included.
+        width: nodes a level.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    log_q: Tensor
+    drafted: Tensor
+    ancestors: Tensor
+    width: int
+
+    @property
+    def levels(self) -> int:
+        """Levels of the tree, draft_len."""
+        return self.tokens.shape[1] // self.width if self.width else 0
+
+    def path(self, nodes: Tensor) -> Tensor:
+        """Node of each level on the way to `nodes` [R]: int64 [R, draft_len], the level's slot 0 below them."""
+        own = self.ancestors[torch.arange(nodes.shape[0], device=nodes.device), nodes]
+        slots = own.view(-1, self.levels, self.width).to(torch.int8).argmax(-1)
+        return slots + torch.arange(self.levels, device=nodes.device) * self.width
+
+    def best_final(self) -> Tensor:
+        """The last level's node of largest joint log_q, [R]: the beam that the draft would keep if it kept one."""
+        last = (self.levels - 1) * self.width
+        return self.log_q[:, last:].argmax(-1) + last
+
+    def along(self, values: Tensor) -> Tensor:
+        """Sum of `values` [R, N] over each node's path, root first: [R, N].
+
+        Added level by level, so that padding a tree with dead slots or levels changes no bit of the result.
+        """
+        rows, nodes = values.shape
+        on_path = torch.where(self.ancestors, values[:, None, :], 0.0)
+        return on_path.view(rows, nodes, self.levels, self.width).sum(-1).cumsum(-1)[..., -1]
+
+
+def attend(ancestors: Tensor, committed: Tensor, length: int) -> Tensor:
+    """Attention mask of tree nodes that lie in the cache columns right after the committed tokens.
+
+    Args:
+        ancestors: bool [R, S, N], which of the N tree columns each of S tokens sees.
+        committed: int64 [R], committed tokens; the tree's node n is in column committed + n.
+        length: columns of the mask.
+
+    Returns:
+        bool [R, 1, S, length]: every committed column and the ancestors.
+    """
+    rows, tokens, nodes = ancestors.shape
+    edge = ancestors.new_ones(rows, tokens, 1)
+    table = torch.cat([edge, ancestors, ~edge], 2)
+    column = torch.arange(length, device=ancestors.device) - committed[:, None] + 1
+    index = column.clamp(0, nodes + 1)[:, None, :].expand(rows, tokens, length)
+    return table.gather(2, index).unsqueeze(1)
+
+
+def keep_best(tree: TokenTree, whole: Tensor, width: int) -> tuple[TokenTree, Tensor]:
+    """What the target scores of a draft: the whole tree of some rows, the best final beam of the others.
+
+    Args:
+        tree: the draft.
+        whole: bool [R], rows whose whole tree is scored; their own width must be <= `width`.
+        width: nodes a level of the result; other rows' chain is in slot 0.
+
+    Returns:
+        the scored tree, and for each of its nodes the node of the draft it came from, int64 [R, levels * width].
+    """
+    rows, levels = tree.tokens.shape[0], tree.levels
+    slots = torch.arange(width, device=tree.tokens.device)
+    base = torch.arange(levels, device=tree.tokens.device)[:, None]
+    chain = tree.path(tree.best_final())[:, :, None].expand(rows, levels, width)
+    keep = whole[:, None, None]
+    origin = torch.where(keep, base * tree.width + slots, chain).reshape(rows, -1)
+    alive = (keep | (slots == 0)).expand(rows, levels, width).reshape(rows, -1)
+    up = tree.parents.gather(1, origin).view(rows, levels, width)
+    up = torch.where(up < 0, -1, torch.where(keep, up % tree.width, 0).clamp(max=width - 1) + (base - 1) * width)
+    ancestors = tree.ancestors.gather(1, origin[:, :, None].expand(-1, -1, tree.tokens.shape[1]))
+    ancestors = ancestors.gather(2, origin[:, None, :].expand(-1, levels * width, -1)) & alive[:, None, :]
+    scored = TokenTree(
+        tokens=tree.tokens.gather(1, origin),
+        parents=up.reshape(rows, -1),
+        log_q=torch.where(alive, tree.log_q.gather(1, origin), -math.inf),
+        drafted=tree.drafted.gather(1, origin) & alive,
+        ancestors=ancestors,
+        width=width,
+    )
+    return scored, origin

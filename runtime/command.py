@@ -1,0 +1,60 @@
+"""`mtad-generate`: text from a pair of engines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mtad.errors import InvalidInput, Parser, command
+from mtad.params import DecodingParams
+
+
+@command
+def main() -> None:
+    """Entry point of `mtad-generate`."""
+    parser = Parser(
+        prog="mtad-generate",
+        description="Decode prompts with a pair of engines. Parameters not given come from the pair's defaults.",
+    )
+    parser.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    parser.add_argument(
+        "prompt", nargs="*", help="prompts; with neither prompt nor --file, standard input is one prompt"
+    )
+    parser.add_argument(
+        "--file", type=Path, action="append", default=[], help="file that holds one prompt; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt: text, tokens, statistics")
+    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
+    types = {"int": int, "float": float, "int | None": int}
+    for field in fields(DecodingParams):
+        option = "--" + field.name.replace("_", "-")
+        if field.name == "stop":
+            parser.add_argument(option, action="append", help="string that ends the text; may be repeated")
+        elif field.name == "ignore_eos":
+            parser.add_argument(option, action="store_true", default=None, help="go on past end-of-sequence tokens")
+        else:
+            kind: Any = types.get(str(field.type), str)
+            parser.add_argument(option, type=kind, help=f"see DecodingParams.{field.name}")
+    options = parser.parse_args()
+    given = {f.name: getattr(options, f.name) for f in fields(DecodingParams) if getattr(options, f.name) is not None}
+    DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
+    prompts = [*options.prompt, *(_read(path) for path in options.file)] or [sys.stdin.read()]
+
+    from runtime.llm import LLM
+    from runtime.pair import open_pair
+
+    llm = LLM(open_pair(options.pair, options.threads))
+    params = DecodingParams.from_dict(given, llm.pair.defaults)
+    show = len(prompts) > 1 and sys.stderr.isatty()
+    for result in llm.generate(prompts, params, progress=show):
+        print(json.dumps(result.to_dict(), ensure_ascii=False) if options.json else result.text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("file", str(path), f"cannot be read: {error}") from None

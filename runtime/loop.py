@@ -1,0 +1,138 @@
+"""The decoding loop: schedule, draft, score, accept, commit, over all rows at once."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from tokenizers import Tokenizer
+
+from mtad.accept import Accepted, accept
+from mtad.noise import draw_noise
+from mtad.rows import Rows, Shape, block_shape, stack_rows
+from mtad.tree import keep_best
+from runtime.request import Request
+from runtime.roles import Auxiliary, Batch, Target
+from runtime.scheduler import Scheduler
+from runtime.text import TextStream
+
+
+class DecodingLoop:
+    """Runs requests to their end, in-flight: they join and leave between any two blocks.
+
+    A request's tokens depend on its prompt, parameters and seed only, not on the rest of the batch.
+
+    Args:
+        auxiliary, target: the roles; row r of both always carries the same request.
+        scheduler: owns the rows.
+        tokenizer: for stop strings and text.
+        vocab_size: token ids the pair shares.
+        eos: tokens that end a text.
+    """
+
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        target: Target,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos: tuple[int, ...],
+    ) -> None:
+        self.auxiliary, self.target, self.scheduler = auxiliary, target, scheduler
+        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
+        self._texts: dict[int, TextStream] = {}
+        self._parameters: tuple[list[int], Shape, Rows] | None = None
+
+    @torch.inference_mode()
+    def turn(self) -> list[Request]:
+        """One block of every running request; returns those that finished with it."""
+        self._join()
+        requests = self.scheduler.running
+        if not requests:
+            return []
+        batch = self._batch(requests)
+        started = time.perf_counter()
+        draft = self.auxiliary.draft(batch) if batch.shape.draft_len else None
+        drafted = time.perf_counter()
+        tree, origin = (draft.tree, None) if draft else (None, None)
+        if tree is not None and batch.shape.selects:
+            tree, origin = keep_best(tree, batch.rows.tree, batch.shape.score_width)
+        scoring = time.perf_counter()
+        logits = self.target.score(batch, tree)
+        scored = time.perf_counter()
+        accepted = accept(tree, logits, draft.q if draft else None, batch.noise, batch.rows, batch.shape)
+        if tree is not None:
+            self.target.commit(batch, accepted.path, accepted.length)
+            path = accepted.path if origin is None else origin.gather(1, accepted.path)
+            self.auxiliary.commit(batch, path, accepted.length)
+        return self._commit(requests, accepted, drafted - started, scored - scoring)
+
+    def _join(self) -> None:
+        """Prefill what the scheduler admits: every prompt token but the last."""
+        for row, request in self.scheduler.admit():
+            started = time.perf_counter()
+            self.target.prefill(row, request.prompt[:-1])
+            if request.params.drafted:
+                self.auxiliary.prefill(row, request.prompt[:-1])
+            request.statistics.prefill_seconds = time.perf_counter() - started
+            self._texts[request.id] = TextStream(self._tokenizer, frozenset(self._eos))
+
+    def _batch(self, requests: list[Request]) -> Batch:
+        params = [request.params for request in requests]
+        ids = [request.id for request in requests]
+        if self._parameters is None or self._parameters[0] != ids:
+            self._parameters = (
+                ids,
+                block_shape(params, self._vocab_size),
+                stack_rows(params, self._vocab_size, self._eos),
+            )
+        _, shape, rows = self._parameters
+        committed = [request.committed for request in requests]
+        keys = [(request.seed, request.blocks) for request in requests]
+        return Batch(
+            last_two=torch.tensor([request.last_two for request in requests]),
+            committed=torch.tensor(committed),
+            longest=max(committed),
+            rows=rows,
+            shape=shape,
+            noise=draw_noise(params, keys, shape, self._vocab_size),
+        )
+
+    def _commit(
+        self, requests: list[Request], accepted: Accepted, draft_seconds: float, score_seconds: float
+    ) -> list[Request]:
+        """Append each row's tokens up to its stop condition; free the rows that ended."""
+        tokens, log_probs, lengths = accepted.tokens.tolist(), accepted.log_probs.tolist(), accepted.length.tolist()
+        for row, request in enumerate(requests):
+            text, before = self._texts[request.id], len(request.tokens)
+            for index in range(lengths[row] + 1):
+                request.finish_reason = text.append(request, tokens[row][index], log_probs[row][index])
+                if request.finish_reason:
+                    break
+            statistics = request.statistics
+            statistics.target_passes += 1
+            statistics.drafted += request.params.drafted
+            statistics.accepted += min(lengths[row], len(request.tokens) - before)
+            statistics.tokens = len(request.tokens)
+            statistics.draft_seconds += draft_seconds if request.params.drafted else 0.0
+            statistics.score_seconds += score_seconds
+            request.blocks += 1
+        finished = [row for row, request in enumerate(requests) if request.finish_reason]
+        done = [requests[row] for row in finished]
+        for row in reversed(finished):
+            self._release(row)
+        return done
+
+    def _release(self, row: int) -> None:
+        del self._texts[self.scheduler.running[row].id]
+        moved = self.scheduler.retire(row)
+        if moved is not None:
+            columns = self.scheduler.running[row].committed
+            self.auxiliary.move_row(moved, row, columns)
+            self.target.move_row(moved, row, columns)
+
+    def check_integrity(self) -> None:
+        """Invariants between blocks; raises AssertionError."""
+        self.scheduler.check_integrity()
+        assert self._texts.keys() == {request.id for request in self.scheduler.running}

@@ -1,0 +1,70 @@
+"""Opening a pair folder: two engines, one vocabulary, tuned defaults."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from engines import Engine, open_engine
+from engines.folder import read_json, read_spec
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two engines that decode together.
+
+    Attributes:
+        target, auxiliary: the engines, equal in rows and capacity.
+        tokenizer: the one they share.
+        vocab_size: token ids both know.
+        eos: tokens that end a text, the target's.
+        defaults: decoding parameters of `pair.json` over the package's.
+    """
+
+    target: Engine
+    auxiliary: Engine
+    tokenizer: PreTrainedTokenizerBase
+    vocab_size: int
+    eos: tuple[int, ...]
+    defaults: DecodingParams
+
+
+def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
+    """Open what `mtad-export` wrote.
+
+    Args:
+        folder: the pair folder.
+        threads: CPU threads of the target; the auxiliary's steps are too small for more than one. Default: the cores
+            this process may use.
+
+    Raises:
+        InvalidInput: the folder is not a usable pair.
+    """
+    folder = Path(folder)
+    values = read_json(folder, "pair.json")
+    try:
+        vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    target, auxiliary = read_spec(folder / "target"), read_spec(folder / "auxiliary")
+    for name in ("rows", "capacity"):
+        ours, theirs = getattr(target, name), getattr(auxiliary, name)
+        if ours != theirs:
+            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
+    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
+    if threads is None:
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Pair(
+        target=open_engine(folder / "target", threads),
+        auxiliary=open_engine(folder / "auxiliary", 1),
+        tokenizer=AutoTokenizer.from_pretrained(folder / "target", local_files_only=True),
+        vocab_size=vocab_size,
+        eos=target.eos_token_ids,
+        defaults=DecodingParams.from_dict(defaults),
+    )
