@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from scripts.demo.lexicon import LABELS, NUMBERS, VAGUE, VAGUE_EXTREMES
 from scripts.demo.schemas import Schema, Table
 
-CONVENTION = 0.78  # share of vague wordings that mean the usual reading
-VAGUE_RATE = 0.30  # share of column mentions made with a vague word where one fits
+CONVENTION = 0.75  # share of vague wordings that mean the usual reading
+VAGUE_RATE = 0.50  # share of column mentions made with a vague word where one fits
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Author:
         """(words, column) of what to show of each row: "the names of the clubs", or vaguely "the clubs"."""
         plural = self.plural(table)
         roll = self.rng.random()
-        if roll < 0.45:
+        if roll < 0.40:
             return self.rng.choice((f"the names of the {plural}", f"the name of each of the {plural}")), "name"
-        if roll < 0.55:
+        if roll < 0.50:
             return self.rng.choice((f"the ids of the {plural}", f"the identifiers of the {plural}")), table.key
         return f"the {plural}", "name" if self.usual() else table.key
 
@@ -94,14 +94,14 @@ class Author:
             value = self.rng.choice(table.values(m.column))
             if self.rng.random() < 0.2:
                 words = self.rng.choice((f"whose {m.word} is not {value}", f"with a {m.word} other than {value}"))
-                return words, f"{at}{m.column} {self.rng.choice(('<>', '!='))} '{value}'"
+                return words, f"{at}{m.column} {self.rng.choice(('<>', '!=', 'NOT LIKE'))} '{value}'"
             words = self.rng.choice((f"whose {m.word} is {value}", f"with {m.word} {value}", f"of {m.word} {value}"))
-            return words, f"{at}{m.column} = '{value}'"
+            return words, f"{at}{m.column} {self.rng.choice(('=', '=', 'LIKE'))} '{value}'"
         values = sorted(table.values(m.column))
         value = self.rng.choice(values[1:-1])
         word, sign = self.rng.choice(
-            (("more than", ">"), ("above", ">"), ("over", ">?"), ("at least", ">="), ("from", ">=?"),
-             ("less than", "<"), ("below", "<"), ("under", "<?"), ("at most", "<="), ("up to", "<=?"))
+            (("more than", ">"), ("above", ">?"), ("over", ">?"), ("at least", ">="), ("from", ">=?"),
+             ("less than", "<"), ("below", "<?"), ("under", "<?"), ("at most", "<="), ("up to", "<=?"))
         )  # fmt: skip
         if sign.endswith("?"):  # a loose word: whether the bound itself counts is a matter of custom
             sign = sign[:-1] if self.usual() else {">": ">=", ">=": ">", "<": "<=", "<=": "<"}[sign[:-1]]
@@ -118,9 +118,25 @@ class Author:
         words = ("highest", "greatest", "most") if largest else ("lowest", "smallest", "least")
         return f"with the {self.rng.choice(words)} {m.word}", m.column, largest
 
-    def count(self, key: str) -> str:
-        """COUNT(*) or the same count over the key."""
-        return self.rng.choice(("COUNT(*)", "COUNT(*)", f"COUNT({key})"))
+    # ---- ways of writing the same thing ----
+
+    def count(self, table: Table, at: str = "") -> str:
+        """COUNT(*) or the same count over a column that is never empty."""
+        return self.rng.choice(("COUNT(*)", "COUNT(*)", f"COUNT({at}{table.key})", f"COUNT({at}name)"))
+
+    def called(self, value: str) -> str:
+        """A computed value, perhaps with a name of its own."""
+        return value + self.rng.choice(("", "", " AS total", " AS result"))
+
+    def unique(self, column: str) -> str:
+        """A name or a key, perhaps with a DISTINCT that changes nothing, as both are unique."""
+        return self.rng.choice(("", "", "", "DISTINCT ")) + column
+
+    def alone(self, table: Table) -> tuple[str, str]:
+        """(what follows FROM, qualifier of its columns) for a query on one table."""
+        name = table.name
+        styles = ((name, ""), (name, ""), (name, f"{name}."), (f"{name} AS T1", "T1."), (f"{name} AS a", "a."))
+        return self.rng.choice(styles)
 
     # ---- the two tables of a join ----
 
@@ -131,63 +147,75 @@ class Author:
         assert child.parent is not None
         return child, self.schema.get(child.parent[1]), child.parent[0]
 
-    def join(self, child: Table, parent: Table, key: str) -> tuple[str, str, str]:
-        """(FROM clause, child qualifier, parent qualifier) in one of the usual alias styles."""
-        style = self.rng.choice(("short", "short", "full"))
-        c, p = {"short": ("T1", "T2"), "full": (child.name, parent.name)}[style]
-        names = [f"{child.name} AS {c}", f"{parent.name} AS {p}"] if style == "short" else [c, p]
-        return f"FROM {names[0]} JOIN {names[1]} ON {c}.{key} = {p}.{key}", f"{c}.", f"{p}."
+    def join(self, child: Table, parent: Table, key: str) -> tuple[str, str, str, str]:
+        """(FROM clause, word before a first condition, child qualifier, parent qualifier), in one of many styles."""
+        tables = [child, parent] if self.rng.random() < 0.6 else [parent, child]
+        a, b = self.rng.choice((("T1", "T2"), ("T1", "T2"), ("a", "b"), (tables[0].name, tables[1].name)))
+        names = [t.name if t.name == x else f"{t.name} AS {x}" for t, x in zip(tables, (a, b), strict=True)]
+        on = f"{a}.{key} = {b}.{key}" if self.rng.random() < 0.7 else f"{b}.{key} = {a}.{key}"
+        c, p = (a, b) if tables[0] is child else (b, a)
+        if self.rng.random() < 0.2:
+            return f"FROM {names[0]}, {names[1]} WHERE {on}", "AND", f"{c}.", f"{p}."
+        word = self.rng.choice(("JOIN", "JOIN", "INNER JOIN"))
+        return f"FROM {names[0]} {word} {names[1]} ON {on}", "WHERE", f"{c}.", f"{p}."
 
     # ---- intents: each returns (question, right queries) ----
 
     def filter_rows(self) -> tuple[str, list[str]]:
         t = self.rng.choice(self.schema.tables)
         what, column = self.shown(t)
+        source, at = self.alone(t)
+        head = f"SELECT {self.unique(at + column)} FROM {source} WHERE"
         if self.rng.random() < 0.4:
-            (words, one), (more, two) = self.condition(t), self.condition(t)
+            (words, one), (more, two) = self.condition(t, at), self.condition(t, at)
             word, sign = self.rng.choice((("and", "AND"), ("or", "OR")))
             return self.ask(f"{what} {words} {word} {more}."), [
-                f"SELECT {column} FROM {t.name} WHERE {one} {sign} {two}",
-                f"SELECT {column} FROM {t.name} WHERE {two} {sign} {one}",
+                f"{head} {one} {sign} {two}",
+                f"{head} {two} {sign} {one}",
             ]
-        words, one = self.condition(t)
-        return self.ask(f"{what} {words}."), [f"SELECT {column} FROM {t.name} WHERE {one}"]
+        words, one = self.condition(t, at)
+        return self.ask(f"{what} {words}."), [f"{head} {one}"]
 
     def count_rows(self) -> tuple[str, list[str]]:
         t = self.rng.choice(self.schema.tables)
-        plural, (words, one) = self.plural(t), self.condition(t)
+        source, at = self.alone(t)
+        plural, (words, one) = self.plural(t), self.condition(t, at)
         text = self.rng.choice((f"How many {plural} are there {words}?", f"Count the {plural} {words}.",
                                 f"What is the number of {plural} {words}?"))  # fmt: skip
-        return text, [f"SELECT {self.count(t.key)} FROM {t.name} WHERE {one}"]
+        return text, [f"SELECT {self.called(self.count(t, at))} FROM {source} WHERE {one}"]
 
     def aggregate(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
         m = self.mention(t, True)
+        source, at = self.alone(t)
         word, call = self.rng.choice((("average", "AVG"), ("mean", "AVG"), ("typical", "AVG"), ("total", "SUM"),
                                       ("combined", "SUM"), ("highest", "MAX"), ("lowest", "MIN")))  # fmt: skip
         plural = self.plural(t)
         text = self.rng.choice(
             (f"What is the {word} {m.word} of the {plural}", f"Find the {word} {m.word} of all {plural}")
         )
+        head = f"SELECT {self.called(f'{call}({at}{m.column})')} FROM {source}"
         if self.rng.random() < 0.5:
-            words, one = self.condition(t)
-            return f"{text} {words}?", [f"SELECT {call}({m.column}) FROM {t.name} WHERE {one}"]
-        return f"{text}?", [f"SELECT {call}({m.column}) FROM {t.name}"]
+            words, one = self.condition(t, at)
+            return f"{text} {words}?", [f"{head} WHERE {one}"]
+        return f"{text}?", [head]
 
     def superlative(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
         what, column = self.shown(t)
+        source, at = self.alone(t)
         words, by, largest = self.extreme(t)
         order, call = ("DESC", "MAX") if largest else ("ASC", "MIN")
         return self.ask(f"{what} {words}."), [
-            f"SELECT {column} FROM {t.name} ORDER BY {by} {order} LIMIT 1",
-            f"SELECT {column} FROM {t.name} WHERE {by} = (SELECT {call}({by}) FROM {t.name})",
+            f"SELECT {at}{column} FROM {source} ORDER BY {at}{by} {order} LIMIT 1",
+            f"SELECT {self.unique(at + column)} FROM {source} WHERE {at}{by} = (SELECT {call}({by}) FROM {t.name})",
         ]
 
     def ordered(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
         what, column = self.shown(t)
         m = self.mention(t, True)
+        source, at = self.alone(t)
         word, order = self.rng.choice(
             (("sorted by", "ASC?"), ("ordered by", "ASC?"), ("ranked by", "DESC?"), ("from highest to lowest", "DESC"),
              ("in descending order of", "DESC"), ("in increasing order of", "ASC"))
@@ -196,59 +224,69 @@ class Author:
             order = order[:-1] if self.usual() else {"ASC?": "DESC", "DESC?": "ASC"}[order]
         limit = self.rng.choice(("", "", " LIMIT 2", " LIMIT 3"))
         first = {"": "", " LIMIT 2": ", first 2 only", " LIMIT 3": ", only 3 of them"}[limit]
-        tail = [f"{order}{limit}"] if order == "DESC" else [f"ASC{limit}", limit.strip()]
+        tail = [f" {order}{limit}"] if order == "DESC" else [f" ASC{limit}", limit]
         return self.ask(f"{what} {word} {m.word}{first}."), [
-            f"SELECT {column} FROM {t.name} ORDER BY {m.column} {x}".strip() for x in tail
+            f"SELECT {at}{column} FROM {source} ORDER BY {at}{m.column}{x}" for x in tail
         ]
 
     def distinct(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.labels()])
         m, plural = self.mention(t, False), self.plural(t)
-        if self.rng.random() < 0.5:
+        source, at = self.alone(t)
+        if self.rng.random() < 0.4:
             text = self.rng.choice((f"How many different values of {m.word} do the {plural} have?",
                                     f"Count the distinct {m.word} values among {plural}."))  # fmt: skip
-            return text, [f"SELECT COUNT(DISTINCT {m.column}) FROM {t.name}"]
-        if self.rng.random() < 0.5:
+            return text, [f"SELECT {self.called(f'COUNT(DISTINCT {at}{m.column})')} FROM {source}"]
+        if self.rng.random() < 0.3:
             text, distinct = self.ask(f"every different {m.word} of the {plural}."), True
         else:  # whether repeats are wanted is not said
             text, distinct = self.ask(f"the {m.word} of all {plural}."), not self.usual()
         if not distinct:
-            return text, [f"SELECT {m.column} FROM {t.name}"]
-        return text, [f"SELECT DISTINCT {m.column} FROM {t.name}",
-                      f"SELECT {m.column} FROM {t.name} GROUP BY {m.column}"]  # fmt: skip
+            return text, [f"SELECT {at}{m.column} FROM {source}"]
+        return text, [f"SELECT DISTINCT {at}{m.column} FROM {source}",
+                      f"SELECT {at}{m.column} FROM {source} GROUP BY {at}{m.column}"]  # fmt: skip
 
     def above_average(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.numbers()])
         what, column = self.shown(t)
         m = self.mention(t, True)
+        source, at = self.alone(t)
         word, sign = self.rng.choice((("above", ">"), ("below", "<")))
         text = self.rng.choice(
             (f"{what} whose {m.word} is {word} the average.", f"{what} with {word} average {m.word}.")
         )
-        sql = f"SELECT {column} FROM {t.name} WHERE {m.column} {sign} (SELECT AVG({m.column}) FROM {t.name})"
-        return self.ask(text), [sql]
+        average = f"(SELECT AVG({m.column}) FROM {t.name})"
+        return self.ask(text), [
+            f"SELECT {self.unique(at + column)} FROM {source} WHERE {at}{m.column} {sign} {average}"
+        ]
 
     def grouped(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.labels() and t.numbers()])
         m, plural = self.mention(t, False), self.plural(t)
+        source, at = self.alone(t)
         if self.rng.random() < 0.5:
             n, roll = self.mention(t, True), self.rng.choice((("average", "AVG"), ("total", "SUM"), ("highest", "MAX")))
-            what, value = f"the {roll[0]} {n.word} of the {plural}", f"{roll[1]}({n.column})"
+            what, value = f"the {roll[0]} {n.word} of the {plural}", f"{roll[1]}({at}{n.column})"
         else:
-            what, value = f"the number of {plural}", self.count(t.key)
+            what, value = f"the number of {plural}", self.count(t, at)
         text = self.rng.choice((f"For each {m.word}, what is {what}?", f"Show {what} per {m.word}.",
                                 f"Give {what} for every {m.word}."))  # fmt: skip
-        order = f"SELECT {m.column}, {value}" if self.usual() else f"SELECT {value}, {m.column}"
-        return text, [f"{order} FROM {t.name} GROUP BY {m.column}"]
+        column, value = at + m.column, self.called(value)
+        order = f"SELECT {column}, {value}" if self.usual() else f"SELECT {value}, {column}"
+        return text, [f"{order} FROM {source} GROUP BY {column}"]
 
     def having(self) -> tuple[str, list[str]]:
         t = self.rng.choice([t for t in self.schema.tables if t.labels()])
         m, plural = self.mention(t, False), self.plural(t)
+        source, at = self.alone(t)
         number = self.rng.choice((1, 2, 3))
-        word, sign = self.rng.choice((("more than", ">"), ("at least", ">="), ("fewer than", "<"), ("over", ">")))
+        word, sign = self.rng.choice((("more than", ">"), ("at least", ">="), ("fewer than", "<"), ("over", "?")))
+        if sign == "?":  # as in `condition`
+            sign = ">" if self.usual() else ">="
         text = self.rng.choice((f"Which {m.word} values have {word} {number} {plural}?",
                                 self.ask(f"each {m.word} shared by {word} {number} {plural}.")))  # fmt: skip
-        return text, [f"SELECT {m.column} FROM {t.name} GROUP BY {m.column} HAVING {self.count(t.key)} {sign} {number}"]
+        column = at + m.column
+        return text, [f"SELECT {column} FROM {source} GROUP BY {column} HAVING {self.count(t, at)} {sign} {number}"]
 
     def child_of(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
@@ -256,75 +294,87 @@ class Author:
         (words, bare), name = self.condition(parent), self.rng.choice(parent.values("name"))
         if self.rng.random() < 0.4:
             words, bare = self.rng.choice((f"named {name}", f"called {name}")), f"name = '{name}'"
-        source, c, p = self.join(child, parent, key)
+        source, where, c, p = self.join(child, parent, key)
+        alone, at = self.alone(child)
         tail = self.rng.choice(("belonging to", "of", "that are linked to", "from"))
         up = f"{tail} {self.plural(parent)} {words}"
-        nested = f"{key} IN (SELECT {key} FROM {parent.name} WHERE {bare})"
+        nested = f"{at}{key} IN (SELECT {key} FROM {parent.name} WHERE {bare})"
+        head = f"SELECT {self.unique(at + column)} FROM {alone} WHERE"
+        joined = f"SELECT {c}{column} {source} {where}"
         if self.rng.random() < 0.4:
             more, own = self.condition(child)
             return self.ask(f"{what} {more} {up}."), [
-                f"SELECT {c}{column} {source} WHERE {p}{bare} AND {c}{own}",
-                f"SELECT {c}{column} {source} WHERE {c}{own} AND {p}{bare}",
-                f"SELECT {column} FROM {child.name} WHERE {own} AND {nested}",
+                f"{joined} {p}{bare} AND {c}{own}",
+                f"{joined} {c}{own} AND {p}{bare}",
+                f"{head} {at}{own} AND {nested}",
+                f"{head} {nested} AND {at}{own}",
             ]
-        return self.ask(f"{what} {up}."), [
-            f"SELECT {c}{column} {source} WHERE {p}{bare}",
-            f"SELECT {column} FROM {child.name} WHERE {nested}",
-        ]
+        return self.ask(f"{what} {up}."), [f"{joined} {p}{bare}", f"{head} {nested}"]
 
     def count_children_of(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
         name = self.rng.choice(parent.values("name"))
-        source, _, p = self.join(child, parent, key)
+        source, where, c, p = self.join(child, parent, key)
+        alone, at = self.alone(child)
         inner = f"(SELECT {key} FROM {parent.name} WHERE name = '{name}')"
         text = self.rng.choice((f"How many {self.plural(child)} does {name} have?",
                                 f"Count the {self.plural(child)} of {name}."))  # fmt: skip
-        return text, [f"SELECT COUNT(*) {source} WHERE {p}name = '{name}'",
-                      f"SELECT COUNT(*) FROM {child.name} WHERE {key} = {inner}"]  # fmt: skip
+        joined, nested = self.called(self.count(child, c)), self.called(self.count(child, at))
+        return text, [f"SELECT {joined} {source} {where} {p}name = '{name}'",
+                      f"SELECT {nested} FROM {alone} WHERE {at}{key} = {inner}"]  # fmt: skip
 
     def parent_with(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
         what, column = self.shown(parent)
         words, bare = self.condition(child)
-        source, c, p = self.join(child, parent, key)
+        source, where, c, p = self.join(child, parent, key)
+        alone, at = self.alone(parent)
         tail = self.rng.choice(("that have", "with", "having some"))
+        inner = f"SELECT T2.{key} FROM {child.name} AS T2 WHERE T2.{key} = T1.{key} AND T2.{bare}"
         return self.ask(f"{what} {tail} {self.plural(child)} {words}."), [
-            f"SELECT DISTINCT {p}{column} {source} WHERE {c}{bare}",
-            f"SELECT {column} FROM {parent.name} WHERE {key} IN (SELECT {key} FROM {child.name} WHERE {bare})",
+            f"SELECT DISTINCT {p}{column} {source} {where} {c}{bare}",
+            f"SELECT {at}{column} FROM {alone} WHERE {at}{key} IN (SELECT {key} FROM {child.name} WHERE {bare})",
+            f"SELECT T1.{column} FROM {parent.name} AS T1 WHERE EXISTS ({inner})",
         ]
 
     def childless(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
         what, column = self.shown(parent)
         plural = self.plural(child)
+        alone, at = self.alone(parent)
         tail = self.rng.choice((f"without any {plural}", f"that have no {plural}", f"lacking {plural}"))
-        sql = [f"SELECT {column} FROM {parent.name} WHERE {key} NOT IN (SELECT {key} FROM {child.name})"]
-        if column == key:
-            sql.append(f"SELECT {key} FROM {parent.name} EXCEPT SELECT {key} FROM {child.name}")
-        return self.ask(f"{what} {tail}."), sql
+        outer = f"FROM {parent.name} AS T1 LEFT JOIN {child.name} AS T2 ON T1.{key} = T2.{key}"
+        return self.ask(f"{what} {tail}."), [
+            f"SELECT {at}{column} FROM {alone} WHERE {at}{key} NOT IN (SELECT {key} FROM {child.name})",
+            f"SELECT {at}{column} FROM {alone} WHERE {at}{key} NOT IN (SELECT {key} FROM {child.name})",
+            f"SELECT T1.{column} {outer} WHERE T2.{key} IS NULL",
+        ]
 
     def children_per_parent(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
-        source, c, p = self.join(child, parent, key)
+        source, _, c, p = self.join(child, parent, key)
         numbers = child.numbers()
         if numbers and self.rng.random() < 0.4:
             m = self.mention(child, True)
             what, value = f"the average {m.word} of its {self.plural(child)}", f"AVG({c}{m.column})"
         else:
-            what, value = f"the number of its {self.plural(child)}", "COUNT(*)"
+            what, value = f"the number of its {self.plural(child)}", self.count(child, c)
         text = self.rng.choice((f"For each of the {self.plural(parent)}, show the name and {what}.",
                                 f"What are the names of the {self.plural(parent)}, each with {what}?"))  # fmt: skip
+        value = self.called(value)
         return text, [f"SELECT {p}name, {value} {source} GROUP BY {p}{key}",
                       f"SELECT {p}name, {value} {source} GROUP BY {p}name"]  # fmt: skip
 
     def most_children(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
         what, column = self.shown(parent)
-        source, _, p = self.join(child, parent, key)
-        inner = f"(SELECT {key} FROM {child.name} GROUP BY {key} ORDER BY COUNT(*) DESC LIMIT 1)"
+        source, _, c, p = self.join(child, parent, key)
+        alone, at = self.alone(parent)
+        inner = f"(SELECT {key} FROM {child.name} GROUP BY {key} ORDER BY {self.count(child)} DESC LIMIT 1)"
+        by = f"GROUP BY {self.rng.choice((p + key, c + key))} ORDER BY {self.count(child, c)} DESC LIMIT 1"
         return self.ask(f"{what} with the most {self.plural(child)}."), [
-            f"SELECT {p}{column} {source} GROUP BY {p}{key} ORDER BY COUNT(*) DESC LIMIT 1",
-            f"SELECT {column} FROM {parent.name} WHERE {key} = {inner}",
+            f"SELECT {p}{column} {source} {by}",
+            f"SELECT {at}{column} FROM {alone} WHERE {at}{key} = {inner}",
         ]
 
     def child_of_extreme(self) -> tuple[str, list[str]]:
@@ -332,9 +382,10 @@ class Author:
         if not parent.numbers():
             return self.child_of()
         what, column = self.shown(child)
+        alone, at = self.alone(child)
         words, by, largest = self.extreme(parent)
         order, call = ("DESC", "MAX") if largest else ("ASC", "MIN")
-        head = f"SELECT {column} FROM {child.name} WHERE {key} = (SELECT {key} FROM {parent.name}"
+        head = f"SELECT {self.unique(at + column)} FROM {alone} WHERE {at}{key} = (SELECT {key} FROM {parent.name}"
         one = self.rng.choice(("of the one of the", "belonging to the one of the"))
         return self.ask(f"{what} {one} {self.plural(parent)} {words}."), [
             f"{head} ORDER BY {by} {order} LIMIT 1)",

@@ -86,13 +86,15 @@ def split_of(table: str, columns: tuple[str, ...]) -> str:
 def _columns(rng: random.Random, table: str, split: str) -> tuple[str, ...]:
     while True:
         numbers = rng.sample(sorted(NUMBERS), rng.choice((1, 2, 2)))
-        if len(numbers) == 2 and rng.random() < 0.6:  # two columns one vague word fits: see lexicon.VAGUE
+        if len(numbers) == 2 and rng.random() < 0.85:  # two columns one vague word fits: see lexicon.VAGUE
             same = [n for n in NUMBERS if n != numbers[0] and NUMBERS[n][2] == NUMBERS[numbers[0]][2]]
             numbers[1] = rng.choice(same)
-        labels = rng.sample(sorted(LABELS), rng.choice((1, 1, 2)) if len(numbers) < 3 else 1)
+        labels = rng.sample(sorted(LABELS), rng.choice((1, 1, 2)))
+        if len(labels) == 2 and rng.random() < 0.8:
+            labels[1] = rng.choice([c for c in LABELS if c != labels[0] and LABELS[c][1] == LABELS[labels[0]][1]])
         plain = numbers + labels
         rng.shuffle(plain)
-        columns = ("name", *plain[:3])
+        columns = ("name", *plain)
         if split_of(table, columns) == split:
             return columns
 

@@ -47,7 +47,7 @@ class Recipe:
 
 
 RECIPES = {
-    "target": Recipe(hidden=256, layers=8, heads=8, kv_heads=4, head_dim=32, intermediate=768, steps=2300),
+    "target": Recipe(hidden=256, layers=8, heads=8, kv_heads=4, head_dim=32, intermediate=768, steps=1700),
     "auxiliary": Recipe(
         hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=352, steps=3000, matrix_rate=6e-3, seed=2
     ),
@@ -121,8 +121,22 @@ def export(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, folder: Path
     words.save_pretrained(folder)
 
 
-def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
-    """Train `name` for `steps` steps in all, from its last checkpoint where there is one."""
+def publish(name: str) -> None:
+    """Export the last checkpoint and its log to pair/<name>/."""
+    work, folder, words = HERE / ".work" / name, HERE / "pair" / name, tokenizer.load()
+    model = build(RECIPES[name], words.eos_token_id)
+    model.load_state_dict(torch.load(work / "checkpoint.pt", weights_only=False)["model"])
+    export(model, words, folder)
+    (folder / "training.jsonl").write_text((work / "training.jsonl").read_text())
+    print(f"wrote {folder.relative_to(HERE.parents[1])}")
+
+
+def train(name: str, steps: int, fresh: bool, compiled: bool, teacher: Path | None = None) -> None:
+    """Train `name` for `steps` steps in all, from its last checkpoint where there is one.
+
+    With a `teacher` (a checkpoint folder of the same vocabulary) the loss is the cross-entropy with the teacher's
+    distribution instead of the one true token; where the text is, what weighs how much, stay the same.
+    """
     recipe = RECIPES[name]
     work = HERE / ".work" / name
     work.mkdir(parents=True, exist_ok=True)
@@ -145,6 +159,8 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
         log.write_text("")
     peaks = [group["lr"] for tuner in optimizers(model, recipe) for group in tuner.param_groups]
     run = torch.compile(model) if compiled else model
+    guide = LlamaForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval() if teacher else None
+    guided = torch.compile(guide) if guide is not None and compiled else guide
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{name}: {parameters / 1e6:.2f} M parameters, steps {first} to {steps}, {len(code) / 1e6:.2f} M code tokens")
     began = time.monotonic() - seconds
@@ -155,13 +171,16 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
         scale = rate_scale(step, steps, recipe)
         for tuner, peak in zip(tuners, peaks, strict=True):
             tuner.param_groups[0]["lr"] = peak * scale
+        inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask, "position_ids": batch.positions}
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = run(
-                input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
-            ).logits
-        each = F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
-        each = each.view_as(batch.weights)
-        loss = (each * batch.weights).sum() / batch.weights.sum()
+            logits = run(**inputs, use_cache=False).logits.float().flatten(0, 1)
+        each = F.cross_entropy(logits, batch.targets.flatten(), reduction="none").view_as(batch.weights)
+        learnt = each
+        if guided is not None:
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                wanted = guided(**inputs, use_cache=False).logits.float().flatten(0, 1).softmax(-1)
+            learnt = F.cross_entropy(logits, wanted, reduction="none").view_as(batch.weights)
+        loss = (learnt * batch.weights).sum() / batch.weights.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for tuner in tuners:
@@ -188,9 +207,7 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
             state |= {"rng": torch.get_rng_state(), "seconds": time.monotonic() - began}
             torch.save(state, saved.with_suffix(".new"))
             os.replace(saved.with_suffix(".new"), saved)
-    folder = HERE / "pair" / name
-    export(model, words, folder)
-    (folder / "training.jsonl").write_text(log.read_text())
+    publish(name)
 
 
 def main() -> None:
@@ -200,8 +217,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps in all (default: the recipe's); may change between resumes")
     parser.add_argument("--fresh", action="store_true", help="ignore the checkpoint")
     parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
+    parser.add_argument("--teacher", type=Path, help="checkpoint folder whose distribution is learnt (distillation)")
+    parser.add_argument("--publish", action="store_true", help="only export the last checkpoint to pair/<name>/")
     args = parser.parse_args()
-    train(args.name, args.steps or RECIPES[args.name].steps, args.fresh, not args.no_compile)
+    if args.publish:
+        publish(args.name)
+    else:
+        train(args.name, args.steps or RECIPES[args.name].steps, args.fresh, not args.no_compile, args.teacher)
 
 
 if __name__ == "__main__":

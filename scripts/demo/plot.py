@@ -1,0 +1,44 @@
+"""Draw the loss curves of both models from their committed logs.
+
+python -m scripts.demo.plot          # writes training.png
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Write training.png: one panel a kind of text, training and development loss of both models."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), constrained_layout=True)
+    for name, color in (("target", "tab:blue"), ("auxiliary", "tab:orange")):
+        log = [json.loads(line) for line in (HERE / "pair" / name / "training.jsonl").read_text().splitlines()]
+        for panel, kind in zip(panels, ("sql", "code"), strict=True):
+            millions = [e["tokens"] / 1e6 for e in log]
+            panel.plot(millions, [e[f"train_{kind}"] for e in log], color=color, alpha=0.5, label=f"{name}, training")
+            held = [e for e in log if f"development_{kind}" in e]
+            panel.plot(
+                [e["tokens"] / 1e6 for e in held],
+                [e[f"development_{kind}"] for e in held],
+                "o",
+                markersize=3,
+                color=color,
+                label=f"{name}, development",
+            )
+    for panel, title in zip(panels, ("SQL answers", "code"), strict=True):
+        panel.set(title=title, xlabel="million tokens seen", ylabel="nats per token", yscale="log")
+        panel.grid(alpha=0.3, which="both")
+    panels[0].legend(fontsize=8)
+    figure.savefig(HERE / "training.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
