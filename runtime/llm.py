@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from tqdm import tqdm
 
@@ -82,16 +83,13 @@ class LLM:
         Raises:
             InvalidInput: a prompt or parameter is unusable; nothing was run.
         """
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
-        each = [params] * len(prompts) if params is None or isinstance(params, DecodingParams) else list(params)
-        if len(each) != len(prompts):
-            raise InvalidInput("params", f"{len(each)} given", f"give one for all, or one for each of {len(prompts)}")
-        requests = [self._request(prompt, p) for prompt, p in zip(prompts, each, strict=True)]  # type: ignore[arg-type]
-        for request in requests:
-            self.loop.scheduler.check(request)
-        for request in requests:
-            self.loop.scheduler.submit(request)
+        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many = cast("Sequence[Prompt]", [prompts] if one else prompts)
+        each = [params] * len(many) if params is None or isinstance(params, DecodingParams) else list(params)
+        if len(each) != len(many):
+            raise InvalidInput("params", f"{len(each)} given", f"give one for all, or one for each of {len(many)}")
+        requests = [self._request(prompt, p) for prompt, p in zip(many, each, strict=True)]
+        self.loop.scheduler.submit(*requests)
         pending = {request.id for request in requests}
         with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
             while pending:

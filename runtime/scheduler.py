@@ -34,7 +34,7 @@ class Scheduler:
         """Refuse a request that could never run.
 
         Raises:
-            InvalidInput: its draft is larger than this scheduler allows, or the queue is full.
+            InvalidInput: its draft is larger than this scheduler allows.
             CapacityExceeded: prompt, new tokens and draft tree do not fit a row.
         """
         p = request.params
@@ -48,15 +48,19 @@ class Scheduler:
         if len(request.prompt) + p.max_tokens > room:
             problem = f"prompt ({len(request.prompt)}) and new tokens must fit {room}; give at most"
             raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
-        if len(self.waiting) >= self.max_waiting:
-            raise InvalidInput(
-                "request", request.id, f"{self.max_waiting} requests are waiting already; try again later"
-            )
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; see `check` for what is refused."""
-        self.check(request)
-        self.waiting.append(request)
+    def submit(self, *requests: Request) -> None:
+        """Queue requests, all or none of them.
+
+        Raises:
+            InvalidInput: one of them is refused by `check`, or the queue has no room for them all.
+        """
+        for request in requests:
+            self.check(request)
+        if len(self.waiting) + len(requests) > self.max_waiting:
+            problem = f"{len(self.waiting)} of {self.max_waiting} places of the queue are taken; wait, or give fewer"
+            raise InvalidInput("requests", len(requests), problem)
+        self.waiting.extend(requests)
 
     def admit(self) -> list[tuple[int, Request]]:
         """Give free rows to waiting requests: (row, request) of each that joined."""

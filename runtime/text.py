@@ -25,7 +25,7 @@ class TextStream:
         request.tokens.append(token)
         request.log_probs.append(log_prob)
         if token in self._eos and not params.ignore_eos:
-            self._flush(request)
+            self._flush(request, request.tokens[:-1])
             return "stop"
         piece = self._stream.step(self._tokenizer, token)
         if piece:
@@ -34,16 +34,21 @@ class TextStream:
             if self._cut(request, len(piece)):
                 return "stop"
         if len(request.tokens) >= params.max_tokens:
-            self._flush(request)
-            return "length"
+            return "stop" if self._flush(request, request.tokens) else "length"
         return None
 
-    def _flush(self, request: Request) -> None:
-        """The end of the text: an incomplete character will not be completed any more, so show what there is."""
-        if self._decoded < len(request.tokens):
-            whole = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
-            if whole.startswith(request.text):
-                request.text = whole
+    def _flush(self, request: Request, tokens: list[int]) -> bool:
+        """The end of the text: an incomplete character will not be completed any more, so show what there is.
+
+        Returns whether a stop string was found in it.
+        """
+        if self._decoded == len(tokens):
+            return False
+        whole = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        if not whole.startswith(request.text):
+            return False
+        added, request.text = len(whole) - len(request.text), whole
+        return self._cut(request, added)
 
     @staticmethod
     def _cut(request: Request, added: int) -> bool:
