@@ -33,7 +33,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidInput("folder", str(folder), f"it has no {name}, so it was not written by mtad-export")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = values.pop("version")
     except (ValueError, KeyError, AttributeError):
         raise InvalidInput(name, str(path), "not a valid description; export again") from None

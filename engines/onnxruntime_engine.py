@@ -38,7 +38,6 @@ class OnnxRuntimeEngine(Engine):
         self._session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         self._binding = self._session.io_binding()
         self._bound: tuple[int, int] | None = None
-        self._run_options = ort.RunOptions()
 
     def step(self, step: Step) -> Tensor:
         """See `Engine.step`."""
@@ -56,7 +55,7 @@ class OnnxRuntimeEngine(Engine):
         for name, tensor in inputs.items():
             self._bind(self._binding.bind_input, name, tensor)
         self._bind(self._binding.bind_output, "logits", logits)
-        self._session.run_with_iobinding(self._binding, self._run_options)
+        self._session.run_with_iobinding(self._binding)
         return logits
 
     def _bind_cache(self, first_row: int, rows: int) -> None:

@@ -33,5 +33,6 @@ class TorchEngine(Engine):
         layers = range(self.spec.layers)
         keys = [self.kv[layer, 0, rows] for layer in layers]
         values = [self.kv[layer, 1, rows] for layer in layers]
+        logits: Tensor
         logits, _, _ = self._model(step.tokens, step.positions, step.mask, step.write_at, step.keep, keys, values)
         return logits

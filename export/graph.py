@@ -14,6 +14,7 @@ import onnx
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engines.base import BLOCK, EngineSpec
 from engines.hook import StepModel, scatter_operator
@@ -27,10 +28,9 @@ TensorRT's KVCacheUpdate asks."""
 class _RMSNormalization(torch.nn.Module):
     """Stands in for a model's RMSNorm and emits the operator (ONNX RMSNormalization-23) instead of its parts."""
 
-    def __init__(self, norm: torch.nn.Module) -> None:
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
-        self.weight = norm.weight
-        self.epsilon = float(getattr(norm, "variance_epsilon", None) or norm.eps)
+        self.weight, self.epsilon = weight, epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.onnx.ops.symbolic(
@@ -50,10 +50,10 @@ def _operators(model: PreTrainedModel) -> Iterator[None]:
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child).__name__ == "LlamaRMSNorm"
+        if isinstance(child, LlamaRMSNorm)
     ]
     for parent, name, child in found:
-        setattr(parent, name, _RMSNormalization(child))
+        setattr(parent, name, _RMSNormalization(child.weight, child.variance_epsilon))
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.
     """
-    rows, steps, length, kept = 2, 3, 2 * BLOCK, 2
+    rows, steps, length = 2, 3, 2 * BLOCK
 
     def buffers() -> list[Tensor]:
         shape = (rows, spec.kv_heads, spec.capacity, spec.head_dim)

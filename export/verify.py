@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import Engine, Step, mask_length
-from mtad.tree import attend
+from mtad.tree import attend, tree_columns
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
 """Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
@@ -60,7 +60,7 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     tokens = torch.randint(spec.vocab_size, (rows, longest), generator=generator)
     drafted = torch.randint(spec.vocab_size, (rows, nodes), generator=generator)
     chain = torch.arange(-1, nodes - 1).expand(rows, nodes)
-    worst = 0.0
+    worst = torch.zeros(())
     for parents in (chain, random_tree(rows, nodes, generator)):
         ancestors = ancestors_of(parents)
         _prefill(engine, tokens, lengths)
@@ -70,7 +70,7 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
             tokens=torch.cat([tokens.gather(1, lengths[:, None] - 1), drafted], 1),
             positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
             write_at=lengths - 1,
-            mask=attend(torch.cat([root, ancestors], 1), lengths, size),
+            mask=attend(torch.cat([root, ancestors], 1), tree_columns(lengths, nodes, size, None)),
             keep=torch.arange(nodes + 1),
         )
         logits = engine.step(step).float()
@@ -79,14 +79,14 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
             for node in range(-1, nodes):
                 path = drafted[row][ancestors[row, node]] if node >= 0 else drafted[row, :0]
                 reference = model(torch.cat([context, path])[None]).logits[0, -1]
-                worst = max(worst, float((logits[row, node + 1] - reference).abs().max()))
+                worst = torch.maximum(worst, (logits[row, node + 1] - reference).abs().max())  # a NaN stays
     engine.kv.zero_()
     if not worst <= TOLERANCE[spec.dtype]:
         raise VerificationFailed(
             f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
             f"(allowed for {spec.dtype}: {TOLERANCE[spec.dtype]}); the engine was not written"
         )
-    return worst
+    return float(worst)
 
 
 def _prefill(engine: Engine, tokens: Tensor, lengths: Tensor) -> None:

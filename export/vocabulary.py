@@ -32,7 +32,7 @@ def common_vocabulary(
             f"{theirs.get(token, 'none')} in the auxiliary; give two models with one vocabulary"
         )
         raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
-    needed = max(ours.values()) + 1
+    needed = int(max(ours.values())) + 1
     for name, size in (("target", target_size), ("auxiliary", auxiliary_size)):
         if size < needed:
             problem = f"its logits are {size} wide, but its tokenizer has ids up to {needed - 1}"

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtad.distribution import Candidates, draw, process
 from mtad.noise import Noise
-from mtad.rows import Rows, Shape
+from mtad.rows import Rows, Shape, index
 from mtad.tree import TokenTree
 
 
@@ -34,10 +35,10 @@ class Accepted(NamedTuple):
     """The outcome of one block.
 
     Attributes:
-        tokens: int64 [R, draft_len + 1]: the accepted tokens, then the bonus token at index `length`, then zeros.
+        tokens: int64 [R, draft_len + 1]: the accepted tokens, then the bonus token at index `length`.
         log_probs: float32 [R, draft_len + 1]: the target's log-probability of each, unprocessed (temperature 1, no
             filter).
-        length: int64 [R], accepted tokens; `length + 1` entries of the other two count.
+        length: int64 [R], accepted tokens; `length + 1` entries of the other two count, the rest is undefined.
         path: int64 [R, draft_len], scored-tree node of each accepted token; beyond `length`, any valid node.
     """
 
@@ -57,19 +58,18 @@ def joint(tree: TokenTree, log_p: Tensor, after: Candidates, rows: Rows) -> Verd
 
     Args:
         tree: the scored tree.
-        log_p: float32 [R, N], log p(token | parent), filtered; -inf where the target's filter forbids the token.
+        log_p: float32 [R, N], log p(token | parent), filtered; -inf where the target's filter forbids the token;
+            anything for a slot that is not drafted (no drafted slot has such an ancestor).
         after: the target's distributions after root and nodes, [R, 1 + N, K].
         rows: parameters; `log_threshold` is used.
     """
     count, width = log_p.shape[0], tree.width
-    joint_p = tree.along(torch.where(tree.drafted, log_p, torch.where(tree.log_q > -math.inf, 0.0, -math.inf)))
-    bound = tree.log_q.gather(1, tree.path(tree.best_final())).repeat_interleave(width, 1)
-    passes = tree.drafted & (joint_p - bound > rows.log_threshold[:, None])
-    by_level = torch.where(passes, joint_p, -math.inf).view(count, tree.levels, width)
-    depth = torch.arange(1, tree.levels + 1, device=log_p.device)
-    length = (passes.view_as(by_level).any(-1) * depth).amax(-1)
+    joint_p = tree.along(log_p).view(count, tree.levels, width)
+    bound = tree.log_q.gather(1, tree.path(tree.best_final()))[:, :, None]
+    passes = tree.drafted.view_as(joint_p) & (joint_p - bound > rows.log_threshold[:, :, None])
+    length = (passes.any(-1) * (index(tree.levels, log_p.device) + 1)).amax(-1)
     level = (length - 1).clamp(min=0)
-    slot = by_level.argmax(-1).gather(1, level[:, None]).squeeze(1)
+    slot = joint_p.masked_fill(~passes, -math.inf).argmax(-1).gather(1, level[:, None]).squeeze(1)
     node = level * width + slot
     bonus = _after(after, node, length)
     return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
@@ -122,50 +122,48 @@ def accept(
         shape: the block's shape.
     """
     count, _, vocab = logits.shape
-    after = process(logits, rows, shape.candidates)
-    raw = logits.float()
-    normaliser = raw.logsumexp(-1)
+    after = process(logits, rows)
     if tree is None or q is None:
-        bonus = draw(after.ids[:, 0], after.log_prob[:, 0].exp(), noise.bonus)[:, None]
-        log_prob = raw[:, 0].gather(1, bonus) - normaliser[:, :1]
-        length = torch.zeros(count, dtype=torch.int64, device=logits.device)
-        return Accepted(bonus, log_prob, length, bonus[:, :0])
+        length = torch.zeros_like(rows.lossless, dtype=torch.int64)
+        verdict = Verdict(length, length, after.ids[:, 0], after.log_prob[:, 0].exp())
+        path = tokens = length.new_empty(count, 0)
+    else:
+        spread = (tree.parents + 1)[:, :, None].expand(-1, -1, shape.candidates)
+        log_p = Candidates(after.ids.gather(1, spread), after.log_prob.gather(1, spread)).at(tree.tokens)
+        verdict = _judge(tree, log_p, after, q, noise, rows, shape, vocab)
+        path = tree.path(verdict.node)
+        tokens = tree.tokens.gather(1, path)
+    bonus = draw(verdict.ids, verdict.weights, noise.bonus)
+    last = index(shape.draft_len + 1, logits.device) == verdict.length[:, None]
+    tokens = torch.where(last, bonus[:, None], pad(tokens, (0, 1)))
+    # emitted token i follows the root (i = 0) or the node of emitted token i - 1
+    position = pad(path + 1, (1, 0))[:, :, None].expand(-1, -1, vocab)
+    emitting = logits.gather(1, position).float().log_softmax(-1)
+    log_probs = emitting.gather(2, tokens[:, :, None]).squeeze(2)
+    return Accepted(tokens, log_probs, verdict.length, path)
 
-    parents = tree.parents + 1
-    spread = parents[:, :, None].expand(-1, -1, shape.candidates)
-    log_p = Candidates(after.ids.gather(1, spread), after.log_prob.gather(1, spread)).at(tree.tokens)
-    if "joint" in shape.rules:
-        verdict = joint(tree, log_p, after, rows)
+
+def _judge(
+    tree: TokenTree,
+    log_p: Tensor,
+    after: Candidates,
+    q: Candidates,
+    noise: Noise,
+    rows: Rows,
+    shape: Shape,
+    vocab: int,
+) -> Verdict:
+    """The verdict of each row's own rule; only rules that some row uses are computed."""
+    if shape.rules == ("lossless",):
+        return lossless(tree, log_p, after, q, noise.accept, vocab)
+    verdict = joint(tree, log_p, after, rows)
     if "lossless" in shape.rules:
-        token_wise = lossless(tree, log_p, after, q, noise.accept, vocab)
-        if "joint" in shape.rules:
-            pairs = zip(token_wise, verdict, strict=True)
-            verdict = Verdict(*(torch.where(_like(rows.lossless, a), a, b) for a, b in pairs))
-        else:
-            verdict = token_wise
-
-    node, length, ids, weights = verdict
-    end = torch.where(length > 0, node + 1, 0)
-    bonus = draw(ids, weights, noise.bonus)
-    path = tree.path(node)
-    flat = raw.flatten(1)
-    node_log_prob = flat.gather(1, parents * vocab + tree.tokens) - normaliser.gather(1, parents)
-    bonus_log_prob = flat.gather(1, (end * vocab + bonus)[:, None]) - normaliser.gather(1, end[:, None])
-    position = torch.arange(tree.levels + 1, device=logits.device)
-    kept, last = position < length[:, None], position == length[:, None]
-
-    def emit(on_path: Tensor, final: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(on_path.gather(1, path), (0, 1))
-        return torch.where(last, final, torch.where(kept, padded, torch.zeros_like(padded)))
-
-    return Accepted(emit(tree.tokens, bonus[:, None]), emit(node_log_prob, bonus_log_prob), length, path)
+        pairs = zip(lossless(tree, log_p, after, q, noise.accept, vocab), verdict, strict=True)
+        verdict = Verdict(*(torch.where(rows.lossless.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
+    return verdict
 
 
 def _after(after: Candidates, node: Tensor, length: Tensor) -> Candidates:
     """The target's distribution after the accepted node, or after the root: [R, K]."""
     index = torch.where(length > 0, node + 1, 0)[:, None, None].expand(-1, 1, after.ids.shape[2])
     return Candidates(after.ids.gather(1, index).squeeze(1), after.log_prob.gather(1, index).squeeze(1))
-
-
-def _like(mask: Tensor, other: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (other.dim() - 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from mtad.rows import Rows
@@ -24,36 +23,33 @@ class Candidates(NamedTuple):
 
     def at(self, tokens: Tensor) -> Tensor:
         """log-probability of `tokens` [...], -inf where the filter removed them."""
-        hit = self.ids == tokens.unsqueeze(-1)
-        return torch.where(hit, self.log_prob, -math.inf).amax(-1)
+        other = self.ids != tokens.unsqueeze(-1)
+        return self.log_prob.masked_fill(other, -math.inf).amax(-1)
 
 
-def process(logits: Tensor, rows: Rows, candidates: int) -> Candidates:
+def process(logits: Tensor, rows: Rows) -> Candidates:
     """Apply each row's temperature, then top-k, then top-p, and renormalise.
 
     The order and the meaning are those of the paper's code and of Hugging Face's warpers: top-p counts the mass that
     top-k left, and keeps the token that crosses `top_p`. Of tokens tied at rank k, one is kept.
 
     Sums run one after the other over the sorted tokens, so a row's result does not depend, to the bit, on
-    `candidates`, which other rows of the batch may have raised.
+    K, which other rows of the batch may have raised.
 
     Args:
         logits: float [R, S, V].
         rows: parameters of the R rows.
-        candidates: K >= every row's `top_k`, <= V.
 
     Returns:
         Candidates of shape [R, S, K].
     """
-    temperature, top_k, top_p = (x[:, None, None] for x in (rows.temperature, rows.top_k, rows.top_p))
-    values, ids = logits.float().topk(candidates, dim=-1)
-    values = (values - values[..., :1]) / temperature
-    kept = torch.arange(candidates, device=logits.device) < top_k
-    weights = torch.where(kept, values.exp(), 0.0)
+    values, ids = logits.float().topk(rows.rank_bias.shape[2], dim=-1)
+    values = (values - values[..., :1]) * rows.inverse_temperature + rows.rank_bias
+    weights = values.exp()
     mass = weights.cumsum(-1)
-    kept = kept & ((mass - weights < top_p * mass[..., -1:]) | (top_p >= 1))
-    total = torch.where(kept, mass, 0.0).amax(-1, keepdim=True)
-    return Candidates(ids, torch.where(kept, values - total.log(), -math.inf))
+    dropped = mass - weights >= rows.top_p * mass[..., -1:]
+    total = mass.masked_fill(dropped, 0.0).amax(-1, keepdim=True)
+    return Candidates(ids, (values - total.log()).masked_fill(dropped, -math.inf))
 
 
 def draw(ids: Tensor, weights: Tensor, noise: Tensor) -> Tensor:

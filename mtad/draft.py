@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtad.distribution import Candidates
-from mtad.rows import Rows
+from mtad.rows import Rows, Shape
 from mtad.tree import TokenTree
 
 
@@ -34,49 +36,57 @@ class Level(NamedTuple):
     ancestors: Tensor
 
 
-def root(rows: Rows, nodes: int) -> Level:
-    """The level above the first: one beam, the root, of joint likelihood 1; `nodes` is the size N of the whole tree."""
-    zeros = torch.zeros_like(rows.draft_len)[:, None]
-    none = zeros.bool()
-    return Level(zeros, zeros, zeros.float(), none, rows.draft_len[:, None] < 1, none[:, :, None].expand(-1, 1, nodes))
+def root(rows: Rows, shape: Shape) -> Level:
+    """The level above the first: one beam, the root, of joint likelihood 1."""
+    none = torch.zeros_like(rows.last_level[:, :1])
+    zero = none.long()
+    ancestors = none[:, :, None].expand(-1, 1, shape.draft_len * shape.width)
+    return Level(zero, zero, zero.float(), none, rows.last_level[:, :1], ancestors)
 
 
-def expand(above: Level, candidates: Candidates, noise: Tensor, rows: Rows, depth: int, width: int) -> Level:
-    """Draw the next level: `width` (beam, token) pairs without replacement, with probability q(path) each.
+def expand(above: Level, candidates: Candidates, noise: Tensor, rows: Rows, depth: int) -> Level:
+    """Draw the next level: W (beam, token) pairs without replacement, with probability q(path) each.
 
     Gumbel top-k over beam x token (equal to drawing pairs one by one from the renormalised joint, arXiv 2407.09722
     section 4, without replacement). Pairs of distinct beams are distinct paths, so no prefix is drafted twice. An
     ended beam competes as a single candidate, itself, with the weight it has.
 
     Args:
-        above: the previous level, B' beams.
-        candidates: the auxiliary's distributions after each of them, [R, B', K].
-        noise: Gumbel noise [R, B', K]; 0 gives deterministic beam search.
-        rows: parameters of the rows.
+        above: the previous level, B beams.
+        candidates: the auxiliary's distributions after each of them, [R, B, K].
+        noise: Gumbel noise [R, B, K]; 0 gives deterministic beam search.
+        rows: parameters of the rows; a row whose own width or support is smaller than W has dead slots.
         depth: 1 for the first drafted token.
-        width: slots of the new level; a row whose own width or support is smaller has dead slots.
     """
-    beams, k = candidates.ids.shape[1:]
-    joint = above.log_q[:, :, None] + candidates.log_prob
-    itself = torch.arange(k, device=joint.device) == 0
-    stay = torch.where(itself, above.log_q[:, :, None], -math.inf)
-    joint = torch.where(above.ended[:, :, None], stay, joint).flatten(1)
+    count, beams, k = candidates.ids.shape
+    width, nodes, device = rows.slot_bias.shape[1], above.ancestors.shape[2], noise.device
+    conditional = torch.where(above.ended[:, :, None], _itself(k, device), candidates.log_prob)
+    joint = conditional + above.log_q[:, :, None]
     found = min(width, beams * k)
-    _, index = (joint + noise.flatten(1)).topk(found, dim=-1)
+    choice = (joint + noise).flatten(1).topk(found, dim=-1).indices
+    log_q = joint.flatten(1).gather(1, choice)
     if found < width:
-        index = torch.nn.functional.pad(index, (0, width - found))
-    slot = torch.arange(width, device=joint.device)
-    log_q = joint.gather(1, index)
-    log_q = torch.where((slot < rows.beam_width[:, None]) & (slot < found), log_q, -math.inf)
-    parents = index // k
-    had_ended = above.ended.gather(1, parents)
-    drafted = (log_q > -math.inf) & ~had_ended
-    tokens = torch.where(drafted, candidates.ids.flatten(1).gather(1, index), 0)
-    stops = (tokens[:, :, None] == rows.eos[:, None, :]).any(-1) | (rows.draft_len[:, None] <= depth)
-    nodes = above.ancestors.shape[2]
-    own = torch.arange(nodes, device=joint.device) == (slot + (depth - 1) * width)[:, None]
-    ancestors = above.ancestors.gather(1, parents[:, :, None].expand(-1, -1, nodes)) | own
-    return Level(tokens, parents, log_q, drafted, ~drafted | stops, ancestors)
+        choice = pad(choice, (0, width - found))
+        log_q = pad(log_q, (0, width - found), value=-math.inf)
+    log_q = log_q + rows.slot_bias
+    parents = choice // k if beams > 1 else torch.zeros_like(choice)
+    drafted = (log_q > -math.inf) & ~above.ended.gather(1, parents)
+    tokens = candidates.ids.flatten(1).gather(1, choice) * drafted
+    stops = (tokens[:, :, None] == rows.eos).any(-1) | rows.last_level[:, depth : depth + 1]
+    ancestors = above.ancestors.gather(1, parents[:, :, None].expand(count, width, nodes))
+    return Level(tokens, parents, log_q, drafted, stops | ~drafted, ancestors | _own(depth, width, nodes, device))
+
+
+@lru_cache(maxsize=256)
+def _itself(k: int, device: torch.device) -> Tensor:
+    """Conditional log-probability of an ended beam's only candidate, itself: [K] = 0, -inf, -inf, .."""
+    return torch.full((k,), -math.inf, device=device).index_fill_(0, torch.zeros(1, dtype=torch.long, device=device), 0)
+
+
+@lru_cache(maxsize=256)
+def _own(depth: int, width: int, nodes: int, device: torch.device) -> Tensor:
+    """The node that each slot of a level is: bool [W, N]."""
+    return torch.eye(nodes, dtype=torch.bool, device=device)[(depth - 1) * width : depth * width]
 
 
 def assemble(levels: Sequence[Level]) -> TokenTree:

@@ -1,16 +1,20 @@
-"""Random numbers of a block: a counter-based generator per request, keyed by (seed, block index)."""
+"""Random numbers of a block: a counter-based generator per request, keyed by its seed, at the block's position."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mtad.params import DecodingParams
 from mtad.rows import Shape, top_k_of
+
+Floats = npt.NDArray[np.float32]
 
 
 class Noise(NamedTuple):
@@ -41,23 +45,34 @@ def draw_noise(
 
     Args:
         params: parameters of the R requests.
-        keys: (seed, block index) of each; Philox-4x64 is keyed by the pair.
+        keys: (seed, block index) of each.
         shape: the block's shape, at least as large as each request's own.
         vocab_size: V.
+        device: of the result.
     """
     rows = len(params)
     gumbel = np.zeros((rows, shape.draft_len, shape.width, shape.candidates), dtype=np.float32)
-    accept = np.zeros((rows, shape.draft_len), dtype=np.float32)
-    bonus = np.zeros(rows, dtype=np.float32)
-    for row, (p, key) in enumerate(zip(params, keys, strict=True)):
+    uniform = np.zeros((rows, shape.draft_len + 1), dtype=np.float32)
+    for row, (p, (seed, block)) in enumerate(zip(params, keys, strict=True)):
         if p.temperature == 0:
             continue
         levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
-        generator = np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64)))
-        uniform = generator.random(1 + levels, dtype=np.float32)
-        bonus[row], accept[row, :levels] = uniform[0], uniform[1:]
-        if levels:
-            uniform = generator.random(levels * beams * k, dtype=np.float32).reshape(levels, beams, k)
-            np.clip(uniform, 2.0**-25, 1 - 2.0**-24, out=uniform)  # the logarithms stay finite
-            gumbel[row, :levels, :beams, :k] = -np.log(-np.log(uniform))
-    return Noise(*(torch.from_numpy(x).to(device) for x in (gumbel, accept, bonus)))
+        length = max(1, min(32, 2**14 // max(1, levels * beams * k)))
+        uniforms, gumbels = _window(seed, block // length, length, levels, beams, k)
+        uniform[row, : levels + 1] = uniforms[block % length]
+        gumbel[row, :levels, :beams, :k] = gumbels[block % length]
+    on_device = torch.from_numpy(uniform).to(device)
+    return Noise(torch.from_numpy(gumbel).to(device), on_device[:, 1:], on_device[:, 0])
+
+
+@lru_cache(maxsize=64)
+def _window(seed: int, window: int, length: int, levels: int, beams: int, k: int) -> tuple[Floats, Floats]:
+    """Noise of `length` consecutive blocks of one request, drawn at once: [length, 1 + levels], [length, levels, ..].
+
+    Philox-4x64 keyed by (seed, window). Drawing several blocks at a time costs less than making a generator a block.
+    """
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, window], dtype=np.uint64)))
+    uniform = generator.random((length, 1 + levels), dtype=np.float32)
+    gumbel = generator.random((length, levels, beams, k), dtype=np.float32)
+    np.clip(gumbel, 2.0**-25, 1 - 2.0**-24, out=gumbel)  # the logarithms stay finite
+    return uniform, -np.log(-np.log(gumbel))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,38 +13,12 @@ from torch import Tensor
 from mtad.params import DecodingParams, Rule
 
 
-class Rows(NamedTuple):
-    """Parameters per row. Shapes are [R] unless said.
-
-    Attributes:
-        temperature: float32, > 0.
-        top_k: int64, 1 .. V.
-        top_p: float32, (0, 1].
-        log_threshold: float32, log tau; -inf for tau = 0.
-        draft_len: int64, levels this row drafts, 0 for none.
-        beam_width: int64, beams this row drafts.
-        tree: bool, the target scores all beams of this row rather than the best one.
-        lossless: bool, the row is accepted by the `lossless` rule, else by `joint`.
-        eos: int64 [R, E], tokens that end this row's text; -1 stands for none.
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    log_threshold: Tensor
-    draft_len: Tensor
-    beam_width: Tensor
-    tree: Tensor
-    lossless: Tensor
-    eos: Tensor
-
-
 class Shape(NamedTuple):
     """The static shape of one block: the largest row decides, smaller rows are padded with dead nodes.
 
     Attributes:
-        draft_len: levels of the tree.
-        width: beams the auxiliary drafts a level.
+        draft_len: D, levels of the tree.
+        width: W, beams the auxiliary drafts a level.
         score_width: nodes a level that the target scores.
         candidates: K, most likely tokens looked at per position; V where any row has no top-k.
         selects: whether some row is scored along its best beam only, out of several.
@@ -56,6 +31,53 @@ class Shape(NamedTuple):
     candidates: int
     selects: bool
     rules: tuple[Rule, ...]
+
+
+class Layout(NamedTuple):
+    """In which cache column, behind the committed ones, each node of a padded tree lies.
+
+    A row narrower than the batch's tree keeps its own nodes together, in the columns they would have without the rest
+    of the batch: attention then adds them up in the same order, to the bit.
+
+    Attributes:
+        node_at: int64 [R, N], node of each column.
+        column: int64 [R, N], column of each node.
+    """
+
+    node_at: Tensor
+    column: Tensor
+
+
+class Rows(NamedTuple):
+    """Parameters per row, laid out for one `Shape`.
+
+    Attributes:
+        inverse_temperature: float32 [R, 1, 1].
+        rank_bias: float32 [R, 1, K], 0 for the `top_k` most likely tokens, -inf below.
+        top_p: float32 [R, 1, 1]; 2 where top-p is off, so that rounding of the mass cannot drop a token.
+        log_threshold: float32 [R, 1], log tau; -inf for tau = 0.
+        width: int64 [R], beams the row's draft is stored with: its own, or W where it drafts nothing.
+        draft_layout, score_layout: columns of the draft's and the scored tree's nodes; None where every row is as wide
+            as the batch, so that node n is in column n.
+        slot_bias: float32 [R, W], 0 for the slots of the row's own beams, -inf for the others.
+        last_level: bool [R, D + 1], whether a path of that many tokens is as long as the row drafts.
+        tree: bool [R], the target scores all beams of this row rather than the best one.
+        lossless: bool [R], the row is accepted by the `lossless` rule, else by `joint`.
+        eos: int64 [R, 1, E], tokens that end this row's text; -1 stands for none.
+    """
+
+    inverse_temperature: Tensor
+    rank_bias: Tensor
+    top_p: Tensor
+    log_threshold: Tensor
+    width: Tensor
+    draft_layout: Layout | None
+    score_layout: Layout | None
+    slot_bias: Tensor
+    last_level: Tensor
+    tree: Tensor
+    lossless: Tensor
+    eos: Tensor
 
 
 def top_k_of(params: DecodingParams, vocab_size: int) -> int:
@@ -79,26 +101,62 @@ def block_shape(params: Sequence[DecodingParams], vocab_size: int) -> Shape:
 
 
 def stack_rows(
-    params: Sequence[DecodingParams], vocab_size: int, eos: Sequence[int], device: torch.device | str = "cpu"
+    params: Sequence[DecodingParams],
+    shape: Shape,
+    vocab_size: int,
+    eos: Sequence[int],
+    device: torch.device | str = "cpu",
 ) -> Rows:
     """Rows for a batch of requests.
 
     Temperature 0 has no code of its own: lossless methods become top-k 1, the others keep temperature 1 and are given
     noise 0 (`mtad.noise`), which turns beam sampling into beam search and the bonus draw into an argmax.
+
+    Args:
+        params: parameters of the R requests.
+        shape: at least as large as each request's own.
+        vocab_size: V.
+        eos: tokens that end a text.
+        device: of the result.
     """
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    def first(counts: list[int], size: int) -> Tensor:
+        """Bias [R, size]: 0 for the first `counts[r]` entries, -inf for the others."""
+        beyond = torch.arange(size, device=device) >= torch.tensor(counts, device=device)[:, None]
+        return torch.zeros(len(counts), size, device=device).masked_fill(beyond, -math.inf)
+
+    def layout(own: list[int], width: int) -> Layout | None:
+        if all(w == width for w in own):
+            return None
+        node = torch.arange(shape.draft_len * width, device=device)
+        level, slot = node // max(width, 1), node % max(width, 1)
+        mine = torch.tensor(own, device=device)[:, None]
+        node_at = torch.where(slot < mine, level * mine + slot, len(node) + node).argsort(-1)
+        return Layout(node_at, node_at.argsort(-1))
+
     ends = list(eos) or [-1]
+    widths = [p.draft_width or shape.width for p in params]
+    drafted = torch.tensor([p.drafted for p in params], device=device)
     return Rows(
-        temperature=torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32, device=device),
-        top_k=torch.tensor([top_k_of(p, vocab_size) for p in params], device=device),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-        log_threshold=torch.tensor(
-            [math.log(p.accept_threshold) if p.accept_threshold > 0 else -math.inf for p in params],
-            dtype=torch.float32,
-            device=device,
-        ),
-        draft_len=torch.tensor([p.drafted for p in params], device=device),
-        beam_width=torch.tensor([p.draft_width for p in params], device=device),
+        inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
+        rank_bias=first([top_k_of(p, vocab_size) for p in params], shape.candidates)[:, None],
+        top_p=column([p.top_p if p.top_p < 1 else 2.0 for p in params])[:, :, None],
+        log_threshold=column([math.log(p.accept_threshold) if p.accept_threshold > 0 else -math.inf for p in params]),
+        width=torch.tensor(widths, device=device),
+        draft_layout=layout(widths, shape.width),
+        score_layout=layout([p.score_width or shape.score_width for p in params], shape.score_width),
+        slot_bias=first([p.draft_width for p in params], shape.width),
+        last_level=torch.arange(shape.draft_len + 1, device=device) >= drafted[:, None],
         tree=torch.tensor([p.spec.tree for p in params], device=device),
         lossless=torch.tensor([p.spec.rule == "lossless" for p in params], device=device),
-        eos=torch.tensor([[-1] * len(ends) if p.ignore_eos else ends for p in params], device=device),
+        eos=torch.tensor([[[-1] * len(ends) if p.ignore_eos else ends] for p in params], device=device),
     )
+
+
+@lru_cache(maxsize=1024)
+def index(size: int, device: torch.device, step: int = 1) -> Tensor:
+    """0, step, 2 step, ..: int64 [size]; a constant, made once."""
+    return torch.arange(0, size * step, step, device=device)

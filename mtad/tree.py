@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from mtad.rows import Layout, index
 
 
 class TokenTree(NamedTuple):
@@ -39,9 +43,10 @@ class TokenTree(NamedTuple):
 
     def path(self, nodes: Tensor) -> Tensor:
         """Node of each level on the way to `nodes` [R]: int64 [R, draft_len], the level's slot 0 below them."""
-        own = self.ancestors[torch.arange(nodes.shape[0], device=nodes.device), nodes]
-        slots = own.view(-1, self.levels, self.width).to(torch.int8).argmax(-1)
-        return slots + torch.arange(self.levels, device=nodes.device) * self.width
+        count, size = self.tokens.shape
+        own = self.ancestors.gather(1, nodes[:, None, None].expand(count, 1, size))
+        slots = own.view(count, self.levels, self.width).byte().argmax(-1)
+        return slots + index(self.levels, nodes.device, self.width)
 
     def best_final(self) -> Tensor:
         """The last level's node of largest joint log_q, [R]: the beam that the draft would keep if it kept one."""
@@ -54,27 +59,55 @@ class TokenTree(NamedTuple):
         Added level by level, so that padding a tree with dead slots or levels changes no bit of the result.
         """
         rows, nodes = values.shape
-        on_path = torch.where(self.ancestors, values[:, None, :], 0.0)
+        on_path = values[:, None, :].expand(rows, nodes, nodes).masked_fill(~self.ancestors, 0.0)
         return on_path.view(rows, nodes, self.levels, self.width).sum(-1).cumsum(-1)[..., -1]
 
 
-def attend(ancestors: Tensor, committed: Tensor, length: int) -> Tensor:
-    """Attention mask of tree nodes that lie in the cache columns right after the committed tokens.
+def tree_columns(committed: Tensor, nodes: int, length: int, layout: Layout | None) -> Tensor:
+    """What each cache column holds: int64 [R, 1, length], argument of `attend`.
+
+    0 for a committed token, n + 1 for node n, N + 1 beyond the tree.
+
+    Args:
+        committed: int64 [R], committed tokens; the tree is stored right behind them.
+        nodes: N.
+        length: columns of the mask.
+        layout: which node is in which column; None for node n in column committed + n.
+    """
+    columns = (index(length, committed.device) - (committed - 1)[:, None]).clamp(0, nodes + 1)
+    if layout is not None:
+        table = pad(pad(layout.node_at + 1, (1, 0)), (0, 1), value=nodes + 1)
+        columns = table.gather(1, columns)
+    return columns[:, None]
+
+
+def attend(ancestors: Tensor, columns: Tensor) -> Tensor:
+    """Attention mask of tree nodes: they see every committed column and their ancestors.
 
     Args:
         ancestors: bool [R, S, N], which of the N tree columns each of S tokens sees.
-        committed: int64 [R], committed tokens; the tree's node n is in column committed + n.
-        length: columns of the mask.
+        columns: int64 [R, 1, length] of `tree_columns`.
 
     Returns:
-        bool [R, 1, S, length]: every committed column and the ancestors.
+        bool [R, 1, S, length].
     """
-    rows, tokens, nodes = ancestors.shape
-    edge = ancestors.new_ones(rows, tokens, 1)
-    table = torch.cat([edge, ancestors, ~edge], 2)
-    column = torch.arange(length, device=ancestors.device) - committed[:, None] + 1
-    index = column.clamp(0, nodes + 1)[:, None, :].expand(rows, tokens, length)
-    return table.gather(2, index).unsqueeze(1)
+    rows, tokens, _ = ancestors.shape
+    seen, unseen = _edges(ancestors.device)
+    edge = (rows, tokens, 1)
+    table = torch.cat([seen.expand(edge), ancestors, unseen.expand(edge)], 2)
+    return table.gather(2, columns.expand(rows, tokens, columns.shape[2])).unsqueeze(1)
+
+
+@lru_cache(maxsize=16)
+def _edges(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.ones(1, 1, 1, dtype=torch.bool, device=device), torch.zeros(1, 1, 1, dtype=torch.bool, device=device)
+
+
+@lru_cache(maxsize=256)
+def _chain(levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parents [N] and ancestors [N, N] of a chain."""
+    ancestors = torch.ones(levels, levels, dtype=torch.bool, device=device).tril()
+    return torch.arange(-1, levels - 1, device=device), ancestors
 
 
 def keep_best(tree: TokenTree, whole: Tensor, width: int) -> tuple[TokenTree, Tensor]:
@@ -89,11 +122,22 @@ def keep_best(tree: TokenTree, whole: Tensor, width: int) -> tuple[TokenTree, Te
         the scored tree, and for each of its nodes the node of the draft it came from, int64 [R, levels * width].
     """
     rows, levels = tree.tokens.shape[0], tree.levels
+    best = tree.path(tree.best_final())
+    if width == 1:
+        parents, ancestors = _chain(levels, best.device)
+        chain = TokenTree(
+            tokens=tree.tokens.gather(1, best),
+            parents=parents.expand(rows, levels),
+            log_q=tree.log_q.gather(1, best),
+            drafted=tree.drafted.gather(1, best),
+            ancestors=ancestors.expand(rows, levels, levels),
+            width=1,
+        )
+        return chain, best
     slots = torch.arange(width, device=tree.tokens.device)
     base = torch.arange(levels, device=tree.tokens.device)[:, None]
-    chain = tree.path(tree.best_final())[:, :, None].expand(rows, levels, width)
     keep = whole[:, None, None]
-    origin = torch.where(keep, base * tree.width + slots, chain).reshape(rows, -1)
+    origin = torch.where(keep, base * tree.width + slots, best[:, :, None]).reshape(rows, -1)
     alive = (keep | (slots == 0)).expand(rows, levels, width).reshape(rows, -1)
     up = tree.parents.gather(1, origin).view(rows, levels, width)
     up = torch.where(up < 0, -1, torch.where(keep, up % tree.width, 0).clamp(max=width - 1) + (base - 1) * width)

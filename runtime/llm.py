@@ -130,6 +130,8 @@ class LLM:
         params = params or self.pair.defaults
         if isinstance(prompt, str):
             ids = list(self.pair.tokenizer(prompt).input_ids)
+        elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidInput("prompt", prompt, "give text or a sequence of token ids")
         else:
             ids = list(prompt)
             for token in ids:

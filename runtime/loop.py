@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from mtad.accept import Accepted, accept
 from mtad.noise import draw_noise
 from mtad.rows import Rows, Shape, block_shape, stack_rows
-from mtad.tree import keep_best
 from runtime.request import Request
 from runtime.roles import Auxiliary, Batch, Target
 from runtime.scheduler import Scheduler
@@ -55,18 +54,14 @@ class DecodingLoop:
         started = time.perf_counter()
         draft = self.auxiliary.draft(batch) if batch.shape.draft_len else None
         drafted = time.perf_counter()
-        tree, origin = (draft.tree, None) if draft else (None, None)
-        if tree is not None and batch.shape.selects:
-            tree, origin = keep_best(tree, batch.rows.tree, batch.shape.score_width)
-        scoring = time.perf_counter()
+        tree, q = (draft.tree, draft.q) if draft else (None, None)
         logits = self.target.score(batch, tree)
         scored = time.perf_counter()
-        accepted = accept(tree, logits, draft.q if draft else None, batch.noise, batch.rows, batch.shape)
-        if tree is not None:
-            self.target.commit(batch, accepted.path, accepted.length)
-            path = accepted.path if origin is None else origin.gather(1, accepted.path)
-            self.auxiliary.commit(batch, path, accepted.length)
-        return self._commit(requests, accepted, drafted - started, scored - scoring)
+        accepted = accept(tree, logits, q, batch.noise, batch.rows, batch.shape)
+        if draft:
+            self.target.commit(batch, accepted)
+            self.auxiliary.commit(batch, draft, accepted)
+        return self._commit(requests, accepted, drafted - started, scored - drafted)
 
     def _join(self) -> None:
         """Prefill what the scheduler admits: every prompt token but the last."""
@@ -82,11 +77,8 @@ class DecodingLoop:
         params = [request.params for request in requests]
         ids = [request.id for request in requests]
         if self._parameters is None or self._parameters[0] != ids:
-            self._parameters = (
-                ids,
-                block_shape(params, self._vocab_size),
-                stack_rows(params, self._vocab_size, self._eos),
-            )
+            shape = block_shape(params, self._vocab_size)
+            self._parameters = ids, shape, stack_rows(params, shape, self._vocab_size, self._eos)
         _, shape, rows = self._parameters
         committed = [request.committed for request in requests]
         keys = [(request.seed, request.blocks) for request in requests]

@@ -8,15 +8,17 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engines import Engine, Step
 from engines.base import mask_length
 from engines.kv import copy_row, move_columns
+from mtad.accept import Accepted
 from mtad.distribution import Candidates, process
 from mtad.draft import assemble, expand, root
 from mtad.noise import Noise
-from mtad.rows import Rows, Shape
-from mtad.tree import TokenTree, attend
+from mtad.rows import Layout, Rows, Shape
+from mtad.tree import TokenTree, attend, keep_best, tree_columns
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class Draft(NamedTuple):
     """What the auxiliary proposes.
 
     Attributes:
-        tree: all beams of all levels.
+        tree: what the target is to score.
         q: distributions that slot 0 of each level was drawn from, [R, draft_len, K].
+        origin: int64 [R, N], for each node of `tree` the node of the auxiliary's own tree that it is.
     """
 
     tree: TokenTree
     q: Candidates
+    origin: Tensor
 
 
 class Auxiliary(Protocol):
@@ -61,8 +65,8 @@ class Auxiliary(Protocol):
     def draft(self, batch: Batch) -> Draft:
         """Grow a tree under each row; `batch.shape.draft_len` >= 1."""
 
-    def commit(self, batch: Batch, path: Tensor, length: Tensor) -> None:
-        """Keep the draft nodes `path` [R, draft_len] up to `length` [R]."""
+    def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
+        """Keep the accepted nodes, drop the others."""
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Move a request to another row."""
@@ -77,8 +81,8 @@ class Target(Protocol):
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         """Logits after the root and after each node, [R, 1 + N, V], in one pass."""
 
-    def commit(self, batch: Batch, path: Tensor, length: Tensor) -> None:
-        """Keep the scored nodes `path` [R, draft_len] up to `length` [R]."""
+    def commit(self, batch: Batch, accepted: Accepted) -> None:
+        """Keep the accepted nodes, drop the others."""
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Move a request to another row."""
@@ -117,10 +121,11 @@ class _EngineRole:
     def _step(self, step: Step) -> Tensor:
         return self.engine.step(step)[..., : self.vocab_size]
 
-    def _keep(self, batch: Batch, path: Tensor, length: Tensor) -> None:
+    def _keep(self, batch: Batch, path: Tensor, length: Tensor, layout: Layout | None) -> None:
         """Move the accepted nodes' columns right behind the committed ones."""
         levels = self._columns[: path.shape[1]]
-        accepted = torch.where(levels < length[:, None], path, levels)
+        columns = path if layout is None else layout.column.gather(1, path)
+        accepted = torch.where(levels < length[:, None], columns, levels)
         move_columns(self.engine.kv, batch.committed[:, None] + accepted, batch.committed[:, None] + levels)
 
 
@@ -141,26 +146,31 @@ class EngineAuxiliary(_EngineRole):
         write_at = tail[:, 0].clamp(min=0)
         mask = (self._columns[:length] <= (write_at[:, None] + torch.arange(2))[:, :, None])[:, None]
         logits = self._step(Step(batch.last_two, tail.clamp(min=0), write_at, mask, torch.ones(1, dtype=torch.int64)))
-        level, levels, q = root(rows, nodes), [], []
+        level, levels, q = root(rows, shape), [], []
+        columns = tree_columns(batch.committed, nodes, length, rows.draft_layout)
         for depth in range(1, shape.draft_len + 1):
-            candidates = process(logits, rows, shape.candidates)
+            candidates = process(logits, rows)
             noise = batch.noise.gumbel[:, depth - 1, : candidates.ids.shape[1]]
-            level = expand(level, candidates, noise, rows, depth, shape.width)
+            level = expand(level, candidates, noise, rows, depth)
             levels.append(level)
             q.append(candidates)
             if depth < shape.draft_len:
                 at = batch.committed + (depth - 1)
                 positions = at[:, None].expand(-1, shape.width)
-                write_at = batch.committed + (depth - 1) * shape.width
-                mask = attend(level.ancestors, batch.committed, length)
+                write_at = batch.committed + (depth - 1) * rows.width
+                mask = attend(level.ancestors, columns)
                 logits = self._step(Step(level.tokens, positions, write_at, mask, self._columns[: shape.width]))
         ids, log_prob = (torch.stack([getattr(c, name)[:, 0] for c in q], 1) for name in ("ids", "log_prob"))
-        return Draft(assemble(levels), Candidates(ids, log_prob))
+        tree, origin = assemble(levels), self._columns[:nodes].expand(len(batch.committed), nodes)
+        if shape.selects:
+            tree, origin = keep_best(tree, rows.tree, shape.score_width)
+        return Draft(tree, Candidates(ids, log_prob), origin)
 
-    def commit(self, batch: Batch, path: Tensor, length: Tensor) -> None:
+    def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""
         if batch.shape.width > 1:
-            self._keep(batch, path, length)
+            path = draft.origin.gather(1, accepted.path)
+            self._keep(batch, path, accepted.length, batch.rows.draft_layout)
 
 
 class EngineTarget(_EngineRole):
@@ -177,16 +187,23 @@ class EngineTarget(_EngineRole):
             mask = (self._columns[:length] <= root_at[:, None])[:, None, None]
             step = Step(batch.last_two[:, 1:], root_at[:, None], root_at, mask, self._columns[:1])
             return self._step(step)
-        nodes = tree.tokens.shape[1]
+        nodes, layout = tree.tokens.shape[1], batch.rows.score_layout
         length = self._length(batch, nodes)
-        tokens = torch.cat([batch.last_two[:, 1:], tree.tokens], 1)
-        depth = torch.arange(tree.levels).repeat_interleave(tree.width)
-        positions = root_at[:, None] + torch.cat([torch.zeros(1, dtype=torch.int64), depth + 1])
-        sees = torch.nn.functional.pad(tree.ancestors, (0, 0, 1, 0))
-        mask = attend(sees, batch.committed, length)
-        return self._step(Step(tokens, positions, root_at, mask, self._columns[: nodes + 1]))
+        tokens, sees = tree.tokens, tree.ancestors
+        depth = (self._columns[:nodes] // tree.width + 1).expand(len(tokens), nodes)
+        if layout is not None:
+            tokens, depth = tokens.gather(1, layout.node_at), depth.gather(1, layout.node_at)
+            sees = sees.gather(1, layout.node_at[:, :, None].expand_as(sees))
+        tokens = torch.cat([batch.last_two[:, 1:], tokens], 1)
+        mask = attend(pad(sees, (0, 0, 1, 0)), tree_columns(batch.committed, nodes, length, layout))
+        positions = root_at[:, None] + pad(depth, (1, 0))
+        logits = self._step(Step(tokens, positions, root_at, mask, self._columns[: nodes + 1]))
+        if layout is not None:
+            back = pad(layout.column + 1, (1, 0))
+            logits = logits.gather(1, back[:, :, None].expand_as(logits))
+        return logits
 
-    def commit(self, batch: Batch, path: Tensor, length: Tensor) -> None:
+    def commit(self, batch: Batch, accepted: Accepted) -> None:
         """See `Target.commit`. A chain is written where it belongs."""
         if batch.shape.score_width > 1:
-            self._keep(batch, path, length)
+            self._keep(batch, accepted.path, accepted.length, batch.rows.score_layout)

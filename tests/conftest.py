@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,15 +76,30 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, auxiliary
 
 
-@pytest.fixture(scope="session", params=["onnx", "torch"])
-def pair_folder(
-    request: pytest.FixtureRequest, checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The pair exported for each engine."""
-    folder = tmp_path_factory.mktemp("pairs") / str(request.param)
-    target, auxiliary = checkpoints
-    export_pair(folder, str(target), str(auxiliary), rows=4, capacity=256, format=str(request.param))
+@pytest.fixture(scope="session")
+def reference(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
+    """The target's checkpoint, run by transformers alone."""
+    return LlamaForCausalLM.from_pretrained(checkpoints[0], dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def pair_folders(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of the pair exported to a format; exported when first asked for."""
+    parent = tmp_path_factory.mktemp("pairs")
+    target, auxiliary = map(str, checkpoints)
+
+    @functools.cache
+    def folder(format: str) -> Path:
+        export_pair(parent / format, target, auxiliary, rows=4, capacity=256, format=format)
+        return parent / format
+
     return folder
+
+
+@pytest.fixture(scope="session", params=["onnx", "torch"])
+def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Path]) -> Path:
+    """The pair exported for each engine."""
+    return pair_folders(str(request.param))
 
 
 @pytest.fixture(scope="session")

@@ -1,33 +1,324 @@
-"""The loop over two engines: independence of the batch, stop conditions, statistics."""
+"""The loop over two engines: independence of the batch, stop conditions, statistics, refusal of bad input."""
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from runtime import LLM, DecodingParams
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from mtad.errors import CapacityExceeded, InvalidInput
+from runtime import LLM, DecodingParams, Result
+from runtime.request import Request
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 METHODS = ("sample", "speculative", "mtad", "mmtad")
+BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
+
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(autouse=True)
+def idle_afterwards(llm: LLM) -> Iterator[None]:
+    """Whatever a test did, finished or refused, nothing is left behind."""
+    yield
+    llm.loop.check_integrity()
+    assert llm.loop.scheduler.idle
+
+
+@pytest.fixture(scope="session")
+def torch_llm(pair_folders: Callable[[str], Path]) -> LLM:
+    return LLM(pair_folders("torch"), threads=1)
 
 
 def mixed() -> list[DecodingParams]:
     """Requests that differ in every parameter."""
-    base = DecodingParams(max_tokens=24, ignore_eos=True)
     return [
-        replace(base, method="mtad", seed=1),
-        replace(base, method="sample", seed=2, temperature=0.7),
-        replace(base, method="mmtad", seed=3, beam_width=3, draft_len=2, top_k=0, max_tokens=9),
-        replace(base, method="speculative", seed=4, draft_len=5, top_p=1.0),
-        replace(base, method="mtad", seed=5, beam_width=2, draft_len=1, accept_threshold=0.0),
-        replace(base, method="mmtad", seed=6, temperature=0.0),
-        replace(base, method="sample", seed=7, temperature=0.0, max_tokens=3),
-        replace(base, method="mtad", seed=8, temperature=2.0, top_k=3, beam_width=8),
+        replace(BASE, method="mtad", seed=1),
+        replace(BASE, method="sample", seed=2, temperature=0.7),
+        replace(BASE, method="mmtad", seed=3, beam_width=3, draft_len=2, top_k=0, max_tokens=9),
+        replace(BASE, method="speculative", seed=4, draft_len=5, top_p=1.0),
+        replace(BASE, method="mtad", seed=5, beam_width=2, draft_len=1, accept_threshold=0.0),
+        replace(BASE, method="mmtad", seed=6, temperature=0.0),
+        replace(BASE, method="sample", seed=7, temperature=0.0, max_tokens=3),
+        replace(BASE, method="mtad", seed=8, temperature=2.0, top_k=3, beam_width=8),
     ]
 
 
-def test_a_requests_tokens_do_not_depend_on_the_batch(llm: LLM) -> None:
-    requests = [(PROMPTS[i % len(PROMPTS)], p) for i, p in enumerate(mixed())]
-    alone = [llm.generate(prompt, p)[0] for prompt, p in requests]
-    together = llm.generate([prompt for prompt, _ in requests], [p for _, p in requests])
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    llm.loop.check_integrity()
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[tuple[str, DecodingParams, Result]]:
+    """Each mixed request with the result it gets when nothing else runs."""
+    requests = [(PROMPTS[i % len(PROMPTS)], params) for i, params in enumerate(mixed())]
+    return [(prompt, params, llm.generate(prompt, params)[0]) for prompt, params in requests]
+
+
+def run_to_end(llm: LLM) -> None:
+    while not llm.loop.scheduler.idle:
+        llm.step()
+        llm.loop.check_integrity()
+
+
+def test_a_requests_tokens_do_not_depend_on_the_batch(
+    llm: LLM, alone: list[tuple[str, DecodingParams, Result]]
+) -> None:
+    together = llm.generate([prompt for prompt, _, _ in alone], [params for _, params, _ in alone])
+    assert [r.token_ids for r in together] == [result.token_ids for _, _, result in alone]
+    for result, (_, _, expected) in zip(together, alone, strict=True):
+        assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
+    llm: LLM, alone: list[tuple[str, DecodingParams, Result]], seed: int
+) -> None:
+    chance = random.Random(seed)
+    order = chance.sample(range(len(alone)), len(alone))
+    added: dict[int, Request] = {}
+    finished: list[Request] = []
+    while order or not llm.loop.scheduler.idle:
+        for _ in range(min(chance.choice([0, 0, 1, 2]), len(order))):
+            index = order.pop()
+            added[index] = llm.add(*alone[index][:2])
+        finished += llm.step()
+        llm.loop.check_integrity()
+    assert {request.id for request in finished} == {request.id for request in added.values()}
+    assert len(finished) == len(alone)
+    for index, request in added.items():
+        assert llm.result(request).token_ids == alone[index][2].token_ids
+
+
+def test_a_step_without_requests_does_nothing(llm: LLM) -> None:
+    assert llm.step() == []
+    assert llm.generate([]) == []
+
+
+@every_method
+def test_a_seed_reproduces_and_another_seed_differs(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, top_k=0, top_p=1.0)
+    first, again, other = llm.generate([PROMPTS[0]] * 3, [params, params, replace(params, seed=6)])
+    assert first.token_ids == again.token_ids
+    assert first.token_ids != other.token_ids
+    drawn, another = llm.generate([PROMPTS[0]] * 2, replace(params, seed=None))
+    assert drawn.token_ids != another.token_ids
+    assert llm.generate(PROMPTS[0], replace(params, seed=drawn.seed))[0].token_ids == drawn.token_ids
+
+
+@every_method
+def test_max_tokens_is_exact_and_less_is_a_prefix_of_more(llm: LLM, method: str) -> None:
+    counts = [1, 2, 3, 5, 6, 11, 24]
+    params = replace(BASE, method=method, accept_threshold=0.0)
+    results = llm.generate([PROMPTS[1]] * len(counts), [replace(params, max_tokens=count) for count in counts])
+    longest = results[-1]
+    for count, result in zip(counts, results, strict=True):
+        assert result.token_ids == longest.token_ids[:count]
+        assert result.logprobs == pytest.approx(longest.logprobs[:count], abs=1e-5)
+        assert result.finish_reason == "length"
+
+
+@every_method
+def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, ignore_eos=False, accept_threshold=0.1)
+    free = llm.generate(PROMPTS[0], replace(params, ignore_eos=True))[0]
+    cut = 0
+    for token in list(dict.fromkeys(free.token_ids))[:8]:
+        ending = LLM(replace(llm.pair, eos=(token,)))
+        result = ending.generate(PROMPTS[0], params)[0]
+        ending.loop.check_integrity()
+        assert ending.loop.scheduler.idle
+        ends = result.token_ids[-1] == token
+        assert token not in result.token_ids[:-1]
+        assert result.finish_reason == ("stop" if ends else "length")
+        tokens = result.token_ids[:-1] if ends else result.token_ids
+        assert result.text == llm.pair.tokenizer.decode(tokens, skip_special_tokens=True)
+        statistics = result.statistics
+        cut += statistics.accepted + statistics.target_passes > statistics.tokens
+        if not params.spec.beams:  # an ended beam leaves room for others, so only a chain is drafted alike
+            assert result.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
+    assert cut or not params.spec.drafts, "no text ended inside a block, so nothing was tested"
+
+
+@every_method
+def test_a_stop_string_anywhere_cuts_the_text_before_its_first_occurrence(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, accept_threshold=0.0, max_tokens=30)
+    free = llm.generate(PROMPTS[2], params)[0]
+    pieces = [free.text[at : at + size] for size in (1, 2, 5) for at in range(0, len(free.text) - size, 5)]
+    stops = [piece for piece in pieces if "\ufffd" not in piece]
+    results = llm.generate([PROMPTS[2]] * len(stops), [replace(params, stop=stop) for stop in stops])
+    for stop, result in zip(stops, results, strict=True):
+        assert result.text == free.text[: free.text.index(stop)]
+        assert result.finish_reason == "stop"
+        assert result.token_ids == free.token_ids[: len(result.token_ids)]
+        before = llm.pair.tokenizer.decode(result.token_ids[:-1], skip_special_tokens=True)
+        assert stop not in before, "a token follows the stop string"
+    if params.spec.drafts:
+        assert any(r.statistics.accepted + r.statistics.target_passes > r.statistics.tokens for r in results)
+
+
+@every_method
+def test_of_several_stop_strings_the_earliest_counts(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, max_tokens=30)
+    free = llm.generate(PROMPTS[2], params)[0]
+    size = len(free.text)
+    late, early = free.text[size // 2 : size // 2 + 4], free.text[size // 4 : size // 4 + 2]
+    result = llm.generate(PROMPTS[2], replace(params, stop=(late, "never in it", early)))[0]
+    assert result.text == free.text[: min(free.text.index(late), free.text.index(early))]
+
+
+def test_prompts_as_token_ids_equal_prompts_as_text(llm: LLM) -> None:
+    ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
+    as_text, as_ids = llm.generate(PROMPTS, BASE), llm.generate(ids, BASE)
+    assert [r.token_ids for r in as_text] == [r.token_ids for r in as_ids]
+    assert [r.prompt_token_ids for r in as_text] == ids
+    assert llm.generate(tuple(ids[0]), BASE)[0].token_ids == as_text[0].token_ids
+
+
+@every_method
+def test_both_engines_give_the_same_tokens(llm: LLM, torch_llm: LLM, method: str) -> None:
+    prompts = [*PROMPTS, [7]]
+    params = [replace(BASE, method=method, seed=seed) for seed in range(len(prompts))]
+    ours, theirs = llm.generate(prompts, params), torch_llm.generate(prompts, params)
+    assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
+
+
+@pytest.mark.parametrize("method", ["sample", "speculative"])
+def test_temperature_zero_is_the_checkpoints_greedy_decoding(
+    llm: LLM, reference: LlamaForCausalLM, method: str
+) -> None:
+    results = llm.generate([*PROMPTS, [7]], replace(BASE, method=method, temperature=0.0, seed=None))
+    for result in results:
+        prompt = torch.tensor([result.prompt_token_ids])
+        greedy = reference.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, eos_token_id=-1
+        )
+        assert result.token_ids == greedy[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("method", ["mtad", "mmtad"])
+def test_temperature_zero_is_deterministic(llm: LLM, method: str) -> None:
+    params = [replace(BASE, method=method, temperature=0.0, seed=seed) for seed in (1, 2, None)]
+    first, *others = llm.generate([PROMPTS[0]] * 3, params)
+    assert all(other.token_ids == first.token_ids for other in others)
+
+
+@every_method
+def test_log_probabilities_are_those_of_a_plain_forward_pass(
+    llm: LLM, reference: LlamaForCausalLM, method: str
+) -> None:
+    for result in llm.generate(PROMPTS, replace(BASE, method=method, temperature=1.3, accept_threshold=0.1)):
+        start = len(result.prompt_token_ids)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
+        expected = logits.log_softmax(-1)[start - 1 : -1].gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(result.logprobs), expected, rtol=0, atol=1e-4)
+
+
+@every_method
+def test_statistics_are_what_their_definitions_say(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, draft_len=3, beam_width=2)
+    for result in llm.generate(PROMPTS, params):
+        s, tokens = result.statistics, len(result.token_ids)
+        assert s.tokens == tokens == len(result.logprobs)
+        assert s.drafted == params.drafted * s.target_passes
+        assert s.accepted + s.target_passes in (tokens, tokens + 1), "a block is its accepted tokens and one more"
+        assert s.block_efficiency == tokens / s.target_passes
+        assert s.acceptance_rate == (s.accepted / s.drafted if params.drafted else 0.0)
+        assert min(s.prefill_seconds, s.draft_seconds, s.score_seconds) >= 0
+        assert (s.draft_seconds > 0) == params.spec.drafts
+        if not params.spec.drafts:
+            assert (s.target_passes, s.accepted) == (tokens, 0)
+
+
+def test_drafts_are_accepted_and_rejected(llm: LLM) -> None:
+    """Else the other tests would not reach what they are about."""
+    for method in METHODS[1:]:
+        results = llm.generate(PROMPTS, replace(BASE, method=method))
+        rate = sum(r.statistics.accepted for r in results) / sum(r.statistics.drafted for r in results)
+        assert 0.15 < rate < 0.95, method
+
+
+@every_method
+def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) -> None:
+    scheduler = llm.loop.scheduler
+    room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
+    params = replace(BASE, method=method, draft_len=8, beam_width=8, max_tokens=12, accept_threshold=0.0)
+    full = [3 + i % 250 for i in range(room - params.max_tokens)]
+    alone = llm.generate(full, params)[0]
+    assert len(alone.token_ids) == 12
+    together = llm.generate([full, PROMPTS[0], full], [params, replace(BASE, method="mmtad", beam_width=8), params])
+    assert [together[0].token_ids, together[2].token_ids] == [alone.token_ids] * 2
+    with pytest.raises(CapacityExceeded):
+        llm.generate([*full, 3], params)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_the_prefill_chunk_does_not_change_the_tokens(llm: LLM, chunk: int) -> None:
+    chunked = LLM(llm.pair, prefill_chunk=chunk)
+    expected = llm.generate(PROMPTS, BASE)
+    assert [r.token_ids for r in chunked.generate(PROMPTS, BASE)] == [r.token_ids for r in expected]
+
+
+def test_padded_vocabulary_entries_are_never_produced(llm: LLM) -> None:
+    assert llm.pair.auxiliary.spec.vocab_size > llm.pair.vocab_size
+    for method in METHODS:
+        params = replace(BASE, method=method, top_k=0, top_p=1.0, temperature=50.0, accept_threshold=0.0)
+        tokens = itertools.chain.from_iterable(r.token_ids for r in llm.generate(PROMPTS, params))
+        assert max(tokens) < llm.pair.vocab_size
+
+
+BAD = [
+    ("prompt", "", {}),
+    ("prompt", [], {}),
+    ("prompt", [5, 300], {}),
+    ("prompt", [-1], {}),
+    ("prompt", [True], {}),
+    ("prompt", ["a", "b"], {}),
+    ("prompt", None, {}),
+    ("prompt", b"bytes", {}),
+    ("prompt", [5] * 192, {"max_tokens": 1}),
+    ("prompt", "word " * 1000, {}),
+    ("max_tokens", "S", {"max_tokens": 192}),
+    ("draft_len", "S", {"draft_len": 9}),
+    ("beam_width", "S", {"beam_width": 9}),
+]
+
+
+@pytest.mark.parametrize(("field", "prompt", "values"), BAD)
+def test_bad_input_is_refused_by_field_and_nothing_of_its_batch_runs(
+    llm: LLM, field: str, prompt: object, values: dict[str, int]
+) -> None:
+    before = llm.pair.target.kv.clone()
+    with pytest.raises(InvalidInput) as caught:
+        llm.generate(["S", prompt, "S"], [BASE, replace(BASE, **values), BASE])  # type: ignore[arg-type, list-item]
+    assert caught.value.field == field
+    with pytest.raises(InvalidInput) as caught:
+        llm.add(prompt, replace(BASE, **values))  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert llm.loop.scheduler.idle
+    assert torch.equal(llm.pair.target.kv, before)
+
+
+def test_parameters_must_be_one_or_one_for_each_prompt(llm: LLM) -> None:
+    for count in (0, 1, 3):
+        with pytest.raises(InvalidInput, match="params"):
+            llm.generate(["S", "S"], [BASE] * count)
+        assert llm.loop.scheduler.idle
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("max_draft_len", {"max_draft_len": 32, "max_beam_width": 8}), ("prefill_chunk", {"prefill_chunk": 0})],
+)
+def test_limits_that_leave_no_room_are_refused(llm: LLM, field: str, values: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        LLM(llm.pair, **values)
+    assert caught.value.field == field
+
+
+def test_parameters_not_given_are_the_pairs_own(llm: LLM) -> None:
+    tuned = LLM(replace(llm.pair, defaults=replace(BASE, max_tokens=3)))
+    assert tuned.generate("S")[0].token_ids == llm.generate("S", replace(BASE, max_tokens=3))[0].token_ids
