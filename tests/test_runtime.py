@@ -14,9 +14,12 @@ from transformers import LlamaForCausalLM
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, Result
+from runtime.llm import Prompt
 from runtime.request import Request
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
+ONE_TOKEN = [7]
+EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
 METHODS = ("sample", "speculative", "mtad", "mmtad")
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
@@ -55,12 +58,6 @@ def alone(llm: LLM) -> list[tuple[str, DecodingParams, Result]]:
     """Each mixed request with the result it gets when nothing else runs."""
     requests = [(PROMPTS[i % len(PROMPTS)], params) for i, params in enumerate(mixed())]
     return [(prompt, params, llm.generate(prompt, params)[0]) for prompt, params in requests]
-
-
-def run_to_end(llm: LLM) -> None:
-    while not llm.loop.scheduler.idle:
-        llm.step()
-        llm.loop.check_integrity()
 
 
 def test_a_requests_tokens_do_not_depend_on_the_batch(
@@ -179,9 +176,8 @@ def test_prompts_as_token_ids_equal_prompts_as_text(llm: LLM) -> None:
 
 @every_method
 def test_both_engines_give_the_same_tokens(llm: LLM, torch_llm: LLM, method: str) -> None:
-    prompts = [*PROMPTS, [7]]
-    params = [replace(BASE, method=method, seed=seed) for seed in range(len(prompts))]
-    ours, theirs = llm.generate(prompts, params), torch_llm.generate(prompts, params)
+    params = [replace(BASE, method=method, seed=seed) for seed in range(len(EVERY_PROMPT))]
+    ours, theirs = llm.generate(EVERY_PROMPT, params), torch_llm.generate(EVERY_PROMPT, params)
     assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
 
 
@@ -189,7 +185,7 @@ def test_both_engines_give_the_same_tokens(llm: LLM, torch_llm: LLM, method: str
 def test_temperature_zero_is_the_checkpoints_greedy_decoding(
     llm: LLM, reference: LlamaForCausalLM, method: str
 ) -> None:
-    results = llm.generate([*PROMPTS, [7]], replace(BASE, method=method, temperature=0.0, seed=None))
+    results = llm.generate(EVERY_PROMPT, replace(BASE, method=method, temperature=0.0, seed=None))
     for result in results:
         prompt = torch.tensor([result.prompt_token_ids])
         greedy = reference.generate(
@@ -249,7 +245,8 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
     full = [3 + i % 250 for i in range(room - params.max_tokens)]
     alone = llm.generate(full, params)[0]
     assert len(alone.token_ids) == 12
-    together = llm.generate([full, PROMPTS[0], full], [params, replace(BASE, method="mmtad", beam_width=8), params])
+    prompts: list[Prompt] = [full, PROMPTS[0], full]
+    together = llm.generate(prompts, [params, replace(BASE, method="mmtad", beam_width=8), params])
     assert [together[0].token_ids, together[2].token_ids] == [alone.token_ids] * 2
     with pytest.raises(CapacityExceeded):
         llm.generate([*full, 3], params)
