@@ -12,6 +12,9 @@ BLOCK = 64
 """Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
 whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+"""Of weights, cache and logits, by name."""
+
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -21,7 +24,7 @@ class EngineSpec:
         architecture: the checkpoint's `architectures[0]`.
         layers, kv_heads, head_dim: shape of the KV cache.
         vocab_size: V, width of the logits; may exceed the tokenizer's (padded embedding rows).
-        dtype: `float32`, `float16` or `bfloat16`; of logits and cache.
+        dtype: one of `DTYPES`; of logits and cache.
         rows: requests at once at most.
         capacity: KV columns a row, a multiple of 64.
         eos_token_ids: tokens that end a text.
@@ -46,7 +49,7 @@ class EngineSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch's."""
-        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
+        return DTYPES[self.dtype]
 
     @property
     def kv_bytes(self) -> int:

@@ -11,13 +11,16 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from engines.base import BLOCK, Engine, EngineSpec
+from engines.base import BLOCK, DTYPES, Engine, EngineSpec
 from mtad.errors import InvalidInput
 
 VERSION = 1
 """Of the layout of `engine.json` and `pair.json`; a reader refuses a newer one."""
 
-MODEL_FILE = {"onnx": "model.onnx", "torch": "model.safetensors"}
+MODEL_FILES = {"onnx": ("model.onnx", "model.onnx.data"), "torch": ("config.json", "model.safetensors")}
+"""What an engine folder must hold beside `engine.json`, by format."""
+
+_SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -35,7 +38,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = values.pop("version")
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise InvalidInput(name, str(path), "not a valid description; export again") from None
     if version != VERSION:
         raise InvalidInput(
@@ -62,16 +65,21 @@ def read_spec(folder: Path) -> EngineSpec:
     if set(values) != names:
         wrong = sorted(set(values) ^ names)
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
-    spec = EngineSpec(**{**values, "eos_token_ids": tuple(values["eos_token_ids"])})
-    if spec.format not in MODEL_FILE:
-        raise InvalidInput("engine.json format", spec.format, f"known: {', '.join(MODEL_FILE)}; export again")
-    if not (folder / MODEL_FILE[spec.format]).is_file():
-        raise InvalidInput("folder", str(folder), f"{MODEL_FILE[spec.format]} is missing; export again")
-    if spec.capacity % BLOCK or spec.capacity <= 0 or spec.rows <= 0:
-        raise InvalidInput(
-            "engine.json", str(folder), f"capacity must be a multiple of {BLOCK}, rows positive; export again"
-        )
-    return spec
+    for name in _SIZES:
+        if not isinstance(values[name], int) or values[name] < 1:
+            raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
+    if values["capacity"] % BLOCK:
+        raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {BLOCK}; export again")
+    for name, known in (("format", MODEL_FILES), ("dtype", DTYPES)):
+        if values[name] not in known:
+            raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
+    ends = values["eos_token_ids"]
+    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
+        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
+    for file in MODEL_FILES[values["format"]]:
+        if not (folder / file).is_file():
+            raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
+    return EngineSpec(**{**values, "eos_token_ids": tuple(ends)})
 
 
 def open_engine(folder: Path | str, threads: int = 1) -> Engine:
@@ -86,22 +94,27 @@ def open_engine(folder: Path | str, threads: int = 1) -> Engine:
     """
     folder = Path(folder)
     spec = read_spec(folder)
-    if spec.format == "torch":
-        from engines.torch_engine import TorchEngine
+    try:
+        if spec.format == "torch":
+            from engines.torch_engine import TorchEngine
 
-        return TorchEngine(folder, spec)
-    from engines.onnxruntime_engine import OnnxRuntimeEngine
+            return TorchEngine(folder, spec)
+        from engines.onnxruntime_engine import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine(folder, spec, threads)
+        return OnnxRuntimeEngine(folder, spec, threads)
+    except Exception as error:  # each runtime has its own errors for a damaged file
+        raise InvalidInput("folder", str(folder), f"the model cannot be opened, export again: {error}") from error
 
 
 @contextlib.contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder that takes the name `folder` only when the block ends without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.incomplete-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
     try:
         yield temporary
         previous = folder.with_name(f".{folder.name}.previous-{os.getpid()}")

@@ -10,16 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from engines.base import BLOCK, EngineSpec
+from engines.base import BLOCK, DTYPES, EngineSpec
 from mtad.errors import InvalidInput
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 """Checkpoints that export is tested with."""
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+"""What `config.json` must say."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +43,38 @@ class Checkpoint:
         return int(self.config["max_position_embeddings"])
 
     def load(self, dtype: str) -> PreTrainedModel:
-        """The model on the CPU."""
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=DTYPES[dtype], local_files_only=True).eval()
+        """The model on the CPU.
+
+        Raises:
+            InvalidInput: the weights are damaged or not all there.
+        """
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
+            )
+        except Exception as error:  # transformers and safetensors have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
+        if found["missing_keys"]:  # transformers would go on with random ones
+            missing = sorted(found["missing_keys"])
+            raise InvalidInput(self.name, str(self.folder), f"{len(missing)} weights are missing, such as {missing[0]}")
+        return model.eval()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The checkpoint's tokenizer."""
         try:
             return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise InvalidInput(self.name, str(self.folder), f"its tokenizer cannot be loaded: {error}") from None
+        except Exception as error:  # transformers and tokenizers have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its tokenizer cannot be loaded: {error}") from error
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""
         path = self.folder / "generation_config.json"
-        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        found = values.get("eos_token_id", self.config.get("eos_token_id"))
-        return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+        try:
+            values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            found = values.get("eos_token_id", self.config.get("eos_token_id"))
+            return tuple(map(int, found)) if isinstance(found, list) else () if found is None else (int(found),)
+        except (ValueError, TypeError, AttributeError):
+            raise InvalidInput(self.name, str(path), "its eos_token_id is neither an integer nor a list") from None
 
     def spec(self, rows: int, capacity: int, dtype: str, format: str) -> EngineSpec:
         """The engine this checkpoint becomes."""
@@ -106,6 +121,9 @@ def find(name: str, source: str) -> Checkpoint:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         architecture = config["architectures"][0]
+        if architecture in ARCHITECTURES:
+            for size in SIZES:
+                int(config[size])
     except (ValueError, KeyError, IndexError, TypeError):
         raise InvalidInput(name, source, "its config.json is not that of a Hugging Face model") from None
     if architecture not in ARCHITECTURES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -36,10 +37,13 @@ def main() -> None:
 
     from export.pair import export_pair
 
-    with tqdm(total=5, desc="export", bar_format="{desc:<28} {bar:24} {n}/{total} [{elapsed}]", file=sys.stderr) as bar:
+    stages = itertools.count()
+    form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
+    # shown on terminals only, and taken away again if the export fails: an error is one line
+    with tqdm(total=5, desc="export", bar_format=form, file=sys.stderr, disable=None, leave=False) as bar:
 
         def progress(stage: str) -> None:
-            bar.update(bar.desc != "export: ")
+            bar.update(next(stages) > 0)
             bar.set_description_str(stage)
 
         written = export_pair(
@@ -54,6 +58,6 @@ def main() -> None:
             overwrite=options.overwrite,
             progress=progress,
         )
-        bar.n = bar.total
+        bar.n, bar.leave = bar.total, True
         bar.set_description_str("done" if written else "up to date")
     print(options.pair)

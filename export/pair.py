@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from engines.base import BLOCK, EngineSpec
-from engines.folder import open_engine, read_spec, write_folder, write_json, write_spec
-from export.checkpoint import DTYPES, Checkpoint, find
+from engines.base import BLOCK, DTYPES, EngineSpec
+from engines.folder import open_engine, read_json, read_spec, write_folder, write_json, write_spec
+from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.verify import verify
 from export.vocabulary import common_vocabulary
@@ -73,22 +73,23 @@ def export_pair(
     specs = [model.spec(rows, capacity, dtype, format) for model in models]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
+    description = {
+        "vocab_size": size,
+        "vocabulary_hash": vocabulary_hash(tokenizers[0]),
+        "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
+    }
+    folder = folder.absolute()
     if folder.exists():
-        if _same(folder, specs, defaults or {}):
+        if _same(folder, specs, description):
             return False
+        if not (folder / "pair.json").is_file():
+            raise InvalidInput("pair", str(folder), "exists and was not written by mtad-export; give another name")
         if not overwrite:
             raise InvalidInput("pair", str(folder), "exists and holds something else; give another name or --overwrite")
     with write_folder(folder) as temporary:
         for model, spec, tokenizer in zip(models, specs, tokenizers, strict=True):
             _write_engine(temporary / model.name, model, spec, tokenizer, progress)
-        write_json(
-            temporary / "pair.json",
-            {
-                "vocab_size": size,
-                "vocabulary_hash": vocabulary_hash(tokenizers[0]),
-                "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
-            },
-        )
+        write_json(temporary / "pair.json", description)
     return True
 
 
@@ -122,11 +123,10 @@ def _write_engine(
     verify(engine, reference)
 
 
-def _same(folder: Path, specs: list[EngineSpec], defaults: dict[str, object]) -> bool:
+def _same(folder: Path, specs: list[EngineSpec], description: dict[str, object]) -> bool:
+    """Whether `folder` is what an export with these engines and this description would write."""
     try:
-        written = json.loads((folder / "pair.json").read_text(encoding="utf-8"))["defaults"]
-        return written == json.loads(json.dumps(defaults)) and specs == [
-            read_spec(folder / n) for n in ("target", "auxiliary")
-        ]
-    except (InvalidInput, OSError, ValueError, KeyError, TypeError):
+        written = [read_spec(folder / name) for name in ("target", "auxiliary")]
+        return written == specs and read_json(folder, "pair.json") == json.loads(json.dumps(description))
+    except (InvalidInput, OSError):
         return False

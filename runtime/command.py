@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     given = {f.name: getattr(options, f.name) for f in fields(DecodingParams) if getattr(options, f.name) is not None}
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
-    prompts = [*options.prompt, *(_read(path) for path in options.file)] or [sys.stdin.read()]
+    prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
 
     from runtime.llm import LLM
     from runtime.pair import open_pair
@@ -53,8 +53,9 @@ def main() -> None:
         print(json.dumps(result.to_dict(), ensure_ascii=False) if options.json else result.text)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | None) -> str:
+    """A prompt from a file, or from standard input."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("file", str(path), f"cannot be read: {error}") from None
+        raise InvalidInput("file", str(path or "standard input"), f"cannot be read: {error}") from None

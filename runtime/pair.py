@@ -46,6 +46,8 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
         InvalidInput: the folder is not a usable pair.
     """
     folder = Path(folder)
+    if threads is not None and threads < 1:
+        raise InvalidInput("threads", threads, "give at least 1")
     values = read_json(folder, "pair.json")
     try:
         vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
@@ -60,10 +62,14 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
     if threads is None:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder / "target", local_files_only=True)
+    except Exception as error:  # transformers and tokenizers have many for damaged files
+        raise InvalidInput("folder", str(folder / "target"), f"its tokenizer cannot be loaded: {error}") from error
     return Pair(
         target=open_engine(folder / "target", threads),
         auxiliary=open_engine(folder / "auxiliary", 1),
-        tokenizer=AutoTokenizer.from_pretrained(folder / "target", local_files_only=True),
+        tokenizer=tokenizer,
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         defaults=DecodingParams.from_dict(defaults),

@@ -77,6 +77,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
+def write_checkpoint() -> Callable[..., Path]:
+    """`make_checkpoint`, for tests that need one of their own."""
+    return make_checkpoint
+
+
+@pytest.fixture(scope="session")
 def reference(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
     """The target's checkpoint, run by transformers alone."""
     return LlamaForCausalLM.from_pretrained(checkpoints[0], dtype=torch.float32).eval()
