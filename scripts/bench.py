@@ -1,0 +1,214 @@
+"""Measure the decoding methods on the demo pair.
+
+    python -m scripts.bench tune        choose accept_threshold for each kind of text, on the development split
+    python -m scripts.bench methods     the methods on the test split: speed, block efficiency, perplexity, accuracy
+    python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
+    python -m scripts.bench all         overhead, then methods
+
+Speed is decoding only (no prefill, tokenising or scoring), one request at a time, all methods interleaved prompt by
+prompt in one run; compare ratios, not machines. Tokens count up to the end of the text. Perplexity is under the target,
+unprocessed. `overhead` times single blocks of 1 and 8 rows, methods interleaved, and reports medians.
+
+Prints tables and, as its last line, one JSON object; `methods` and `all` also write docs/results/bench.json and
+docs/results/bench.png, `tune` writes scripts/demo/tuned.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from engines import Engine
+from mtad.errors import Parser, command
+from runtime import LLM, DecodingParams
+from scripts import compare
+from scripts.demo import dataset
+
+ROOT = Path(__file__).resolve().parent.parent
+TUNED = ROOT / "scripts" / "demo" / "tuned.json"
+RESULTS = ROOT / "docs" / "results"
+KINDS = {"sql": "text-to-SQL", "code": "source code"}
+THRESHOLDS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+PERPLEXITY_MARGIN = 0.75
+"""`tune` asks on open-ended text for a perplexity this much below `sample`'s (the paper's claim is 0.788)."""
+
+
+def methods(kind: str) -> dict[str, DecodingParams]:
+    """The methods compared: gamma 4, B 4, temperature 1, top-k 10, top-p 0.9, thresholds from tuned.json."""
+    tuned = json.loads(TUNED.read_text(encoding="utf-8"))[kind] if TUNED.is_file() else {}
+    base = DecodingParams(max_tokens=128)
+    compared = {
+        "sample": replace(base, method="sample"),
+        "greedy": replace(base, method="sample", temperature=0.0),
+        "speculative": replace(base, method="speculative"),
+    }
+    for name in ("mtad", "mmtad"):
+        compared[name] = replace(base, method=name, accept_threshold=tuned.get(name, base.accept_threshold))
+    return compared
+
+
+def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
+    """The methods on the test split."""
+    report: dict[str, Any] = {}
+    for kind, name in KINDS.items():
+        compared = methods(kind)
+        rows = compare.summarise(
+            compare.run(llm, dataset.load("test", kind)[: count[kind]], compared, seed=seed, label=name)
+        )
+        print(f"\n{name}, test split, {count[kind]} prompts\n{compare.table(rows)}")
+        thresholds = {m: compared[m].accept_threshold for m in ("mtad", "mmtad")}
+        report[kind] = {"accept_threshold": thresholds, "methods": rows}
+    return report
+
+
+def tune(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
+    """Choose thresholds on the development split: the fastest that keeps the quality asked for.
+
+    SQL: accuracy not below `sample`'s. Open-ended text: perplexity at most `PERPLEXITY_MARGIN` of `sample`'s.
+    """
+    report: dict[str, Any] = {}
+    chosen: dict[str, dict[str, float]] = {}
+    for kind, name in KINDS.items():
+        base = methods(kind)
+        grid = {f"{m} {t}": replace(base[m], accept_threshold=t) for m in ("mtad", "mmtad") for t in THRESHOLDS}
+        compared = {"sample": base["sample"], "greedy": base["greedy"], "speculative": base["speculative"], **grid}
+        examples = dataset.load("development", kind)[: count[kind]]
+        rows = compare.summarise(compare.run(llm, examples, compared, seed=seed, label=f"{name} (development)"))
+        print(f"\n{name}, development split, {len(examples)} prompts\n{compare.table(rows)}")
+        chosen[kind] = {}
+        for method in ("mtad", "mmtad"):
+
+            def good(row: dict[str, Any], kind: str = kind, rows: dict[str, Any] = rows) -> bool:
+                if kind == "sql":
+                    return bool(row["accuracy"] >= rows["sample"]["accuracy"])
+                return bool(row["perplexity_vs_sample"] <= PERPLEXITY_MARGIN)
+
+            kept = [t for t in THRESHOLDS if good(rows[f"{method} {t}"])] or [max(THRESHOLDS)]
+            chosen[kind][method] = max(kept, key=lambda t: rows[f"{method} {t}"]["tokens_per_second"] or 0.0)
+        report[kind] = rows
+    TUNED.write_text(json.dumps(chosen, indent=2) + "\n", encoding="utf-8")
+    print(f"\nchosen: {json.dumps(chosen)}")
+    return {"chosen": chosen, "development": report}
+
+
+def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
+    """Median milliseconds of a block and of its engine steps, at 1 and 8 rows, SQL prompts."""
+    clock = {"target": 0.0, "auxiliary": 0.0}
+
+    def timed(name: str, engine: Engine) -> Callable[[], Any]:
+        plain = engine.step
+
+        def step(*args: Any) -> Any:
+            started = time.perf_counter()
+            logits = plain(*args)
+            clock[name] += time.perf_counter() - started
+            return logits
+
+        vars(engine)["step"] = step
+        return lambda: vars(engine).pop("step")
+
+    restore = [timed("target", llm.pair.target), timed("auxiliary", llm.pair.auxiliary)]
+    prompts = [example.prompt for example in dataset.load("test", "sql")[:8]]
+    samples: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    compared = {name: p for name, p in methods("sql").items() if name != "greedy"}
+    rounds = 4
+    for _ in tqdm(range(rounds), desc="overhead", unit="round", file=sys.stderr):
+        for rows in (1, min(8, llm.pair.target.spec.rows)):
+            for name, params in compared.items():
+                for row in range(rows):
+                    llm.add(prompts[row], replace(params, seed=row, ignore_eos=True, max_tokens=blocks * 6))
+                for block in range(4 + blocks // rounds):
+                    clock.update(target=0.0, auxiliary=0.0)
+                    started = time.perf_counter()
+                    llm.step()
+                    whole = time.perf_counter() - started
+                    if block >= 4:  # the first ones prefill and warm up
+                        samples.setdefault((name, rows), []).append((whole, clock["target"], clock["auxiliary"]))
+                while not llm.loop.scheduler.idle:
+                    llm.step()
+    for undo in restore:
+        undo()
+    report: dict[str, Any] = {}
+    print(f"\n{'method':<12} rows  block ms  target ms  auxiliary ms  outside  (medians of {blocks} blocks)")
+    for (name, rows), taken in samples.items():
+        outside = statistics.median(1 - (target + auxiliary) / whole for whole, target, auxiliary in taken)
+        whole, target, auxiliary = (statistics.median(column) * 1e3 for column in zip(*taken, strict=True))
+        print(f"{name:<12} {rows:>4}  {whole:8.2f}  {target:9.2f}  {auxiliary:12.2f}  {outside:6.1%}")
+        report[f"{name}, {rows} rows"] = {
+            "block_ms": whole,
+            "target_ms": target,
+            "auxiliary_ms": auxiliary,
+            "outside_share": outside,
+        }
+    return report
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Quality against speed, one panel a kind of text."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
+    for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
+        key, label, scale = (
+            ("accuracy", "execution accuracy, %", 100) if kind == "sql" else ("perplexity", "perplexity", 1)
+        )
+        for method, row in report[kind]["methods"].items():
+            x, y = row["tokens_per_second"], row[key] * scale
+            axis.errorbar(
+                x, y, xerr=row["tokens_per_second_error"], yerr=row[f"{key}_error"] * scale, fmt="o", capsize=3
+            )
+            axis.annotate(method, (x, y), textcoords="offset points", xytext=(7, 5))
+        axis.set(title=name, xlabel="useful tokens/s, batch 1", ylabel=label)
+        axis.margins(0.15)
+        axis.grid(alpha=0.3)
+        if kind == "code":
+            axis.invert_yaxis()
+    figure.suptitle("Better is up and to the right; bars are one standard error")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+@command
+def main() -> None:
+    """Entry point."""
+    parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
+    parser.add_argument("what", choices=("tune", "methods", "overhead", "all"))
+    parser.add_argument(
+        "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
+    )
+    parser.add_argument("--sql", type=int, default=300, help="SQL questions (default %(default)s)")
+    parser.add_argument("--code", type=int, default=80, help="code prompts (default %(default)s)")
+    parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
+    parser.add_argument("--seed", type=int, default=0, help="first request seed (default %(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    llm = LLM(options.pair, threads=options.threads)
+    count = {"sql": options.sql, "code": options.code}
+    report: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
+    if options.what == "tune":
+        report |= tune(llm, count, options.seed)
+    if options.what in ("overhead", "all"):
+        report["overhead"] = measure_overhead(llm, options.blocks)
+    if options.what in ("methods", "all"):
+        report |= measure_methods(llm, count, options.seed)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        plot(report, RESULTS / "bench.png")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

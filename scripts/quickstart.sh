@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# From a fresh clone to answers: environment, engines of the demo pair, a few questions, the methods side by side.
+set -euo pipefail
+source "$(dirname "$0")/environment.sh"
+mtad-export build/demo-pair --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary
+python -m scripts.quickstart "$@"
