@@ -1,0 +1,88 @@
+"""Decoding parameters: what is refused, and by which name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mtad.errors import InvalidInput
+from mtad.params import METHODS, DecodingParams
+from mtad.rows import top_k_of
+
+INVALID: dict[str, list[Any]] = {
+    "method": ["beam", "", "MTAD"],
+    "draft_len": [0, -1, 65, 1.5, True, "4", None],
+    "beam_width": [0, -1, 65, 2.0, False, "4", None],
+    "accept_threshold": [-0.1, math.inf, math.nan, "0.5", True, None],
+    "temperature": [-1.0, math.inf, math.nan, 1e-3, "1", True, None],
+    "top_k": [-1, 2**31, 1.0, True, None],
+    "top_p": [0.0, -0.5, 1.01, math.nan, "1", True, None],
+    "seed": [-1, 2**63, 0.5, True],
+    "max_tokens": [0, -1, 1.0, True, None],
+    "stop": ["", ("a", ""), (1,), 3, None],
+    "ignore_eos": [1, "yes", None],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in INVALID.items() for value in values])
+def test_an_invalid_value_is_refused_by_the_fields_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DecodingParams.from_dict({field: value})
+    assert caught.value.field == field
+    assert caught.value.value is value
+    assert field in str(caught.value)
+
+
+def test_every_field_has_an_invalid_value_above() -> None:
+    assert INVALID.keys() == DecodingParams.__dataclass_fields__.keys()
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DecodingParams.from_dict({"gamma": 4})
+    assert caught.value.field == "gamma"
+
+
+def test_from_dict_changes_its_base_where_told() -> None:
+    base = DecodingParams(method="mmtad", draft_len=7)
+    assert DecodingParams.from_dict({"draft_len": 2, "stop": ["a", "b"]}, base) == DecodingParams(
+        method="mmtad", draft_len=2, stop=("a", "b")
+    )
+    assert DecodingParams.from_dict({}, base) == base
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("draft_len", [1, 64]),
+        ("beam_width", [1, 64]),
+        ("accept_threshold", [0, 0.0, 1, 1e6]),
+        ("temperature", [0, 0.0, 0.01, 5]),
+        ("top_k", [0, 1]),
+        ("top_p", [1, 1.0, 1e-6]),
+        ("seed", [None, 0, 2**63 - 1]),
+        ("stop", ["a", (), ("a", "b")]),
+    ],
+)
+def test_the_edges_of_the_ranges_are_accepted(field: str, values: list[Any]) -> None:
+    for value in values:
+        assert getattr(DecodingParams.from_dict({field: value}), field) == value
+
+
+def test_greedy_keeps_one_token_and_no_filter_the_vocabulary() -> None:
+    assert top_k_of(DecodingParams(method="sample", temperature=0.0), 50) == 1
+    assert top_k_of(DecodingParams(method="mtad", temperature=0.0), 50) == 10
+    assert top_k_of(DecodingParams(top_k=0), 50) == 50
+    assert top_k_of(DecodingParams(top_k=99), 50) == 50
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sizes_follow_the_method(method: str) -> None:
+    params = DecodingParams(method=method, draft_len=3, beam_width=5)
+    sizes = params.drafted, params.draft_width, params.score_width, params.longest_tree
+    assert (
+        sizes
+        == {"sample": (0, 0, 0, 0), "speculative": (3, 1, 1, 3), "mtad": (3, 5, 1, 15), "mmtad": (3, 5, 5, 15)}[method]
+    )
