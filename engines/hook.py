@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging
 
 NAME = "mtad"
 """Under this name the attention is registered with transformers."""
@@ -120,6 +121,12 @@ def _attention(
 
 AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' progress bars and warnings off stderr, where commands report; errors are still raised."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 class StepModel(torch.nn.Module):

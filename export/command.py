@@ -35,7 +35,10 @@ def main() -> None:
 
     from tqdm import tqdm
 
+    from engines.hook import quiet_transformers
     from export.pair import export_pair
+
+    quiet_transformers()
 
     stages = itertools.count()
     form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"

@@ -43,8 +43,11 @@ def main() -> None:
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
 
+    from engines.hook import quiet_transformers
     from runtime.llm import LLM
     from runtime.pair import open_pair
+
+    quiet_transformers()
 
     llm = LLM(open_pair(options.pair, options.threads))
     params = DecodingParams.from_dict(given, llm.pair.defaults)
