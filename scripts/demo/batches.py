@@ -1,4 +1,4 @@
-"""Training batches: rows of 512 tokens, half of them SQL, half of them code.
+"""Training batches: rows of 512 tokens, SQL rows first, then rows of code.
 
 A SQL row is one schema followed by as many question-answer pairs as fit. Each pair sees the schema and itself only
 (a tree mask with positions that restart behind the schema), so it is trained exactly as if the schema stood in front of
@@ -52,7 +52,7 @@ def code_tokens(tokenizer: PreTrainedTokenizerFast, folder: Path) -> np.ndarray:
 
 
 def _sql_row(tokenizer: PreTrainedTokenizerFast, schema: str, pairs: list[tuple[str, str]]) -> np.ndarray:
-    """int64 [6, ROW]: token, position, target, weight x 10, branch (0 = schema, -1 = padding), unused."""
+    """int64 [5, ROW]: token, position, target, weight x 10, branch (0 = schema, -1 = padding)."""
     texts = [schema, *(text for pair in pairs for text in pair)]
     ids = tokenizer(texts)["input_ids"]
     end = tokenizer.eos_token_id
@@ -75,11 +75,13 @@ def _sql_row(tokenizer: PreTrainedTokenizerFast, schema: str, pairs: list[tuple[
     return row
 
 
-def make(tokenizer: PreTrainedTokenizerFast, code: np.ndarray, rows: int, seed: int, step: int) -> Batch:
-    """The batch of one step; a function of `seed` and `step` alone, so a resumed run sees the same data."""
+def make(tokenizer: PreTrainedTokenizerFast, code: np.ndarray, rows: int, sql_rows: int, seed: int, step: int) -> Batch:
+    """The batch of one step, `sql_rows` of its `rows` rows SQL.
+
+    A function of `seed` and `step` alone, so a resumed run sees the same data.
+    """
     rng = np.random.default_rng((seed, step))
     groups = training_groups(int(rng.integers(1 << 40)))
-    sql_rows = rows // 2
     stacked = np.zeros((5, rows, ROW), dtype=np.int64)
     for r in range(sql_rows):
         stacked[:, r] = _sql_row(tokenizer, *next(groups))

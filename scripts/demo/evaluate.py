@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,26 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 from scripts.demo.dataset import Example, load
 from scripts.demo.execute import matches
+from scripts.demo.sampling import Sampling
 
 PAIR = Path(__file__).parent / "pair"
 NEW_TOKENS = {"sql": 96, "code": 128}
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How logits become the distribution a token is drawn from."""
-
-    temperature: float = 1.0
-    top_k: int = 10
-    top_p: float = 0.9
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities [..., V] from logits [..., V]: top-k first, then top-p on what is left, then normalised."""
-        logits = logits.float() / self.temperature
-        values, at = logits.topk(self.top_k, dim=-1)
-        p = values.softmax(-1)
-        p = torch.where(p.cumsum(-1) - p < self.top_p, p, 0.0)  # the token that crosses top_p is kept
-        return torch.zeros_like(logits).scatter(-1, at, p / p.sum(-1, keepdim=True))
 
 
 @torch.no_grad()
@@ -122,7 +105,9 @@ def speculative(
         del text[base + kept :]
         text.append(draw(left))
         for cache in caches:
-            cache.crop(min(cache.get_seq_length(), base + kept))
+            surplus = cache.get_seq_length() - base - kept
+            if surplus > 0:
+                cache.crop(-surplus)
         new = text[base:]
         if end in new:
             del text[base + new.index(end) + 1 :]

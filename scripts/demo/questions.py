@@ -23,12 +23,12 @@ VAGUE_RATE = 0.50  # share of column mentions made with a vague word where one f
 
 @dataclass(frozen=True)
 class Question:
-    """A question in English and the equivalent queries that answer it; `gold` is the one written in the data."""
+    """A question in English and equivalent queries that answer it; `gold`, one of them, is written in the data."""
 
     text: str
     gold: str
     variants: tuple[str, ...]
-    intent: str
+    readings: int  # places where the wording can be read in two ways
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ class Author:
     def __init__(self, rng: random.Random, schema: Schema) -> None:
         self.rng = rng
         self.schema = schema
+        self.readings = 0
 
     # ---- words ----
 
     def usual(self) -> bool:
         """True when a vague wording is meant in the usual way."""
+        self.readings += 1
         return self.rng.random() < CONVENTION
 
     def mention(self, table: Table, numeric: bool) -> Mention:
@@ -395,8 +397,9 @@ class Author:
     def write(self) -> Question:
         """One random question with its gold query."""
         intent = self.rng.choice(INTENTS)
+        self.readings = 0
         text, variants = intent(self)
-        return Question(text, self.rng.choice(variants), tuple(variants), intent.__name__)
+        return Question(text, self.rng.choice(variants), tuple(variants), self.readings)
 
 
 INTENTS: tuple[Callable[[Author], tuple[str, list[str]]], ...] = (
