@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             f"this package reads version {VERSION}; export again, or install the matching package",
         )
     return values
+
+
+def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
+    """Sha256 over the tokens of a tokenizer in the order of their ids."""
+    ordered = sorted(vocabulary.items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
 
 def write_spec(folder: Path, spec: EngineSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -13,14 +14,8 @@ def move_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
         source: int64 [R, D], columns to read.
         to: int64 [R, D], columns to write; distinct within a row.
     """
-    rows = source.shape[0]
-    active = kv[:, :, :rows]
-    layers, two, _, heads, _, dim = active.shape
-
-    def spread(index: Tensor) -> Tensor:
-        return index[None, None, :, None, :, None].expand(layers, two, rows, heads, index.shape[1], dim)
-
-    active.scatter_(4, spread(to), active.gather(4, spread(source)))
+    rows = torch.arange(source.shape[0], device=kv.device)[:, None]
+    kv[:, :, rows, :, to] = kv[:, :, rows, :, source]
 
 
 def copy_row(kv: Tensor, source: int, to: int, columns: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from engines.base import BLOCK, DTYPES, EngineSpec
-from engines.folder import open_engine, read_json, read_spec, write_folder, write_json, write_spec
+from engines.folder import open_engine, read_json, read_spec, vocabulary_hash, write_folder, write_json, write_spec
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.verify import verify
@@ -61,8 +60,8 @@ def export_pair(
     """
     if rows < 1:
         raise InvalidInput("rows", rows, "give at least 1")
-    if capacity < BLOCK or capacity % BLOCK:
-        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}")
+    if capacity < 2 * BLOCK or capacity % BLOCK:
+        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}, at least {2 * BLOCK}")
     if dtype not in DTYPES:
         raise InvalidInput("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     if format not in FORMATS:
@@ -75,7 +74,7 @@ def export_pair(
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
     description = {
         "vocab_size": size,
-        "vocabulary_hash": vocabulary_hash(tokenizers[0]),
+        "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
         "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
     }
     folder = folder.absolute()
@@ -93,12 +92,6 @@ def export_pair(
     return True
 
 
-def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 over the tokens in the order of their ids."""
-    ordered = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
-
-
 def _write_engine(
     folder: Path,
     checkpoint: Checkpoint,
@@ -112,7 +105,7 @@ def _write_engine(
     if spec.format == "onnx":
         write_graph(model, spec, folder / "model.onnx")
     else:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
     write_spec(folder, spec)
     progress(f"{checkpoint.name}: verify")

@@ -7,14 +7,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import Engine, Step, mask_length
+from mtad.errors import VerificationFailed
 from mtad.tree import attend, tree_columns
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
 """Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
-
-
-class VerificationFailed(RuntimeError):
-    """The engine's logits are not the checkpoint's."""
 
 
 def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
     """What a rule decides.
 
     Attributes:
-        node: int64 [R], the deepest accepted node of the scored tree; undefined where `length` is 0.
+        node: int64 [R], the deepest accepted node of the scored tree; -1, the root, where nothing was accepted.
         length: int64 [R], accepted tokens, 0 .. draft_len.
         ids: int64 [R, K], the target's candidates after `node` (after the root where nothing was accepted).
         weights: float32 [R, K], what the bonus token is drawn from, over `ids`.
@@ -70,8 +70,8 @@ def joint(tree: TokenTree, log_p: Tensor, after: Candidates, rows: Rows) -> Verd
     length = (passes.any(-1) * (index(tree.levels, log_p.device) + 1)).amax(-1)
     level = (length - 1).clamp(min=0)
     slot = joint_p.masked_fill(~passes, -math.inf).argmax(-1).gather(1, level[:, None]).squeeze(1)
-    node = level * width + slot
-    bonus = _after(after, node, length)
+    node = ((length - 1) * width + slot).clamp(min=-1)
+    bonus = _after(after, node)
     return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
 
 
@@ -94,8 +94,8 @@ def lossless(tree: TokenTree, log_p: Tensor, after: Candidates, q: Candidates, u
     ratio = (log_p[:, chain] - q.at(tokens)).exp()
     accepted = drafted & (uniform < ratio)
     length = accepted.int().cumprod(-1).sum(-1)
-    node = (length - 1).clamp(min=0) * tree.width
-    p = _after(after, node, length)
+    node = ((length - 1) * tree.width).clamp(min=-1)
+    p = _after(after, node)
     # q at the first rejected position, spread over the vocabulary to be read at the target's candidates
     at = length.clamp(max=tree.levels - 1)[:, None]
     here = at[:, :, None].expand(-1, 1, q.ids.shape[2])
@@ -116,30 +116,30 @@ def accept(
     Args:
         tree: the scored tree, `shape.draft_len` levels of `shape.score_width` nodes; None when nothing was drafted.
         logits: the target's logits after root and nodes, float [R, 1 + N, V].
-        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; None when nothing was drafted.
+        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; needed by the rule `lossless`.
         noise: the block's noise.
         rows: parameters of the rows.
         shape: the block's shape.
     """
     count, _, vocab = logits.shape
     after = process(logits, rows)
-    if tree is None or q is None:
+    if tree is None:
         length = torch.zeros_like(rows.lossless, dtype=torch.int64)
         verdict = Verdict(length, length, after.ids[:, 0], after.log_prob[:, 0].exp())
         path = tokens = length.new_empty(count, 0)
     else:
-        spread = (tree.parents + 1)[:, :, None].expand(-1, -1, shape.candidates)
+        spread = (tree.parents + 1)[:, :, None].expand(-1, -1, shape.candidates)  # logits row 0 is the root
         log_p = Candidates(after.ids.gather(1, spread), after.log_prob.gather(1, spread)).at(tree.tokens)
         verdict = _judge(tree, log_p, after, q, noise, rows, shape, vocab)
-        path = tree.path(verdict.node)
+        path = tree.path(verdict.node.clamp(min=0))
         tokens = tree.tokens.gather(1, path)
     bonus = draw(verdict.ids, verdict.weights, noise.bonus)
     last = index(shape.draft_len + 1, logits.device) == verdict.length[:, None]
     tokens = torch.where(last, bonus[:, None], pad(tokens, (0, 1)))
     # emitted token i follows the root (i = 0) or the node of emitted token i - 1
-    position = pad(path + 1, (1, 0))[:, :, None].expand(-1, -1, vocab)
-    emitting = logits.gather(1, position).float().log_softmax(-1)
-    log_probs = emitting.gather(2, tokens[:, :, None]).squeeze(2)
+    if tree is not None and tree.width > 1:
+        logits = logits.gather(1, pad(path + 1, (1, 0))[:, :, None].expand(-1, -1, vocab))
+    log_probs = logits.float().log_softmax(-1).gather(2, tokens[:, :, None]).squeeze(2)
     return Accepted(tokens, log_probs, verdict.length, path)
 
 
@@ -147,23 +147,26 @@ def _judge(
     tree: TokenTree,
     log_p: Tensor,
     after: Candidates,
-    q: Candidates,
+    q: Candidates | None,
     noise: Noise,
     rows: Rows,
     shape: Shape,
     vocab: int,
 ) -> Verdict:
     """The verdict of each row's own rule; only rules that some row uses are computed."""
-    if shape.rules == ("lossless",):
-        return lossless(tree, log_p, after, q, noise.accept, vocab)
-    verdict = joint(tree, log_p, after, rows)
+    verdicts = []
     if "lossless" in shape.rules:
-        pairs = zip(lossless(tree, log_p, after, q, noise.accept, vocab), verdict, strict=True)
-        verdict = Verdict(*(torch.where(rows.lossless.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
-    return verdict
+        assert q is not None, "the rule `lossless` needs the draft's distributions"
+        verdicts.append(lossless(tree, log_p, after, q, noise.accept, vocab))
+    if "joint" in shape.rules:
+        verdicts.append(joint(tree, log_p, after, rows))
+    if len(verdicts) == 1:
+        return verdicts[0]
+    pairs = zip(*verdicts, strict=True)
+    return Verdict(*(torch.where(rows.lossless.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
 
 
-def _after(after: Candidates, node: Tensor, length: Tensor) -> Candidates:
-    """The target's distribution after the accepted node, or after the root: [R, K]."""
-    index = torch.where(length > 0, node + 1, 0)[:, None, None].expand(-1, 1, after.ids.shape[2])
-    return Candidates(after.ids.gather(1, index).squeeze(1), after.log_prob.gather(1, index).squeeze(1))
+def _after(after: Candidates, node: Tensor) -> Candidates:
+    """The target's distribution after `node`, -1 for the root: [R, K]."""
+    at = (node + 1)[:, None, None].expand(-1, 1, after.ids.shape[2])
+    return Candidates(after.ids.gather(1, at).squeeze(1), after.log_prob.gather(1, at).squeeze(1))

@@ -30,6 +30,10 @@ class CapacityExceeded(InvalidInput):
     """A request can never fit the engines it was sent to."""
 
 
+class VerificationFailed(RuntimeError):
+    """An engine does not compute what its checkpoint computes."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, as every other bad input's."""
 
@@ -39,7 +43,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """A command's entry point: bad input becomes one line on stderr and exit code 2, never a traceback."""
+    """A command's entry point: bad input becomes one line on stderr and exit code 2, never a traceback.
+
+    An engine that fails its verification is one line and exit code 1.
+    """
 
     @functools.wraps(main)
     def run() -> None:
@@ -49,6 +56,9 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             name = Path(sys.argv[0]).stem
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
             sys.exit(2)
+        except VerificationFailed as error:
+            print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
+            sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(130)
 

@@ -51,21 +51,25 @@ def draw_noise(
         device: of the result.
     """
     rows = len(params)
-    gumbel = np.zeros((rows, shape.draft_len, shape.width, shape.candidates), dtype=np.float32)
-    uniform = np.zeros((rows, shape.draft_len + 1), dtype=np.float32)
+    count = shape.draft_len + 1
+    noise = np.zeros((rows, count + shape.draft_len * shape.width * shape.candidates), dtype=np.float32)
+    uniform = noise[:, :count]
+    gumbel = noise[:, count:].reshape(rows, shape.draft_len, shape.width, shape.candidates)
     for row, (p, (seed, block)) in enumerate(zip(params, keys, strict=True)):
         if p.temperature == 0:
             continue
         levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
         length = max(1, min(32, 2**14 // max(1, levels * beams * k)))
-        uniforms, gumbels = _window(seed, block // length, length, levels, beams, k)
+        draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
+        uniforms, gumbels = draw(seed, block // length, length, levels, beams, k)
         uniform[row, : levels + 1] = uniforms[block % length]
         gumbel[row, :levels, :beams, :k] = gumbels[block % length]
-    on_device = torch.from_numpy(uniform).to(device)
-    return Noise(torch.from_numpy(gumbel).to(device), on_device[:, 1:], on_device[:, 0])
+    both = torch.from_numpy(noise).to(device)
+    shaped = both[:, count:].view(rows, shape.draft_len, shape.width, shape.candidates)
+    return Noise(shaped, both[:, 1:count], both[:, 0])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _window(seed: int, window: int, length: int, levels: int, beams: int, k: int) -> tuple[Floats, Floats]:
     """Noise of `length` consecutive blocks of one request, drawn at once: [length, 1 + levels], [length, levels, ..].
 

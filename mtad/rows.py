@@ -59,8 +59,8 @@ class Rows(NamedTuple):
         width: int64 [R], beams the row's draft is stored with: its own, or W where it drafts nothing.
         draft_layout, score_layout: columns of the draft's and the scored tree's nodes; None where every row is as wide
             as the batch, so that node n is in column n.
-        slot_bias: float32 [R, W], 0 for the slots of the row's own beams, -inf for the others.
-        last_level: bool [R, D + 1], whether a path of that many tokens is as long as the row drafts.
+        slot_bias: float32 [R, W], 0 for the slots of the row's own beams, -inf for the others; None where all have W.
+        last_level: D + 1 times bool [R, 1], whether a path of that many tokens is as long as the row drafts.
         tree: bool [R], the target scores all beams of this row rather than the best one.
         lossless: bool [R], the row is accepted by the `lossless` rule, else by `joint`.
         eos: int64 [R, 1, E], tokens that end this row's text; -1 stands for none.
@@ -73,8 +73,8 @@ class Rows(NamedTuple):
     width: Tensor
     draft_layout: Layout | None
     score_layout: Layout | None
-    slot_bias: Tensor
-    last_level: Tensor
+    slot_bias: Tensor | None
+    last_level: tuple[Tensor, ...]
     tree: Tensor
     lossless: Tensor
     eos: Tensor
@@ -128,17 +128,18 @@ def stack_rows(
         beyond = torch.arange(size, device=device) >= torch.tensor(counts, device=device)[:, None]
         return torch.zeros(len(counts), size, device=device).masked_fill(beyond, -math.inf)
 
-    def layout(own: list[int], width: int) -> Layout | None:
-        if all(w == width for w in own):
+    def layout(beams: list[int], width: int) -> Layout | None:
+        if all(w == width for w in beams):
             return None
         node = torch.arange(shape.draft_len * width, device=device)
         level, slot = node // max(width, 1), node % max(width, 1)
-        mine = torch.tensor(own, device=device)[:, None]
+        mine = torch.tensor(beams, device=device)[:, None]
         node_at = torch.where(slot < mine, level * mine + slot, len(node) + node).argsort(-1)
         return Layout(node_at, node_at.argsort(-1))
 
     ends = list(eos) or [-1]
-    widths = [p.draft_width or shape.width for p in params]
+    own = [p.draft_width for p in params]
+    widths = [w or shape.width for w in own]
     drafted = torch.tensor([p.drafted for p in params], device=device)
     return Rows(
         inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
@@ -148,8 +149,8 @@ def stack_rows(
         width=torch.tensor(widths, device=device),
         draft_layout=layout(widths, shape.width),
         score_layout=layout([p.score_width or shape.score_width for p in params], shape.score_width),
-        slot_bias=first([p.draft_width for p in params], shape.width),
-        last_level=torch.arange(shape.draft_len + 1, device=device) >= drafted[:, None],
+        slot_bias=first(own, shape.width) if set(own) != {shape.width} else None,
+        last_level=torch.split(torch.arange(shape.draft_len + 1, device=device) >= drafted[:, None], 1, 1),
         tree=torch.tensor([p.spec.tree for p in params], device=device),
         lossless=torch.tensor([p.spec.rule == "lossless" for p in params], device=device),
         eos=torch.tensor([[[-1] * len(ends) if p.ignore_eos else ends] for p in params], device=device),

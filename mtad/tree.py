@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ class TokenTree(NamedTuple):
     width, was smaller). Only drafted slots can be accepted.
 
     Attributes:
-        tokens: int64 [R, N], 0 where not drafted.
+        tokens: int64 [R, N]; any valid id where not drafted.
         parents: int64 [R, N], node index of the parent; -1 is the root, the last committed token.
         log_q: float32 [R, N], joint log-likelihood of the path under the draft; carried unchanged by ended beams.
         drafted: bool [R, N].
@@ -44,6 +44,8 @@ class TokenTree(NamedTuple):
     def path(self, nodes: Tensor) -> Tensor:
         """Node of each level on the way to `nodes` [R]: int64 [R, draft_len], the level's slot 0 below them."""
         count, size = self.tokens.shape
+        if self.width == 1:
+            return index(size, nodes.device).expand(count, size)
         own = self.ancestors.gather(1, nodes[:, None, None].expand(count, 1, size))
         slots = own.view(count, self.levels, self.width).byte().argmax(-1)
         return slots + index(self.levels, nodes.device, self.width)
@@ -56,11 +58,13 @@ class TokenTree(NamedTuple):
     def along(self, values: Tensor) -> Tensor:
         """Sum of `values` [R, N] over each node's path, root first: [R, N].
 
-        Added level by level, so that padding a tree with dead slots or levels changes no bit of the result.
+        Added level by level, as `mtad.draft.expand` adds log_q: the same numbers give the same bits, and padding a tree
+        with dead slots or levels changes none.
         """
         rows, nodes = values.shape
         on_path = values[:, None, :].expand(rows, nodes, nodes).masked_fill(~self.ancestors, 0.0)
-        return on_path.view(rows, nodes, self.levels, self.width).sum(-1).cumsum(-1)[..., -1]
+        by_level = on_path.view(rows, nodes, self.levels, self.width).sum(-1).unbind(-1)
+        return reduce(torch.add, by_level)
 
 
 def tree_columns(committed: Tensor, nodes: int, length: int, layout: Layout | None) -> Tensor:
@@ -96,6 +100,12 @@ def attend(ancestors: Tensor, columns: Tensor) -> Tensor:
     edge = (rows, tokens, 1)
     table = torch.cat([seen.expand(edge), ancestors, unseen.expand(edge)], 2)
     return table.gather(2, columns.expand(rows, tokens, columns.shape[2])).unsqueeze(1)
+
+
+@lru_cache(maxsize=256)
+def depths(levels: int, width: int, device: torch.device) -> Tensor:
+    """Depth of the root, 0, and of each node: int64 [1 + N]."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(levels).repeat_interleave(width) + 1]).to(device)
 
 
 @lru_cache(maxsize=16)

@@ -43,12 +43,15 @@ def main() -> None:
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
 
+    import torch
+
     from engines.hook import quiet_transformers
     from runtime.llm import LLM
     from runtime.pair import open_pair
 
     quiet_transformers()
 
+    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     llm = LLM(open_pair(options.pair, options.threads))
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     show = len(prompts) > 1 and sys.stderr.isatty()

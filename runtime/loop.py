@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from mtad.accept import Accepted, accept
+from mtad.draft import Level, root
 from mtad.noise import draw_noise
 from mtad.rows import Rows, Shape, block_shape, stack_rows
 from runtime.request import Request
@@ -41,7 +42,7 @@ class DecodingLoop:
         self.auxiliary, self.target, self.scheduler = auxiliary, target, scheduler
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
         self._texts: dict[int, TextStream] = {}
-        self._parameters: tuple[list[int], Shape, Rows] | None = None
+        self._parameters: tuple[list[int], Shape, Rows, Level] | None = None
 
     @torch.inference_mode()
     def turn(self) -> list[Request]:
@@ -78,8 +79,9 @@ class DecodingLoop:
         ids = [request.id for request in requests]
         if self._parameters is None or self._parameters[0] != ids:
             shape = block_shape(params, self._vocab_size)
-            self._parameters = ids, shape, stack_rows(params, shape, self._vocab_size, self._eos)
-        _, shape, rows = self._parameters
+            rows = stack_rows(params, shape, self._vocab_size, self._eos)
+            self._parameters = ids, shape, rows, root(rows, shape)
+        _, shape, rows, level = self._parameters
         committed = [request.committed for request in requests]
         keys = [(request.seed, request.blocks) for request in requests]
         return Batch(
@@ -87,6 +89,7 @@ class DecodingLoop:
             committed=torch.tensor(committed),
             longest=max(committed),
             rows=rows,
+            root=level,
             shape=shape,
             noise=draw_noise(params, keys, shape, self._vocab_size),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
-from engines.folder import read_json, read_spec
+from engines.folder import read_json, read_spec, vocabulary_hash
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
@@ -51,6 +51,7 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
     values = read_json(folder, "pair.json")
     try:
         vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
+        vocabulary = str(values["vocabulary_hash"])
     except (KeyError, TypeError, ValueError):
         raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
     target, auxiliary = read_spec(folder / "target"), read_spec(folder / "auxiliary")
@@ -62,10 +63,8 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
     if threads is None:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder / "target", local_files_only=True)
-    except Exception as error:  # transformers and tokenizers have many for damaged files
-        raise InvalidInput("folder", str(folder / "target"), f"its tokenizer cannot be loaded: {error}") from error
+    tokenizer = _tokenizer(folder / "target", vocabulary)
+    _tokenizer(folder / "auxiliary", vocabulary)
     return Pair(
         target=open_engine(folder / "target", threads),
         auxiliary=open_engine(folder / "auxiliary", 1),
@@ -74,3 +73,13 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
         eos=target.eos_token_ids,
         defaults=DecodingParams.from_dict(defaults),
     )
+
+
+def _tokenizer(folder: Path, vocabulary: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers and tokenizers have many for damaged files
+        raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
+    if vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
+        raise InvalidInput("folder", str(folder), "its vocabulary is not the one that was checked; export again")
+    return tokenizer

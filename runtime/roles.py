@@ -15,10 +15,10 @@ from engines.base import mask_length
 from engines.kv import copy_row, move_columns
 from mtad.accept import Accepted
 from mtad.distribution import Candidates, process
-from mtad.draft import assemble, expand, root
+from mtad.draft import Level, assemble, expand
 from mtad.noise import Noise
 from mtad.rows import Layout, Rows, Shape
-from mtad.tree import TokenTree, attend, keep_best, tree_columns
+from mtad.tree import TokenTree, attend, depths, keep_best, tree_columns
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Batch:
         committed: int64 [R], committed tokens.
         longest: largest of `committed`, known to the host.
         rows: parameters.
+        root: the level above the draft's first.
         shape: of the draft.
         noise: of this block.
     """
@@ -38,6 +39,7 @@ class Batch:
     committed: Tensor
     longest: int
     rows: Rows
+    root: Level
     shape: Shape
     noise: Noise
 
@@ -47,12 +49,12 @@ class Draft(NamedTuple):
 
     Attributes:
         tree: what the target is to score.
-        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K].
+        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; None if no row needs them.
         origin: int64 [R, N], for each node of `tree` the node of the auxiliary's own tree that it is.
     """
 
     tree: TokenTree
-    q: Candidates
+    q: Candidates | None
     origin: Tensor
 
 
@@ -119,7 +121,8 @@ class _EngineRole:
         return mask_length(batch.longest + nodes, self.engine.spec.capacity)
 
     def _step(self, step: Step) -> Tensor:
-        return self.engine.step(step)[..., : self.vocab_size]
+        logits = self.engine.step(step)
+        return logits if logits.shape[2] == self.vocab_size else logits[..., : self.vocab_size]
 
     def _keep(self, batch: Batch, path: Tensor, length: Tensor, layout: Layout | None) -> None:
         """Move the accepted nodes' columns right behind the committed ones."""
@@ -142,29 +145,32 @@ class EngineAuxiliary(_EngineRole):
         rows, shape = batch.rows, batch.shape
         nodes = shape.draft_len * shape.width
         length = self._length(batch, nodes)
-        tail = batch.committed[:, None] + torch.arange(-2, 0)
-        write_at = tail[:, 0].clamp(min=0)
-        mask = (self._columns[:length] <= (write_at[:, None] + torch.arange(2))[:, :, None])[:, None]
-        logits = self._step(Step(batch.last_two, tail.clamp(min=0), write_at, mask, torch.ones(1, dtype=torch.int64)))
-        level, levels, q = root(rows, shape), [], []
+        tail = (batch.committed[:, None] + self._columns[:2] - 2).clamp(min=0)
+        write_at = tail[:, 0]
+        mask = (self._columns[:length] <= (write_at[:, None] + self._columns[:2])[:, :, None])[:, None]
+        logits = self._step(Step(batch.last_two, tail, write_at, mask, self._columns[1:2]))
+        level, levels, drawn_from = batch.root, [], []
         columns = tree_columns(batch.committed, nodes, length, rows.draft_layout)
+        gumbel = batch.noise.gumbel.unbind(1)
         for depth in range(1, shape.draft_len + 1):
             candidates = process(logits, rows)
-            noise = batch.noise.gumbel[:, depth - 1, : candidates.ids.shape[1]]
-            level = expand(level, candidates, noise, rows, depth)
+            level = expand(level, candidates, gumbel[depth - 1], rows, depth, shape.width)
             levels.append(level)
-            q.append(candidates)
+            drawn_from.append(candidates)
             if depth < shape.draft_len:
                 at = batch.committed + (depth - 1)
                 positions = at[:, None].expand(-1, shape.width)
                 write_at = batch.committed + (depth - 1) * rows.width
                 mask = attend(level.ancestors, columns)
                 logits = self._step(Step(level.tokens, positions, write_at, mask, self._columns[: shape.width]))
-        ids, log_prob = (torch.stack([getattr(c, name)[:, 0] for c in q], 1) for name in ("ids", "log_prob"))
+        q = None
+        if "lossless" in shape.rules:
+            pairs = [(candidates.ids[:, 0], candidates.log_prob[:, 0]) for candidates in drawn_from]
+            q = Candidates(*(torch.stack(column, 1) for column in zip(*pairs, strict=True)))
         tree, origin = assemble(levels), self._columns[:nodes].expand(len(batch.committed), nodes)
         if shape.selects:
             tree, origin = keep_best(tree, rows.tree, shape.score_width)
-        return Draft(tree, Candidates(ids, log_prob), origin)
+        return Draft(tree, q, origin)
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""
@@ -189,14 +195,14 @@ class EngineTarget(_EngineRole):
             return self._step(step)
         nodes, layout = tree.tokens.shape[1], batch.rows.score_layout
         length = self._length(batch, nodes)
-        tokens, sees = tree.tokens, tree.ancestors
-        depth = (self._columns[:nodes] // tree.width + 1).expand(len(tokens), nodes)
+        tokens, sees, depth = tree.tokens, tree.ancestors, depths(tree.levels, tree.width, tree.tokens.device)
         if layout is not None:
-            tokens, depth = tokens.gather(1, layout.node_at), depth.gather(1, layout.node_at)
+            tokens = tokens.gather(1, layout.node_at)
+            depth = pad(depth[layout.node_at + 1], (1, 0))
             sees = sees.gather(1, layout.node_at[:, :, None].expand_as(sees))
         tokens = torch.cat([batch.last_two[:, 1:], tokens], 1)
         mask = attend(pad(sees, (0, 0, 1, 0)), tree_columns(batch.committed, nodes, length, layout))
-        positions = root_at[:, None] + pad(depth, (1, 0))
+        positions = root_at[:, None] + depth
         logits = self._step(Step(tokens, positions, root_at, mask, self._columns[: nodes + 1]))
         if layout is not None:
             back = pad(layout.column + 1, (1, 0))

@@ -313,8 +313,7 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
         for depth in range(1, shape.draft_len + 1):
             logits = logits_after([case.pair.auxiliary for case in cases], cases, beams)
             candidates = process_rows(logits, rows)
-            gumbel = noise.gumbel[:, depth - 1, : candidates.ids.shape[1]]
-            level = expand(level, candidates, gumbel, rows, depth)
+            level = expand(level, candidates, noise.gumbel[:, depth - 1], rows, depth, shape.width)
             beams = paths_below(beams, level.parents, level.tokens, level.drafted)
             levels.append(level)
             first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))

@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 from engines import Engine, Step, open_engine
 from engines.base import mask_length
 from engines.kv import clear_row, copy_row, move_columns
-from export.verify import TOLERANCE, VerificationFailed, verify
+from export.verify import TOLERANCE, verify
+from mtad.errors import VerificationFailed
 
 LENGTHS = [70, 5, 33, 1]
 """Tokens in the cache rows that the tests start from."""

@@ -19,9 +19,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from engines.folder import read_spec
 from export.graph import OPSET
 from export.pair import export_pair
-from export.verify import VerificationFailed
 from export.vocabulary import common_vocabulary
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams
 from runtime.pair import open_pair
 

@@ -65,8 +65,9 @@ def test_a_requests_tokens_do_not_depend_on_the_batch(
 ) -> None:
     together = llm.generate([prompt for prompt, _, _ in alone], [params for _, params, _ in alone])
     assert [r.token_ids for r in together] == [result.token_ids for _, _, result in alone]
+    tolerance = 0.0 if llm.pair.target.spec.format == "onnx" else 1e-5
     for result, (_, _, expected) in zip(together, alone, strict=True):
-        assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        assert result.logprobs == pytest.approx(expected.logprobs, abs=tolerance, rel=0)
 
 
 @pytest.mark.parametrize("seed", range(6))
