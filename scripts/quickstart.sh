@@ -2,5 +2,7 @@
 # From a fresh clone to answers: environment, engines of the demo pair, a few questions, the methods side by side.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
-mtad-export build/demo-pair --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary
+defaults=$(python -c 'import json; print(json.dumps(json.load(open("scripts/demo/tuned.json"))["defaults"]))')
+mtad-export build/demo-pair --overwrite --defaults "$defaults" \
+    --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary
 python -m scripts.quickstart "$@"

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,8 +112,12 @@ def test_the_same_seed_gives_the_same_data() -> None:
         "SELECT zeroblob(999999999)", "ATTACH 'x.db' AS x", "SELECT '\ud800'",
     ],
 )  # fmt: skip
-def test_garbage_is_wrong_not_an_error(sql: list[Example], text: str) -> None:
+def test_garbage_is_wrong_not_an_error_and_writes_nothing(
+    sql: list[Example], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert matches(sql[0], text) is False
+    assert not list(tmp_path.iterdir())
 
 
 def test_runaway_queries_stop(sql: list[Example]) -> None:

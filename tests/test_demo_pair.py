@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +30,9 @@ BASE = DecodingParams(max_tokens=96)
 def demo() -> LLM:
     """The demo pair's engines, exported once into build/ and shared with the quickstart."""
     folder = ROOT / "build" / "demo-pair"
-    export_pair(folder, str(CHECKPOINTS / "target"), str(CHECKPOINTS / "auxiliary"), overwrite=True)
+    defaults = json.loads((ROOT / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
+    target, auxiliary = (str(CHECKPOINTS / name) for name in ("target", "auxiliary"))
+    export_pair(folder, target, auxiliary, defaults=defaults, overwrite=True)
     return LLM(folder, threads=2)
 
 

@@ -34,8 +34,8 @@ def run(database: dict[str, Any], sql: str, time_limit: float = TIME_LIMIT) -> R
             if rows:
                 marks = ",".join("?" * len(rows[0]))
                 connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
-        if hasattr(connection, "setlimit"):  # Python 3.11; one huge string would escape the row limit
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)  # one huge string would escape the row limit
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a file
         connection.execute("PRAGMA query_only = ON")
         stop = time.monotonic() + time_limit
         connection.set_progress_handler(lambda: int(time.monotonic() > stop), 1000)

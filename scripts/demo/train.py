@@ -40,6 +40,7 @@ class Recipe:
     steps: int
     sql_rows: int  # of the rows of a step; the rest is code
     rows: int = 8
+    last_sql_rows: tuple[int, int] | None = None  # (step, rows): from this step on, that many rows are SQL
     guided_from: int | None = None  # step from which the finished target's distribution is learnt (distillation)
     matrix_rate: float = 4e-3  # Muon, hidden matrices
     other_rate: float = 3e-3  # AdamW, embedding and norms
@@ -60,8 +61,9 @@ RECIPES = {
         kv_heads=2,
         head_dim=32,
         intermediate=352,
-        steps=1000,
+        steps=1200,
         sql_rows=3,
+        last_sql_rows=(1000, 1),
         guided_from=700,
         matrix_rate=6e-3,
         decay=0.3,
@@ -195,7 +197,9 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
     sums = {"sql": 0.0, "code": 0.0}
     bar = tqdm(range(first, steps), initial=first, total=steps, desc=name, mininterval=5)
     for step in bar:
-        batch = batches.make(words, code, recipe.rows, recipe.sql_rows, recipe.seed, step)
+        late = recipe.last_sql_rows is not None and step >= recipe.last_sql_rows[0]
+        sql_rows = recipe.last_sql_rows[1] if recipe.last_sql_rows is not None and late else recipe.sql_rows
+        batch = batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step)
         scale = rate_scale(step, steps, recipe)
         for tuner, peak in zip(tuners, peaks, strict=True):
             tuner.param_groups[0]["lr"] = peak * scale
