@@ -172,7 +172,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
             )
             axis.annotate(method, (x, y), textcoords="offset points", xytext=(7, 5))
         axis.set(title=name, xlabel="useful tokens/s, batch 1", ylabel=label)
-        axis.margins(0.15)
+        axis.margins(0.2)
         axis.grid(alpha=0.3)
         if kind == "code":
             axis.invert_yaxis()
