@@ -7,7 +7,8 @@
 
 Speed is decoding only (no prefill, tokenising or scoring), one request at a time, all methods interleaved prompt by
 prompt in one run; compare ratios, not machines. Tokens count up to the end of the text. Perplexity is under the target,
-unprocessed. `overhead` times single blocks of 1 and 8 rows, methods interleaved, and reports medians.
+unprocessed. `overhead` times single blocks of 1 and 8 rows, after prompts of 100 and of 500
+tokens, methods interleaved, and reports medians.
 
 Prints tables and, as its last line, one JSON object; `methods` and `all` also write docs/results/bench.json and
 docs/results/bench.png, `tune` writes scripts/demo/tuned.json.
@@ -102,7 +103,7 @@ def tune(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
 
 
 def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
-    """Median milliseconds of a block and of its engine steps, at 1 and 8 rows, SQL prompts."""
+    """Median milliseconds of a block and of its engine steps, at 1 and 8 rows, after short and long prompts."""
     clock = {"target": 0.0, "auxiliary": 0.0}
 
     def timed(name: str, engine: Engine) -> Callable[[], Any]:
@@ -118,33 +119,37 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
         return lambda: vars(engine).pop("step")
 
     restore = [timed("target", llm.pair.target), timed("auxiliary", llm.pair.auxiliary)]
-    prompts = [example.prompt for example in dataset.load("test", "sql")[:8]]
-    samples: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    text = "\n".join(example.prompt for example in dataset.load("test", "code"))
+    long = llm.pair.tokenizer(text).input_ids
+    samples: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
     compared = {name: p for name, p in methods("sql").items() if name != "greedy"}
     rounds = 4
+    cases = [(length, rows) for length in (100, 500) for rows in (1, min(8, llm.pair.target.spec.rows))]
     for _ in tqdm(range(rounds), desc="overhead", unit="round", file=sys.stderr):
-        for rows in (1, min(8, llm.pair.target.spec.rows)):
+        for length, rows in cases:
             for name, params in compared.items():
                 for row in range(rows):
-                    llm.add(prompts[row], replace(params, seed=row, ignore_eos=True, max_tokens=blocks * 6))
+                    prompt = long[row * 500 : row * 500 + length]
+                    llm.add(prompt, replace(params, seed=row, ignore_eos=True, max_tokens=blocks * 6))
                 for block in range(4 + blocks // rounds):
                     clock.update(target=0.0, auxiliary=0.0)
                     started = time.perf_counter()
                     llm.step()
                     whole = time.perf_counter() - started
                     if block >= 4:  # the first ones prefill and warm up
-                        samples.setdefault((name, rows), []).append((whole, clock["target"], clock["auxiliary"]))
+                        times = whole, clock["target"], clock["auxiliary"]
+                        samples.setdefault((name, length, rows), []).append(times)
                 while not llm.loop.scheduler.idle:
                     llm.step()
     for undo in restore:
         undo()
     report: dict[str, Any] = {}
-    print(f"\n{'method':<12} rows  block ms  target ms  auxiliary ms  outside  (medians of {blocks} blocks)")
-    for (name, rows), taken in samples.items():
+    print(f"\n{'method':<12} prompt  rows  block ms  target ms  auxiliary ms  outside  (medians of {blocks} blocks)")
+    for (name, length, rows), taken in samples.items():
         outside = statistics.median(1 - (target + auxiliary) / whole for whole, target, auxiliary in taken)
         whole, target, auxiliary = (statistics.median(column) * 1e3 for column in zip(*taken, strict=True))
-        print(f"{name:<12} {rows:>4}  {whole:8.2f}  {target:9.2f}  {auxiliary:12.2f}  {outside:6.1%}")
-        report[f"{name}, {rows} rows"] = {
+        print(f"{name:<12} {length:>6}  {rows:>4}  {whole:8.2f}  {target:9.2f}  {auxiliary:12.2f}  {outside:6.1%}")
+        report[f"{name}, prompt of {length}, {rows} rows"] = {
             "block_ms": whole,
             "target_ms": target,
             "auxiliary_ms": auxiliary,
