@@ -1,4 +1,4 @@
-"""Engine folders: `engine.json` and what it describes (DESIGN: model file, `engine.json`, tokenizer, nothing else)."""
+"""Engine folders: a model file, the `engine.json` that describes it, a tokenizer, nothing else."""
 
 from __future__ import annotations
 

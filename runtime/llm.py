@@ -91,11 +91,15 @@ class LLM:
         requests = [self._request(prompt, p) for prompt, p in zip(many, each, strict=True)]
         self.loop.scheduler.submit(*requests)
         pending = {request.id for request in requests}
-        with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
-            while pending:
-                for request in self.step():
-                    pending.discard(request.id)
-                    bar.update()
+        try:
+            with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
+                while pending:
+                    finished = pending & {request.id for request in self.step()}
+                    pending -= finished
+                    bar.update(len(finished))
+        finally:
+            if pending:  # interrupted, or an engine failed: nobody will ask for these any more
+                self.loop.drop(requests)
         return [self.result(request) for request in requests]
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None) -> Request:

@@ -119,8 +119,16 @@ class DecodingLoop:
             self._release(row)
         return done
 
+    def drop(self, requests: list[Request]) -> None:
+        """Forget requests, finished or not: they leave the queue, and their rows are free at once."""
+        ids = {request.id for request in requests}
+        self.scheduler.withdraw(ids)
+        for row in reversed(range(len(self.scheduler.running))):
+            if self.scheduler.running[row].id in ids:
+                self._release(row)
+
     def _release(self, row: int) -> None:
-        del self._texts[self.scheduler.running[row].id]
+        self._texts.pop(self.scheduler.running[row].id, None)  # none yet if its prefill failed
         moved = self.scheduler.retire(row)
         if moved is not None:
             columns = self.scheduler.running[row].committed

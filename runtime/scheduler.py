@@ -71,6 +71,10 @@ class Scheduler:
             self.running.append(request)
         return joined
 
+    def withdraw(self, ids: set[int]) -> None:
+        """Take requests out of the queue."""
+        self.waiting = deque(request for request in self.waiting if request.id not in ids)
+
     def retire(self, row: int) -> int | None:
         """Free a row. Returns the row whose cache must be copied into it, or None if it was the last one."""
         last = self.running.pop()

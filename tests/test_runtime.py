@@ -320,3 +320,25 @@ def test_limits_that_leave_no_room_are_refused(llm: LLM, field: str, values: dic
 def test_parameters_not_given_are_the_pairs_own(llm: LLM) -> None:
     tuned = LLM(replace(llm.pair, defaults=replace(BASE, max_tokens=3)))
     assert tuned.generate("S")[0].token_ids == llm.generate("S", replace(BASE, max_tokens=3))[0].token_ids
+
+
+@pytest.mark.parametrize("role", ["auxiliary", "target"])
+@pytest.mark.parametrize("call", [0, 5, 20])
+def test_an_interrupted_generate_leaves_nothing_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, role: str, call: int
+) -> None:
+    expected = llm.generate(PROMPTS[0], replace(BASE, seed=1))[0]
+    engine, calls = getattr(llm.pair, role), itertools.count()
+    step = engine.step
+
+    def interrupted(*arguments: object) -> object:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS * 3, replace(BASE, seed=0))
+    assert llm.loop.scheduler.idle
+    assert llm.generate(PROMPTS[0], replace(BASE, seed=1))[0].token_ids == expected.token_ids
