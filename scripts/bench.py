@@ -29,7 +29,7 @@ import torch
 from tqdm import tqdm
 
 from engines import Engine
-from mtad.errors import Parser, command
+from mtad.errors import InvalidInput, Parser, command
 from runtime import LLM, DecodingParams
 from scripts import compare
 from scripts.demo import dataset
@@ -43,18 +43,21 @@ PERPLEXITY_MARGIN = 0.75
 """`tune` asks on open-ended text for at most this share of `sample`'s perplexity (the paper's claim is 0.788)."""
 
 
+BASE = DecodingParams(max_tokens=128)
+"""Gamma 4, B 4, temperature 1, top-k 10, top-p 0.9."""
+BASELINES = {
+    "sample": replace(BASE, method="sample"),
+    "greedy": replace(BASE, method="sample", temperature=0.0),
+    "speculative": replace(BASE, method="speculative"),
+}
+
+
 def methods(kind: str) -> dict[str, DecodingParams]:
-    """The methods compared: gamma 4, B 4, temperature 1, top-k 10, top-p 0.9, thresholds from tuned.json."""
-    tuned = json.loads(TUNED.read_text(encoding="utf-8"))[kind] if TUNED.is_file() else {}
-    base = DecodingParams(max_tokens=128)
-    compared = {
-        "sample": replace(base, method="sample"),
-        "greedy": replace(base, method="sample", temperature=0.0),
-        "speculative": replace(base, method="speculative"),
-    }
-    for name in ("mtad", "mmtad"):
-        compared[name] = replace(base, method=name, accept_threshold=tuned.get(name, base.accept_threshold))
-    return compared
+    """The methods compared, with the thresholds of tuned.json."""
+    if not TUNED.is_file():
+        raise InvalidInput("thresholds", str(TUNED), "no such file; run python -m scripts.bench tune")
+    tuned = json.loads(TUNED.read_text(encoding="utf-8"))[kind]
+    return BASELINES | {name: replace(BASE, method=name, accept_threshold=tuned[name]) for name in ("mtad", "mmtad")}
 
 
 def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
@@ -79,9 +82,8 @@ def tune(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     chosen: dict[str, dict[str, float]] = {}
     for kind, name in KINDS.items():
-        base = methods(kind)
-        grid = {f"{m} {t}": replace(base[m], accept_threshold=t) for m in ("mtad", "mmtad") for t in THRESHOLDS}
-        compared = {"sample": base["sample"], "greedy": base["greedy"], "speculative": base["speculative"], **grid}
+        drafted = [(m, t) for m in ("mtad", "mmtad") for t in THRESHOLDS]
+        compared = BASELINES | {f"{m} {t}": replace(BASE, method=m, accept_threshold=t) for m, t in drafted}
         examples = dataset.load("development", kind)[: count[kind]]
         rows = compare.summarise(compare.run(llm, examples, compared, seed=seed, label=f"{name} (development)"))
         print(f"\n{name}, development split, {len(examples)} prompts\n{compare.table(rows)}")
@@ -200,6 +202,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
     parser.add_argument("--seed", type=int, default=0, help="first request seed (default %(default)s)")
     options = parser.parse_args()
+    for name, least in (("sql", 2), ("code", 2), ("blocks", 4)):
+        if getattr(options, name) < least:
+            raise InvalidInput(name, getattr(options, name), f"give at least {least}")
     torch.set_num_threads(1)
     llm = LLM(options.pair, threads=options.threads)
     count = {"sql": options.sql, "code": options.code}
