@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
 
 Rule = Literal["joint", "lossless"]
+Speculation = Literal["fixed", "adaptive"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ METHODS: dict[str, Method] = {
 }
 
 
+LANGUAGES = ("json_schema", "regex", "grammar")
+"""Fields of `DecodingParams` that say which texts are allowed."""
+
+
 @dataclass(frozen=True)
 class DecodingParams:
     """Decoding parameters of one request.
@@ -62,6 +68,21 @@ class DecodingParams:
         max_tokens: new tokens at most, >= 1; exact.
         stop: strings that end the text where they first appear; not part of the result. One string or several.
         ignore_eos: go on past end-of-sequence tokens (for measurements of speed).
+        min_tokens: new tokens at least, <= max_tokens: until then no end-of-sequence token is drafted or accepted, and
+            stop strings are not looked for.
+        n: independent texts for the prompt, >= 1. The first has this request's seed, the others seeds derived from it.
+        top_logprobs: likeliest alternatives reported with each token, 0 .. 20.
+        logit_bias: token id -> number added to its logit in both models, before everything else; finite.
+        repetition_penalty: positive logits of tokens in prompt or text are divided by it, negative ones multiplied
+            (arXiv 1909.05858), > 0; 1 is off.
+        presence_penalty: subtracted from the logit of each token that is in the text, -2 .. 2.
+        frequency_penalty: subtracted as often as the token is in the text, -2 .. 2.
+        json_schema: JSON schema, as JSON text, that the text must satisfy. At most one of the three.
+        regex: regular expression that the whole text must match.
+        grammar: grammar the text must follow, in llguidance's Lark syntax.
+        speculation: `fixed` drafts as asked, always; `adaptive` lets the runtime shorten, narrow or skip drafts where
+            that is faster, never beyond `draft_len` and `beam_width`. None: adaptive for a lossless method without a
+            seed (its distribution does not depend on drafts, but its samples do), else fixed.
     """
 
     method: str = "mtad"
@@ -75,6 +96,17 @@ class DecodingParams:
     max_tokens: int = 128
     stop: str | tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    n: int = 1
+    top_logprobs: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -94,6 +126,26 @@ class DecodingParams:
             raise InvalidInput("ignore_eos", self.ignore_eos, "give true or false")
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or a tuple of them")
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _integer("n", self.n, 1, 1024)
+        _integer("top_logprobs", self.top_logprobs, 0, 20)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0 and finite", open_low=True)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2")
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidInput("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _real("logit_bias", bias, -math.inf, math.inf, "that is finite")
+        for name in LANGUAGES:
+            if not isinstance(getattr(self, name), (str, type(None))):
+                raise InvalidInput(name, getattr(self, name), "give text")
+        if sum(getattr(self, name) is not None for name in LANGUAGES) > 1:
+            raise InvalidInput("grammar", self.grammar, f"give at most one of {', '.join(LANGUAGES)}")
+        if self.constrained and self.ignore_eos:
+            raise InvalidInput("ignore_eos", True, "a constrained text ends where its language ends; leave it out")
+        if self.speculation not in (None, "fixed", "adaptive"):
+            raise InvalidInput("speculation", self.speculation, "give fixed or adaptive")
 
     @property
     def spec(self) -> Method:
@@ -121,6 +173,18 @@ class DecodingParams:
         return self.beam_width if self.spec.tree else min(self.draft_width, 1)
 
     @property
+    def constrained(self) -> bool:
+        """Whether a JSON schema, a regular expression or a grammar says which tokens are allowed."""
+        return any(getattr(self, name) is not None for name in LANGUAGES)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the runtime may draft less than asked."""
+        if self.speculation is None:
+            return self.spec.lossless and self.spec.drafts and (self.seed is None or self.temperature == 0)
+        return self.speculation == "adaptive" and self.spec.drafts
+
+    @property
     def longest_tree(self) -> int:
         """KV columns a block may write beyond the committed tokens, in either cache."""
         return self.drafted * self.draft_width
@@ -132,9 +196,16 @@ class DecodingParams:
         for name in values:
             if name not in known:
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {', '.join(sorted(known))}")
+        values = dict(values)
         if isinstance(values.get("stop"), list):
-            values = {**values, "stop": tuple(values["stop"])}
+            values["stop"] = tuple(values["stop"])
+        if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys
+            values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
         return replace(base or cls(), **values)
+
+
+def _token(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
 def _integer(field: str, value: object, low: int, high: int) -> None:
