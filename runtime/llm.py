@@ -55,8 +55,8 @@ class LLM:
         if prefill_chunk < 1:
             raise InvalidInput("prefill_chunk", prefill_chunk, "give at least 1")
         self.loop = DecodingLoop(
-            EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size, prefill_chunk),
-            EngineTarget(self.pair.target, self.pair.vocab_size, prefill_chunk),
+            EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size),
+            EngineTarget(self.pair.target, self.pair.vocab_size),
             Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width),
             self.pair.tokenizer.backend_tokenizer,
             self.pair.vocab_size,

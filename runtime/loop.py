@@ -68,9 +68,11 @@ class DecodingLoop:
         """Prefill what the scheduler admits: every prompt token but the last."""
         for row, request in self.scheduler.admit():
             started = time.perf_counter()
-            self.target.prefill(row, request.prompt[:-1])
-            if request.params.drafted:
-                self.auxiliary.prefill(row, request.prompt[:-1])
+            for start in range(0, len(request.prompt) - 1, 128):
+                tokens = request.prompt[start : min(start + 128, len(request.prompt) - 1)]
+                self.target.prefill(row, tokens, start)
+                if request.params.drafted:
+                    self.auxiliary.prefill(row, tokens, start)
             request.statistics.prefill_seconds = time.perf_counter() - started
             self._texts[request.id] = TextStream(self._tokenizer, frozenset(self._eos))
 

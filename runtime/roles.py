@@ -61,8 +61,8 @@ class Draft(NamedTuple):
 class Auxiliary(Protocol):
     """Drafts."""
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Store the keys and values of a prompt's tokens in `row`."""
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
 
     def draft(self, batch: Batch) -> Draft:
         """Grow a tree under each row; `batch.shape.draft_len` >= 1."""
@@ -77,8 +77,8 @@ class Auxiliary(Protocol):
 class Target(Protocol):
     """Scores."""
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Store the keys and values of a prompt's tokens in `row`."""
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         """Logits after the root and after each node, [R, 1 + N, V], in one pass."""
@@ -91,27 +91,27 @@ class Target(Protocol):
 
 
 class _EngineRole:
-    """What both roles share: chunked prefill and the cache bookkeeping.
+    """What both roles share: prefill and the cache bookkeeping.
 
     Args:
         engine: the model.
         vocab_size: ids the pair shares; logits of padded embedding rows beyond it are cut off.
-        prefill_chunk: prompt tokens a step.
     """
 
-    def __init__(self, engine: Engine, vocab_size: int, prefill_chunk: int) -> None:
-        self.engine, self.vocab_size, self.prefill_chunk = engine, vocab_size, prefill_chunk
+    def __init__(self, engine: Engine, vocab_size: int) -> None:
+        self.engine, self.vocab_size = engine, vocab_size
         self._nothing = torch.zeros(0, dtype=torch.int64)
         self._columns = torch.arange(engine.spec.capacity)
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Store the keys and values of `tokens` in columns 0 .. len - 1 of `row`, chunk by chunk."""
-        for start in range(0, len(tokens), self.prefill_chunk):
-            chunk = torch.tensor([tokens[start : start + self.prefill_chunk]])
-            positions = self._columns[None, start : start + chunk.shape[1]]
-            length = mask_length(start + chunk.shape[1], self.engine.spec.capacity)
-            mask = (self._columns[:length] <= positions[0, :, None])[None, None]
-            self.engine.step(Step(chunk, positions, positions[:, 0], mask, self._nothing, first_row=row))
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step.
+
+        Columns 0 .. start - 1 must hold what precedes them.
+        """
+        end = start + len(tokens)
+        positions = self._columns[None, start:end]
+        mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
+        self.engine.step(Step(torch.tensor([tokens]), positions, positions[:, 0], mask, self._nothing, first_row=row))
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Copy the first `columns` columns of row `source` over row `to`."""
