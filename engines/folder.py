@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +89,21 @@ def read_spec(folder: Path) -> EngineSpec:
     return EngineSpec(**{**values, "eos_token_ids": tuple(ends)})
 
 
-def open_engine(folder: Path | str, threads: int = 1) -> Engine:
+def open_engine(folder: Path | str, threads: int = 1, rows: int | None = None) -> Engine:
     """Open an engine folder of any format.
 
     Args:
         folder: what `mtad-export` wrote for one model.
         threads: CPU threads of this engine.
+        rows: rows of its cache; default: what `engine.json` says.
 
     Raises:
         InvalidInput: the folder is not a usable engine.
     """
     folder = Path(folder)
     spec = read_spec(folder)
+    if rows is not None:
+        spec = replace(spec, rows=rows)
     try:
         if spec.format == "torch":
             from engines.torch_engine import TorchEngine

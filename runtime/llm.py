@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -13,54 +15,87 @@ from tqdm import tqdm
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.loop import DecodingLoop
+from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
+from runtime.prefix import PrefixCache
 from runtime.request import Request, Result
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
+
 Prompt = str | Sequence[int]
 """Text, or token ids."""
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # far from any small number: choices of requests with seeds 1, 2, .. do not meet
 
 
 class LLM:
     """A pair of engines, ready to decode.
 
-    `generate` is for batches. `add` and `step` are the same loop, one block at a time: requests may be added between
-    any two steps.
+    `generate` is for batches. `add` and `step` are the same loop, one turn at a time: requests may be added and
+    cancelled between any two steps. Not for several threads at once; `AsyncLLM` is.
 
     Args:
         pair: a pair folder, or an opened pair.
         threads: CPU threads of the target; default: all cores.
+        rows: requests decoded at once; default: what the pair was exported with.
+        memory: instead of `rows`: as many as fit this many bytes (or `"4GiB"`), with weights, both caches and logits.
         max_draft_len, max_beam_width: largest draft a request may ask for; their product of KV columns is kept free
             in every row.
-        prefill_chunk: prompt tokens a prefill step runs.
+        max_prefill_tokens: prompt tokens stored a turn at most: bounds how long a new prompt delays those that run.
+        prefix_tokens: prompt tokens whose keys and values are kept for prompts that start alike, in multiples of 64;
+            0 keeps none. Default: as many as two rows hold.
+        max_waiting: requests that may wait for a row.
+
+    Attributes:
+        pair: the opened pair.
+        memory: what it takes.
+        loop: the decoding loop.
 
     Raises:
-        InvalidInput: the folder is not a usable pair.
+        InvalidInput: the folder is not a usable pair, or a limit is not one.
     """
 
     def __init__(
         self,
         pair: Pair | Path | str,
         threads: int | None = None,
+        rows: int | None = None,
+        memory: int | str | None = None,
         max_draft_len: int = 8,
         max_beam_width: int = 8,
-        prefill_chunk: int = 128,
+        max_prefill_tokens: int = 256,
+        prefix_tokens: int | None = None,
+        max_waiting: int = 1024,
     ) -> None:
-        self.pair = pair if isinstance(pair, Pair) else open_pair(pair, threads)
+        for name, value, least in (
+            ("max_draft_len", max_draft_len, 1),
+            ("max_beam_width", max_beam_width, 1),
+            ("max_prefill_tokens", max_prefill_tokens, 1),
+            ("prefix_tokens", prefix_tokens or 0, 0),
+            ("max_waiting", max_waiting, 1),
+        ):
+            if value < least:
+                raise InvalidInput(name, value, f"give at least {least}")
+        nodes = max_draft_len * max_beam_width
+        self.pair = pair if isinstance(pair, Pair) else open_pair(pair, threads, rows, memory, nodes, prefix_tokens)
         spec = self.pair.target.spec
-        if max_draft_len * max_beam_width >= spec.capacity:
+        if nodes >= spec.capacity:
             problem = f"max_draft_len x max_beam_width must stay below the capacity, {spec.capacity}"
             raise InvalidInput("max_draft_len", max_draft_len, problem)
-        if prefill_chunk < 1:
-            raise InvalidInput("prefill_chunk", prefill_chunk, "give at least 1")
+        keep = 2 * spec.capacity if prefix_tokens is None else prefix_tokens
+        self.memory = Memory.of(spec, self.pair.auxiliary.spec, self.pair.weights, nodes + 1, keep)
+        log.info("%s", self.memory)
         self.loop = DecodingLoop(
             EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size),
             EngineTarget(self.pair.target, self.pair.vocab_size),
-            Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width),
+            Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width, max_waiting),
             self.pair.tokenizer.backend_tokenizer,
             self.pair.vocab_size,
             self.pair.eos,
+            max_prefill_tokens,
+            (PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)),
         )
         self._ids = itertools.count()
 
@@ -78,60 +113,74 @@ class LLM:
             progress: show a progress bar.
 
         Returns:
-            results in the order of the prompts.
+            results in the order of the prompts; the `n` choices of a prompt one after another.
 
         Raises:
             InvalidInput: a prompt or parameter is unusable; nothing was run.
+            RequestFailed: something broke under one of them; the others are given up.
         """
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many = cast("Sequence[Prompt]", [prompts] if one else prompts)
         each = [params] * len(many) if params is None or isinstance(params, DecodingParams) else list(params)
         if len(each) != len(many):
             raise InvalidInput("params", f"{len(each)} given", f"give one for all, or one for each of {len(many)}")
-        requests = [self._request(prompt, p) for prompt, p in zip(many, each, strict=True)]
-        self.loop.scheduler.submit(*requests)
-        pending = {request.id for request in requests}
+        requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
+        backlog, pending = deque(requests), {request.id for request in requests}
         try:
             with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                 while pending:
-                    finished = pending & {request.id for request in self.step()}
-                    pending -= finished
-                    bar.update(len(finished))
+                    while backlog and self.loop.scheduler.room:
+                        self.loop.submit(backlog.popleft())
+                    ended = [request for request in self.step() if request.id in pending]
+                    pending.difference_update(request.id for request in ended)
+                    bar.update(len(ended))
+                    for request in ended:
+                        Result.of(request)  # raises if it failed
         finally:
-            if pending:  # interrupted, or an engine failed: nobody will ask for these any more
-                self.loop.drop(requests)
-        return [self.result(request) for request in requests]
+            self.loop.drop(requests)  # interrupted, or something broke: nobody will ask for the rest any more
+        return [Result.of(request) for request in requests]
 
-    def add(self, prompt: Prompt, params: DecodingParams | None = None) -> Request:
-        """Queue one request.
+    def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
+        """The requests of a prompt, one a choice, checked but not queued.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
         """
-        request = self._request(prompt, params)
-        self.loop.scheduler.submit(request)
+        params = params or self.pair.defaults
+        ids = self._token_ids(prompt)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
+        requests = [Request(next(self._ids), ids, params, s, i, priority) for i, s in enumerate(seeds)]
+        self.loop.scheduler.check(requests[0])
+        return requests
+
+    def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
+        """Queue one request.
+
+        Raises:
+            InvalidInput: prompt or parameters are unusable, or ask for several choices.
+            QueueFull: try again later.
+        """
+        if params and params.n > 1:
+            raise InvalidInput("n", params.n, "add one request a choice, or use generate")
+        request = self.requests(prompt, params, priority)[0]
+        self.loop.submit(request)
         return request
 
+    def cancel(self, *requests: Request) -> None:
+        """End requests now, with what they have; those that have ended already stay as they are."""
+        self.loop.drop(requests)
+
     def step(self) -> list[Request]:
-        """Run one block of every running request; returns those that finished."""
+        """One turn of the loop; returns the requests that ended since the last one."""
         return self.loop.turn()
 
     @staticmethod
     def result(request: Request) -> Result:
-        """The result of a finished request."""
-        assert request.finish_reason is not None, "the request has not finished"
-        return Result(
-            text=request.text,
-            token_ids=request.tokens,
-            finish_reason=request.finish_reason,
-            logprobs=request.log_probs,
-            statistics=request.statistics,
-            seed=request.seed,
-            prompt_token_ids=request.prompt,
-        )
+        """The result of a request that ended; see `Result.of`."""
+        return Result.of(request)
 
-    def _request(self, prompt: Prompt, params: DecodingParams | None) -> Request:
-        params = params or self.pair.defaults
+    def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             ids = list(self.pair.tokenizer(prompt).input_ids)
         elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
@@ -143,5 +192,4 @@ class LLM:
                     raise InvalidInput("prompt", token, f"token ids are integers from 0 to {self.pair.vocab_size - 1}")
         if not ids:
             raise InvalidInput("prompt", prompt, "empty; give at least one token")
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        return Request(next(self._ids), ids, params, seed)
+        return ids

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from mtad.accept import Accepted, accept
+from mtad.alternatives import alternatives
 from mtad.draft import Level, root
 from mtad.noise import draw_noise
+from mtad.params import DecodingParams
 from mtad.rows import Rows, Shape, block_shape, stack_rows
+from runtime.prefix import PrefixCache, common_prefix
 from runtime.request import Request
 from runtime.roles import Auxiliary, Batch, Target
 from runtime.scheduler import Scheduler
+from runtime.statistics import Totals
 from runtime.text import TextStream
 
 
 class DecodingLoop:
     """Runs requests to their end, in-flight: they join and leave between any two blocks.
 
-    A request's tokens depend on its prompt, parameters and seed only, not on the rest of the batch.
+    A request's tokens depend on its prompt, parameters and seed only, not on the rest of the batch (nor, unless it asks
+    for adaptive drafts, on the time anything takes).
 
     Args:
         auxiliary, target: the roles; row r of both always carries the same request.
@@ -28,6 +36,12 @@ class DecodingLoop:
         tokenizer: for stop strings and text.
         vocab_size: token ids the pair shares.
         eos: tokens that end a text.
+        max_prefill_tokens: prompt tokens stored a turn at most, so that a long prompt delays those that run by a
+            bounded time.
+        prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
+
+    Attributes:
+        totals: running totals since the loop began.
     """
 
     def __init__(
@@ -38,51 +52,147 @@ class DecodingLoop:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos: tuple[int, ...],
+        max_prefill_tokens: int = 256,
+        prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     ) -> None:
         self.auxiliary, self.target, self.scheduler = auxiliary, target, scheduler
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
+        self._max_prefill_tokens, self._prefixes = max_prefill_tokens, prefixes
         self._texts: dict[int, TextStream] = {}
-        self._parameters: tuple[list[int], Shape, Rows, Level] | None = None
+        self._ended: list[Request] = []
+        self._parameters: tuple[list[DecodingParams], Shape, Rows, Level] | None = None
+        self._admitted_at = time.perf_counter()
+        self.totals = Totals()
+
+    def submit(self, *requests: Request) -> None:
+        """Queue requests, all or none; see `Scheduler.submit` for what is refused."""
+        now = time.perf_counter()
+        for request in requests:
+            request.arrived = now
+            request.statistics.prompt_tokens = len(request.prompt)
+        if self.scheduler.idle:
+            self._admitted_at = now
+        self.scheduler.submit(*requests)
 
     @torch.inference_mode()
     def turn(self) -> list[Request]:
-        """One block of every running request; returns those that finished with it."""
-        self._join()
-        requests = self.scheduler.running
-        if not requests:
-            return []
-        batch = self._batch(requests)
+        """Store waiting prompts, as far as `max_prefill_tokens` goes, and run one block of every running request.
+
+        Returns:
+            the requests that ended, those that failed included: whatever breaks under some requests ends these with
+            the reason `error` and leaves the others as they were.
+        """
+        self._prefill()
+        if self.scheduler.running:
+            self._block(list(self.scheduler.running))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _prefill(self) -> None:
+        budget = self._max_prefill_tokens
+        while budget > 0 and (request := self.scheduler.next()) is not None:
+            try:
+                if request.id not in self._texts:
+                    self._begin(request)
+                budget -= self._store(request, len(self.scheduler.running), budget)
+            except Exception as error:
+                self._fail([request], error)
+                continue
+            if request.target_held == len(request.prompt) - 1:
+                self.scheduler.join()
+
+    def _begin(self, request: Request) -> None:
+        now = time.perf_counter()
+        self.scheduler.pace += 0.2 * (now - self._admitted_at - self.scheduler.pace)
+        self._admitted_at = now
+        request.statistics.queue_seconds = now - request.arrived
+        self._texts[request.id] = TextStream(self._tokenizer, frozenset(self._eos))
+
+    def _store(self, request: Request, row: int, budget: int) -> int:
+        """Store up to `budget` more tokens of a prompt in both caches; returns how many."""
         started = time.perf_counter()
-        draft = self.auxiliary.draft(batch) if batch.shape.draft_len else None
-        drafted = time.perf_counter()
-        tree, q = (draft.tree, draft.q) if draft else (None, None)
-        logits = self.target.score(batch, tree)
-        scored = time.perf_counter()
-        accepted = accept(tree, logits, q, batch.noise, batch.rows, batch.shape)
-        if draft:
-            self.target.commit(batch, accepted)
-            self.auxiliary.commit(batch, draft, accepted)
-        return self._commit(requests, accepted, drafted - started, scored - drafted)
+        prompt, end = request.prompt, len(request.prompt) - 1
+        if not request.target_held and end:
+            request.target_held = self._reuse(1, self.target, request, row)
+            request.statistics.reused_tokens = request.target_held
+        drafts = request.params.drafted > 0
+        if drafts and not request.auxiliary_held and end:
+            request.auxiliary_held = self._reuse(0, self.auxiliary, request, row)
+        held = min(request.target_held, request.auxiliary_held) if drafts else request.target_held
+        upto = min(end, held + budget)
+        if request.target_held < upto:
+            self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
+            request.target_held = upto
+        if drafts and request.auxiliary_held < upto:
+            self.auxiliary.prefill(row, prompt[request.auxiliary_held : upto], request.auxiliary_held)
+            request.auxiliary_held = upto
+        if upto == end and self._prefixes:
+            self._prefixes[1].store(row, prompt[:end])
+            if drafts:
+                self._prefixes[0].store(row, prompt[:end])
+        seconds = time.perf_counter() - started
+        request.statistics.prefill_seconds += seconds
+        self.totals.prefill_seconds += seconds
+        return upto - held
 
-    def _join(self) -> None:
-        """Prefill what the scheduler admits: every prompt token but the last."""
-        for row, request in self.scheduler.admit():
+    def _reuse(self, which: int, role: Auxiliary | Target, request: Request, row: int) -> int:
+        """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
+        if self._prefixes is None:
+            return 0
+        tokens, best, source = request.prompt[:-1], 0, -1
+        for at, other in enumerate(self.scheduler.running):
+            held = other.target_held if which else other.auxiliary_held
+            shared = min(common_prefix(tokens, other.prompt[:-1]), held)
+            if shared > best:
+                best, source = shared, at
+        if best:
+            role.move_row(source, row, best)
+        return self._prefixes[which].restore(row, tokens, best)
+
+    def _block(self, requests: list[Request]) -> None:
+        """Draft, score, accept, commit: one block of every running request."""
+        used = [request.params for request in requests]
+        try:
             started = time.perf_counter()
-            for start in range(0, len(request.prompt) - 1, 128):
-                tokens = request.prompt[start : min(start + 128, len(request.prompt) - 1)]
-                self.target.prefill(row, tokens, start)
-                if request.params.drafted:
-                    self.auxiliary.prefill(row, tokens, start)
-            request.statistics.prefill_seconds = time.perf_counter() - started
-            self._texts[request.id] = TextStream(self._tokenizer, frozenset(self._eos))
+            batch = self._batch(requests, used)
+            draft = self.auxiliary.draft(batch) if batch.shape.draft_len else None
+            drafted = time.perf_counter()
+            tree, q = (draft.tree, draft.q) if draft else (None, None)
+            logits = self.target.score(batch, tree)
+            scored = time.perf_counter()
+            accepted = accept(tree, logits, q, batch.noise, batch.rows, batch.shape)
+            if draft:
+                self.target.commit(batch, accepted)
+                self.auxiliary.commit(batch, draft, accepted)
+            top = self._alternatives(requests, logits, accepted)
+            tokens, log_probs = accepted.tokens.tolist(), accepted.log_probs.tolist()
+            lengths = accepted.length.tolist()
+        except Exception as error:
+            self._fail(requests, error)
+            return
+        gained = []
+        for row, request in enumerate(requests):
+            count, before = lengths[row] + 1, len(request.tokens)
+            try:
+                self._append(request, tokens[row][:count], log_probs[row][:count], top[row] if top else None)
+            except Exception as error:
+                self._fail([request], error)
+            gained.append(len(request.tokens) - before)
+        ended = time.perf_counter()
+        seconds = drafted - started, scored - drafted, ended - scored
+        self.totals.turn(*seconds)
+        for row, request in enumerate(requests):
+            if request.finish_reason != "error":
+                self._account(request, used[row].drafted, lengths[row], gained[row], seconds, ended)
+        for request in requests:
+            if request.finish_reason in ("stop", "length"):
+                self._release(request)
 
-    def _batch(self, requests: list[Request]) -> Batch:
-        params = [request.params for request in requests]
-        ids = [request.id for request in requests]
-        if self._parameters is None or self._parameters[0] != ids:
-            shape = block_shape(params, self._vocab_size)
-            rows = stack_rows(params, shape, self._vocab_size, self._eos)
-            self._parameters = ids, shape, rows, root(rows, shape)
+    def _batch(self, requests: list[Request], used: list[DecodingParams]) -> Batch:
+        if self._parameters is None or self._parameters[0] != used:
+            shape = block_shape(used, self._vocab_size)
+            rows = stack_rows(used, shape, self._vocab_size, self._eos)
+            self._parameters = used, shape, rows, root(rows, shape)
         _, shape, rows, level = self._parameters
         committed = [request.committed for request in requests]
         keys = [(request.seed, request.blocks) for request in requests]
@@ -93,51 +203,93 @@ class DecodingLoop:
             rows=rows,
             root=level,
             shape=shape,
-            noise=draw_noise(params, keys, shape, self._vocab_size),
+            noise=draw_noise(used, keys, shape, self._vocab_size),
         )
 
-    def _commit(
-        self, requests: list[Request], accepted: Accepted, draft_seconds: float, score_seconds: float
-    ) -> list[Request]:
-        """Append each row's tokens up to its stop condition; free the rows that ended."""
-        tokens, log_probs, lengths = accepted.tokens.tolist(), accepted.log_probs.tolist(), accepted.length.tolist()
-        for row, request in enumerate(requests):
-            text, before = self._texts[request.id], len(request.tokens)
-            for index in range(lengths[row] + 1):
-                request.finish_reason = text.append(request, tokens[row][index], log_probs[row][index])
-                if request.finish_reason:
-                    break
-            statistics = request.statistics
-            statistics.target_passes += 1
-            statistics.drafted += request.params.drafted
-            statistics.accepted += min(lengths[row], len(request.tokens) - before)
-            statistics.tokens = len(request.tokens)
-            statistics.draft_seconds += draft_seconds if request.params.drafted else 0.0
-            statistics.score_seconds += score_seconds
-            request.blocks += 1
-        finished = [row for row, request in enumerate(requests) if request.finish_reason]
-        done = [requests[row] for row in finished]
-        for row in reversed(finished):
-            self._release(row)
-        return done
+    @staticmethod
+    def _alternatives(
+        requests: list[Request], logits: Tensor, accepted: Accepted
+    ) -> list[list[list[tuple[int, float]]]]:
+        """The target's likeliest tokens at each emitted position, by row; empty where nobody asks."""
+        count = max(request.params.top_logprobs for request in requests)
+        if not count:
+            return []
+        ids, values = alternatives(logits, accepted.path, count)
+        return [
+            [list(zip(*pair, strict=True)) for pair in zip(*row, strict=True)]
+            for row in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
 
-    def drop(self, requests: list[Request]) -> None:
-        """Forget requests, finished or not: they leave the queue, and their rows are free at once."""
-        ids = {request.id for request in requests}
-        self.scheduler.withdraw(ids)
-        for row in reversed(range(len(self.scheduler.running))):
-            if self.scheduler.running[row].id in ids:
-                self._release(row)
+    def _append(
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        log_probs: Sequence[float],
+        top: list[list[tuple[int, float]]] | None,
+    ) -> None:
+        """Append one row's tokens up to its stop condition."""
+        if not all(map(math.isfinite, log_probs)):
+            raise ArithmeticError("the target's logits are not finite numbers")
+        text, wanted = self._texts[request.id], request.params.top_logprobs
+        for index, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
+            request.finish_reason = text.append(request, token, log_prob)
+            if top and wanted:
+                request.top_log_probs.append(top[index][:wanted])
+            if request.finish_reason:
+                break
+        request.target_held = request.committed - 1
+        request.auxiliary_held = request.committed - 2 if request.params.drafted else 0
+        request.blocks += 1
 
-    def _release(self, row: int) -> None:
-        self._texts.pop(self.scheduler.running[row].id, None)  # none yet if its prefill failed
-        moved = self.scheduler.retire(row)
-        if moved is not None:
-            columns = self.scheduler.running[row].committed
-            self.auxiliary.move_row(moved, row, columns)
-            self.target.move_row(moved, row, columns)
+    def _account(
+        self, request: Request, drafted: int, length: int, gained: int, seconds: tuple[float, float, float], now: float
+    ) -> None:
+        """Statistics of one row's block."""
+        accepted = min(length, gained)
+        alarm = request.statistics.block(drafted, accepted, gained, seconds)
+        if alarm:
+            self.totals.alarm(request.id, alarm)
+        if request.statistics.first_token_seconds is None:
+            request.statistics.first_token_seconds = now - request.arrived
+        self.totals.block(drafted, accepted, gained)
+
+    def _fail(self, requests: list[Request], error: Exception) -> None:
+        """End requests that something broke under; their rows are cleared, for what is in them may not be numbers."""
+        places = [*self.scheduler.running, self.scheduler.joining]
+        for request in requests:
+            request.finish_reason, request.error = "error", error
+            self.target.clear_row(places.index(request))
+            self.auxiliary.clear_row(places.index(request))
+        for request in requests:
+            self._release(request)
+
+    def drop(self, requests: Sequence[Request]) -> None:
+        """Cancel requests, wherever they are; their rows are free at once. Those that have ended stay as they are."""
+        for request in requests:
+            if request.finish_reason is None:
+                request.finish_reason = "cancelled"
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """A request has ended: its row, if it has one, goes to the next."""
+        self._texts.pop(request.id, None)
+        places = [*self.scheduler.running, self.scheduler.joining]
+        for source, to in self.scheduler.retire(request):
+            moved = places[source]
+            assert moved is not None
+            self.target.move_row(source, to, moved.target_held)
+            self.auxiliary.move_row(source, to, moved.auxiliary_held)
+        request.statistics.total_seconds = time.perf_counter() - request.arrived
+        assert request.finish_reason is not None
+        self.totals.ended(request.finish_reason, request.statistics)
+        self._ended.append(request)
 
     def check_integrity(self) -> None:
-        """Invariants between blocks; raises AssertionError."""
+        """Invariants between turns; raises AssertionError."""
         self.scheduler.check_integrity()
-        assert self._texts.keys() == {request.id for request in self.scheduler.running}
+        joining = self.scheduler.joining
+        begun = {request.id for request in self.scheduler.running}
+        assert self._texts.keys() - begun <= ({joining.id} if joining else set()), "a text without a request"
+        assert begun <= self._texts.keys()
+        for prefixes in self._prefixes or ():
+            prefixes.check_integrity()

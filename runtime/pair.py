@@ -12,6 +12,10 @@ from engines import Engine, open_engine
 from engines.folder import read_json, read_spec, vocabulary_hash
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.memory import Memory
+
+ROLES = ("target", "auxiliary")
+"""Names of the two engine folders."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Pair:
         tokenizer: the one they share.
         vocab_size: token ids both know.
         eos: tokens that end a text, the target's.
+        weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
     """
 
@@ -31,16 +36,27 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     vocab_size: int
     eos: tuple[int, ...]
+    weights: int
     defaults: DecodingParams
 
 
-def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
+def open_pair(
+    folder: Path | str,
+    threads: int | None = None,
+    rows: int | None = None,
+    memory: int | str | None = None,
+    nodes: int = 64,
+    prefix_tokens: int | None = None,
+) -> Pair:
     """Open what `mtad-export` wrote.
 
     Args:
         folder: the pair folder.
         threads: CPU threads of the target; the auxiliary's steps are too small for more than one. Default: the cores
             this process may use.
+        rows: requests at once; default: what the pair was exported with.
+        memory: instead of `rows`: as many as fit, see `runtime.memory.Memory.within`.
+        nodes, prefix_tokens: largest tree and kept prompts, as far as `memory` has to count them.
 
     Raises:
         InvalidInput: the folder is not a usable pair.
@@ -54,7 +70,7 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
         vocabulary = str(values["vocabulary_hash"])
     except (KeyError, TypeError, ValueError):
         raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
-    target, auxiliary = read_spec(folder / "target"), read_spec(folder / "auxiliary")
+    target, auxiliary = (read_spec(folder / name) for name in ROLES)
     for name in ("rows", "capacity"):
         ours, theirs = getattr(target, name), getattr(auxiliary, name)
         if ours != theirs:
@@ -63,14 +79,21 @@ def open_pair(folder: Path | str, threads: int | None = None) -> Pair:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
     if threads is None:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
+    if rows is not None and (rows < 1 or memory is not None):
+        raise InvalidInput("rows", rows, "give at least 1, and not `memory` as well")
+    if memory is not None:
+        keep = 2 * target.capacity if prefix_tokens is None else prefix_tokens
+        rows = Memory.of(target, auxiliary, weights, nodes + 1, keep).within(memory).rows
     tokenizer = _tokenizer(folder / "target", vocabulary)
     _tokenizer(folder / "auxiliary", vocabulary)
     return Pair(
-        target=open_engine(folder / "target", threads),
-        auxiliary=open_engine(folder / "auxiliary", 1),
+        target=open_engine(folder / "target", threads, rows),
+        auxiliary=open_engine(folder / "auxiliary", 1, rows),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
+        weights=weights,
         defaults=DecodingParams.from_dict(defaults),
     )
 

@@ -6,52 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mtad.params import DecodingParams
+from runtime.statistics import Statistics
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass
-class Statistics:
-    """What a request cost.
-
-    Attributes:
-        target_passes: forward passes of the target that scored this request (prefill not counted).
-        drafted: tokens drafted along one path: draft_len x blocks.
-        accepted: drafted tokens that are part of the result.
-        tokens: tokens of the result.
-        prefill_seconds: time spent storing the prompt's keys and values, both models.
-        draft_seconds: time of the drafts this request took part in; shared by the rows of the batch.
-        score_seconds: time of the target passes this request took part in; shared likewise.
-    """
-
-    target_passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    prefill_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    score_seconds: float = 0.0
-
-    @property
-    def block_efficiency(self) -> float:
-        """Tokens per target pass."""
-        return self.tokens / self.target_passes if self.target_passes else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted tokens / (draft_len x blocks); 0 without a draft."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    def to_dict(self) -> dict[str, float]:
-        """All figures, the derived ones included."""
-        return {
-            **self.__dict__,
-            "block_efficiency": self.block_efficiency,
-            "acceptance_rate": self.acceptance_rate,
-        }
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
-@dataclass
+class RequestFailed(RuntimeError):
+    """A request that ended because something broke under it; the cause is chained."""
+
+
+@dataclass(eq=False)
 class Request:
     """One request in flight; owned by the scheduler, written by the loop only.
 
@@ -60,22 +24,36 @@ class Request:
         prompt: token ids, at least one.
         params: validated parameters.
         seed: key of its random numbers (`params.seed`, or the one drawn for it).
+        index: which of the prompt's `n` choices it is.
+        priority: larger ones are admitted first; equal ones in the order they came.
+        arrived: `time.perf_counter()` of the submission.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
+        top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
         blocks: decoding blocks run; the second half of the noise key.
+        target_held, auxiliary_held: leading columns of its row that are right in either cache.
         text: decoded text of `tokens`, cut before a stop string.
-        finish_reason: `stop` (end of sequence or stop string) or `length` (max_tokens); None while running.
+        finish_reason: `stop` (end of sequence or stop string), `length` (max_tokens), `cancelled` or `error`; None
+            until it ends.
+        error: what ended it, with `error`.
     """
 
     id: int
     prompt: list[int]
     params: DecodingParams
     seed: int
+    index: int = 0
+    priority: int = 0
+    arrived: float = 0.0
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
     blocks: int = 0
+    target_held: int = 0
+    auxiliary_held: int = 0
     text: str = ""
     finish_reason: FinishReason | None = None
+    error: Exception | None = None
     statistics: Statistics = field(default_factory=Statistics)
 
     @property
@@ -97,8 +75,11 @@ class Result:
     Attributes:
         text: the new text, without stop string and special tokens.
         token_ids: the new tokens; a final end-of-sequence token, or the tokens that completed a stop string, included.
-        finish_reason: `stop` or `length`.
-        logprobs: the target's log-probability of each token, at temperature 1 without filters.
+        finish_reason: `stop` or `length`; `cancelled`, with what there was by then.
+        logprobs: the target's log-probability of each token, at temperature 1 without filters, penalties, constraints.
+        top_logprobs: with the parameter of that name, as many of the target's likeliest tokens at each, likeliest
+            first: (token id, log-probability); else empty.
+        index: which of the prompt's `n` choices it is.
         statistics: what it cost.
         seed: reproduces the result.
         prompt_token_ids: the prompt as it was run.
@@ -108,9 +89,33 @@ class Result:
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
     statistics: Statistics
     seed: int
+    index: int
     prompt_token_ids: list[int]
+
+    @classmethod
+    def of(cls, request: Request) -> Result:
+        """The result of a request that ended.
+
+        Raises:
+            RequestFailed: it ended by an error; the cause is chained.
+        """
+        assert request.finish_reason is not None, "the request has not ended"
+        if request.finish_reason == "error":
+            raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error
+        return cls(
+            text=request.text,
+            token_ids=request.tokens,
+            finish_reason=request.finish_reason,
+            logprobs=request.log_probs,
+            top_logprobs=request.top_log_probs,
+            statistics=request.statistics,
+            seed=request.seed,
+            index=request.index,
+            prompt_token_ids=request.prompt,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

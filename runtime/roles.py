@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from engines import Engine, Step
 from engines.base import mask_length
-from engines.kv import copy_row, move_columns
+from engines.kv import clear_row, copy_row, move_columns
 from mtad.accept import Accepted
 from mtad.distribution import Candidates, process
 from mtad.draft import Level, assemble, expand
@@ -71,7 +71,10 @@ class Auxiliary(Protocol):
         """Keep the accepted nodes, drop the others."""
 
     def move_row(self, source: int, to: int, columns: int) -> None:
-        """Move a request to another row."""
+        """Move a request's first `columns` columns to another row."""
+
+    def clear_row(self, row: int) -> None:
+        """Zero a row."""
 
 
 class Target(Protocol):
@@ -87,7 +90,10 @@ class Target(Protocol):
         """Keep the accepted nodes, drop the others."""
 
     def move_row(self, source: int, to: int, columns: int) -> None:
-        """Move a request to another row."""
+        """Move a request's first `columns` columns to another row."""
+
+    def clear_row(self, row: int) -> None:
+        """Zero a row."""
 
 
 class _EngineRole:
@@ -116,6 +122,10 @@ class _EngineRole:
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Copy the first `columns` columns of row `source` over row `to`."""
         copy_row(self.engine.kv, source, to, columns)
+
+    def clear_row(self, row: int) -> None:
+        """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
+        clear_row(self.engine.kv, row)
 
     def _length(self, batch: Batch, nodes: int) -> int:
         return mask_length(batch.longest + nodes, self.engine.spec.capacity)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+import itertools
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.request import Request
 
 
-class Scheduler:
-    """Admits waiting requests, first in first out, to rows of the KV caches.
+class QueueFull(RuntimeError):
+    """The waiting queue is full; try again.
 
-    Running requests are always rows 0 .. R-1: when one leaves, the last row takes its place.
+    Attributes:
+        retry_after: seconds after which a place is likely to be free.
+    """
+
+    def __init__(self, waiting: int, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(f"{waiting} requests are waiting already; try again in {retry_after:.1f} s")
+
+
+class Scheduler:
+    """Admits waiting requests to rows of the KV caches: larger priority first, then first come, first served.
+
+    Running requests are always rows 0 .. R-1, and the one whose prompt is being stored, if any, is row R. When a row
+    becomes free the last running request takes its place, and the joining one the last's: `retire` says what to copy.
 
     Args:
         rows: rows of the caches.
@@ -20,15 +34,23 @@ class Scheduler:
             deepest and as wide as its widest row, and every row must have room for it, so `max_draft_len x
             max_beam_width` columns of each row are kept free.
         max_waiting: requests that may wait.
+
+    Attributes:
+        running: requests that decode, by row.
+        joining: the request whose prompt is being stored, in row `len(running)`.
+        pace: seconds between two admissions, a recent mean; kept by the loop, for `QueueFull`'s hint.
     """
 
     def __init__(
-        self, rows: int, capacity: int, max_draft_len: int = 8, max_beam_width: int = 8, max_waiting: int = 100_000
+        self, rows: int, capacity: int, max_draft_len: int = 8, max_beam_width: int = 8, max_waiting: int = 1024
     ) -> None:
         self.rows, self.capacity = rows, capacity
         self.max_draft_len, self.max_beam_width, self.max_waiting = max_draft_len, max_beam_width, max_waiting
-        self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.joining: Request | None = None
+        self.pace = 1.0
+        self._waiting: list[tuple[int, int, Request]] = []  # heap of (-priority, order of arrival, request)
+        self._arrivals = itertools.count()
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run.
@@ -53,46 +75,75 @@ class Scheduler:
         """Queue requests, all or none of them.
 
         Raises:
-            InvalidInput: one of them is refused by `check`, or the queue has no room for them all.
+            InvalidInput: one of them is refused by `check`, or they are more than the queue ever holds.
+            QueueFull: the queue has no room for them all just now.
         """
         for request in requests:
             self.check(request)
-        if len(self.waiting) + len(requests) > self.max_waiting:
-            problem = f"{len(self.waiting)} of {self.max_waiting} places of the queue are taken; wait, or give fewer"
-            raise InvalidInput("requests", len(requests), problem)
-        self.waiting.extend(requests)
+        if len(requests) > self.max_waiting:
+            raise InvalidInput("n", len(requests), f"at most {self.max_waiting} here (max_waiting)")
+        if len(requests) > self.room:
+            raise QueueFull(len(self._waiting), self.pace * (len(requests) - self.room))
+        for request in requests:
+            heapq.heappush(self._waiting, (-request.priority, next(self._arrivals), request))
 
-    def admit(self) -> list[tuple[int, Request]]:
-        """Give free rows to waiting requests: (row, request) of each that joined."""
-        joined = []
-        while self.waiting and len(self.running) < self.rows:
-            request = self.waiting.popleft()
-            joined.append((len(self.running), request))
-            self.running.append(request)
-        return joined
+    @property
+    def room(self) -> int:
+        """Requests the queue still takes."""
+        return self.max_waiting - len(self._waiting)
 
-    def withdraw(self, ids: set[int]) -> None:
-        """Take requests out of the queue."""
-        self.waiting = deque(request for request in self.waiting if request.id not in ids)
+    @property
+    def waiting(self) -> list[Request]:
+        """Waiting requests, the next one first."""
+        return [request for _, _, request in sorted(self._waiting, key=lambda entry: entry[:2])]
 
-    def retire(self, row: int) -> int | None:
-        """Free a row. Returns the row whose cache must be copied into it, or None if it was the last one."""
+    def next(self) -> Request | None:
+        """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
+        if self.joining is None and self._waiting and len(self.running) < self.rows:
+            self.joining = heapq.heappop(self._waiting)[2]
+        return self.joining
+
+    def join(self) -> None:
+        """The joining request's prompt is stored: it decodes from now on, where it is."""
+        assert self.joining is not None
+        self.running.append(self.joining)
+        self.joining = None
+
+    def retire(self, request: Request) -> list[tuple[int, int]]:
+        """Take a request out, wherever it is; returns the rows to copy, (source, to), in this order."""
+        if request is self.joining:
+            self.joining = None
+            return []
+        if request not in self.running:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not request]
+            heapq.heapify(self._waiting)
+            return []
+        row, moves = self.running.index(request), []
         last = self.running.pop()
-        if row == len(self.running):
-            return None
-        self.running[row] = last
-        return len(self.running)
+        if last is not request:
+            self.running[row] = last
+            moves.append((len(self.running), row))
+        if self.joining is not None:
+            moves.append((len(self.running) + 1, len(self.running)))
+        return moves
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not self.running and not self.waiting
+        """Nothing runs, joins or waits."""
+        return not self.running and not self._waiting and self.joining is None
 
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
-        assert len(self.running) <= self.rows
-        known = [request.id for request in (*self.running, *self.waiting)]
+        joining = [] if self.joining is None else [self.joining]
+        assert len(self.running) + len(joining) <= self.rows, "more requests than rows"
+        assert len(self._waiting) <= self.max_waiting
+        known = [request.id for request in (*self.running, *joining, *self.waiting)]
         assert len(set(known)) == len(known), "a request is in two places"
-        for request in self.running:
+        for request in (*self.running, *joining):
             assert request.finish_reason is None, "a finished request holds a row"
             assert request.committed <= self.capacity - self.max_draft_len * self.max_beam_width
+        for request in self.running:
+            assert request.target_held == request.committed - 1, "the target's cache is not the request's"
+            assert 0 <= request.auxiliary_held <= request.committed - 1
+            if request.params.drafted and not request.params.adaptive:
+                assert request.auxiliary_held >= request.committed - 2, "the auxiliary's cache lags"

@@ -255,7 +255,7 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_the_prefill_chunk_does_not_change_the_tokens(llm: LLM, chunk: int) -> None:
-    chunked = LLM(llm.pair, prefill_chunk=chunk)
+    chunked = LLM(llm.pair, max_prefill_tokens=chunk, prefix_tokens=0)
     expected = llm.generate(PROMPTS, BASE)
     assert [r.token_ids for r in chunked.generate(PROMPTS, BASE)] == [r.token_ids for r in expected]
 
@@ -309,7 +309,7 @@ def test_parameters_must_be_one_or_one_for_each_prompt(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("max_draft_len", {"max_draft_len": 32, "max_beam_width": 8}), ("prefill_chunk", {"prefill_chunk": 0})],
+    [("max_draft_len", {"max_draft_len": 32, "max_beam_width": 8}), ("max_prefill_tokens", {"max_prefill_tokens": 0})],
 )
 def test_limits_that_leave_no_room_are_refused(llm: LLM, field: str, values: dict[str, int]) -> None:
     with pytest.raises(InvalidInput) as caught:

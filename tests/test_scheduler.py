@@ -11,7 +11,7 @@ import pytest
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.request import Request
-from runtime.scheduler import Scheduler
+from runtime.scheduler import QueueFull, Scheduler
 
 
 def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
@@ -23,33 +23,79 @@ def ids(requests: list[Request]) -> list[int]:
 
 
 def test_scheduling_needs_no_torch() -> None:
-    modules = "mtad, runtime, runtime.request, runtime.scheduler"
+    modules = "mtad, runtime, runtime.request, runtime.scheduler, runtime.statistics"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def admit(scheduler: Scheduler) -> list[int]:
+    """Let all that can join do so, at once; their ids."""
+    joined = []
+    while (request := scheduler.next()) is not None:
+        request.target_held = request.committed - 1
+        request.auxiliary_held = request.committed - 1
+        scheduler.join()
+        joined.append(request.id)
+    return joined
 
 
 def test_requests_join_first_in_first_out_and_fill_rows_from_zero() -> None:
     scheduler = Scheduler(rows=3, capacity=256)
     for id in range(5):
         scheduler.submit(make_request(id))
-    assert [(row, request.id) for row, request in scheduler.admit()] == [(0, 0), (1, 1), (2, 2)]
-    assert scheduler.admit() == []
-    assert ids(list(scheduler.waiting)) == [3, 4]
+    assert admit(scheduler) == [0, 1, 2]
+    assert ids(scheduler.running) == [0, 1, 2]
+    assert ids(scheduler.waiting) == [3, 4]
     scheduler.check_integrity()
 
 
-def test_the_last_row_takes_a_freed_rows_place() -> None:
-    scheduler = Scheduler(rows=3, capacity=256)
-    for id in range(4):
-        scheduler.submit(make_request(id))
-    scheduler.admit()
-    assert scheduler.retire(0) == 2
+def test_a_larger_priority_goes_first_and_equal_ones_keep_their_order() -> None:
+    scheduler = Scheduler(rows=6, capacity=256)
+    for id, priority in enumerate([0, 5, 0, -1, 5, 9]):
+        request = make_request(id)
+        request.priority = priority
+        scheduler.submit(request)
+    assert ids(scheduler.waiting) == [5, 1, 4, 0, 2, 3]
+    assert admit(scheduler) == [5, 1, 4, 0, 2, 3]
+
+
+def test_one_request_joins_at_a_time_in_the_row_behind_those_that_run() -> None:
+    scheduler = Scheduler(rows=2, capacity=256)
+    requests = [make_request(id) for id in range(3)]
+    scheduler.submit(*requests)
+    assert scheduler.next() is requests[0]
+    assert scheduler.next() is requests[0], "its prompt is not stored yet"
+    assert ids(scheduler.waiting) == [1, 2]
+    scheduler.join()
+    assert scheduler.next() is requests[1]
+    scheduler.join()
+    assert scheduler.next() is None, "no row is free"
+
+
+def test_the_last_row_takes_a_freed_rows_place_and_the_joining_one_the_lasts() -> None:
+    scheduler = Scheduler(rows=4, capacity=256)
+    requests = [make_request(id) for id in range(4)]
+    scheduler.submit(*requests[:3])
+    admit(scheduler)
+    scheduler.submit(requests[3])
+    assert scheduler.next() is requests[3]
+    assert scheduler.retire(requests[0]) == [(2, 0), (3, 2)]
     assert ids(scheduler.running) == [2, 1]
-    assert scheduler.retire(1) is None
-    assert ids(scheduler.running) == [2]
-    assert [(row, request.id) for row, request in scheduler.admit()] == [(1, 3)]
-    assert [scheduler.retire(1), scheduler.retire(0)] == [None, None]
+    assert scheduler.retire(requests[1]) == [(2, 1)]
+    assert scheduler.joining is requests[3]
+    assert scheduler.retire(requests[3]) == []
+    assert scheduler.retire(requests[2]) == []
     assert scheduler.idle
+
+
+def test_a_waiting_request_leaves_the_queue_without_touching_a_row() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    requests = [make_request(id) for id in range(4)]
+    scheduler.submit(*requests)
+    admit(scheduler)
+    assert scheduler.retire(requests[2]) == []
+    assert ids(scheduler.waiting) == [1, 3]
+    assert ids(scheduler.running) == [0]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -57,29 +103,31 @@ def test_every_request_of_a_random_schedule_ends_exactly_once_in_its_own_row(see
     chance = random.Random(seed)
     rows, total = chance.randint(1, 6), 60
     scheduler = Scheduler(rows, capacity=256)
-    cache: list[int | None] = [None] * rows
-    """What the caches would hold: written on admission, copied as `retire` says."""
-    arrived = 0
-    started: list[int] = []
-    ended: list[int] = []
-    while len(ended) < total:
+    cache: list[int | None] = [None] * (rows + 1)
+    """What the caches would hold: written while joining, copied as `retire` says."""
+    waiting: list[Request] = []
+    arrived = ended = 0
+    while ended < total:
         for _ in range(min(chance.choice([0, 0, 1, 2, 7]), total - arrived)):
-            scheduler.submit(make_request(arrived, max_tokens=chance.randint(1, 100)))
+            waiting.append(make_request(arrived, max_tokens=chance.randint(1, 100)))
+            scheduler.submit(waiting[-1])
             arrived += 1
-        for row, request in scheduler.admit():
-            cache[row] = request.id
-            started.append(request.id)
-        assert len(scheduler.running) == min(rows, arrived - len(ended)), "a row is free although a request waits"
-        for row in sorted((r for r in range(len(scheduler.running)) if chance.random() < 0.3), reverse=True):
-            ended.append(scheduler.running[row].id)
-            scheduler.running[row].finish_reason = "length"
-            moved = scheduler.retire(row)
-            if moved is not None:
-                cache[row] = cache[moved]
+        while (request := scheduler.next()) is not None:
+            cache[len(scheduler.running)] = request.id
+            if chance.random() < 0.3:
+                break  # its prompt takes longer than this turn
+            request.target_held = request.auxiliary_held = request.committed - 1
+            scheduler.join()
+        everyone = [*scheduler.running, *scheduler.waiting, *([scheduler.joining] if scheduler.joining else [])]
+        for request in [r for r in everyone if chance.random() < 0.2]:
+            request.finish_reason = "length"
+            for source, to in scheduler.retire(request):
+                cache[to] = cache[source]
+            ended += 1
         scheduler.check_integrity()
-        assert ids(scheduler.running) == cache[: len(scheduler.running)], "a request lost its row of the caches"
-    assert started == list(range(total))
-    assert sorted(ended) == list(range(total))
+        joining = [scheduler.joining.id] if scheduler.joining else []
+        held = ids(scheduler.running) + joining
+        assert held == cache[: len(held)], "a request lost its row of the caches"
     assert scheduler.idle
 
 
@@ -121,15 +169,18 @@ def test_methods_without_a_draft_ignore_its_limits() -> None:
         scheduler.submit(make_request(2, method="speculative", draft_len=64))
 
 
-def test_a_full_queue_refuses_and_a_batch_that_overflows_it_queues_nothing() -> None:
+def test_a_full_queue_says_when_to_try_again_and_queues_nothing() -> None:
     scheduler = Scheduler(rows=1, capacity=256, max_waiting=2)
-    with pytest.raises(InvalidInput, match="queue"):
+    with pytest.raises(InvalidInput, match="max_waiting"):
         scheduler.submit(make_request(0), make_request(1), make_request(2))
     assert scheduler.idle
-    scheduler.submit(make_request(0), make_request(1))
-    with pytest.raises(InvalidInput, match="queue"):
-        scheduler.submit(make_request(2))
-    assert ids(list(scheduler.waiting)) == [0, 1]
+    scheduler.submit(make_request(0))
+    scheduler.pace = 3.0
+    with pytest.raises(QueueFull, match="try again in 3") as caught:
+        scheduler.submit(make_request(1), make_request(2))
+    assert caught.value.retry_after == 3.0
+    assert ids(scheduler.waiting) == [0]
+    assert scheduler.room == 1
 
 
 def test_a_batch_with_one_bad_request_queues_nothing() -> None:
@@ -140,13 +191,20 @@ def test_a_batch_with_one_bad_request_queues_nothing() -> None:
 
 
 def test_check_integrity_notices_what_must_not_be() -> None:
-    scheduler = Scheduler(rows=1, capacity=256)
-    scheduler.submit(make_request(0), make_request(1))
-    scheduler.admit()
-    scheduler.running.append(scheduler.waiting[0])
-    with pytest.raises(AssertionError):
+    def running() -> Scheduler:
+        scheduler = Scheduler(rows=2, capacity=256)
+        scheduler.submit(make_request(0), make_request(1))
+        admit(scheduler)
+        scheduler.submit(make_request(2))
         scheduler.check_integrity()
-    scheduler.running.pop()
-    scheduler.running[0].finish_reason = "stop"
-    with pytest.raises(AssertionError):
-        scheduler.check_integrity()
+        return scheduler
+
+    broken = [running() for _ in range(5)]
+    broken[0].running[1] = broken[0].running[0]
+    broken[1].running.append(broken[1].waiting[0])
+    broken[2].running[0].finish_reason = "stop"
+    broken[3].running[0].target_held -= 1
+    broken[4].running[0].auxiliary_held -= 2
+    for scheduler in broken:
+        with pytest.raises(AssertionError):
+            scheduler.check_integrity()

@@ -1,0 +1,95 @@
+"""How much memory a pair takes, and how many rows fit a given amount. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from engines.base import EngineSpec
+from mtad.errors import InvalidInput
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What two engines and their caches take, in bytes.
+
+    The activations inside a step are the engine's own and are not counted; they are small beside weights and caches
+    unless `max_prefill_tokens` is large.
+
+    Attributes:
+        rows, capacity: requests at once, KV columns a row.
+        weights: both models, as stored.
+        row: keys and values of one row, both caches.
+        logits: logits of one row at the largest draft, the target's and one working copy.
+        prefixes: kept keys and values of earlier prompts, both caches.
+    """
+
+    rows: int
+    capacity: int
+    weights: int
+    row: int
+    logits: int
+    prefixes: int
+
+    @classmethod
+    def of(cls, target: EngineSpec, auxiliary: EngineSpec, weights: int, nodes: int, prefix_tokens: int) -> Memory:
+        """The memory of a pair.
+
+        Args:
+            target, auxiliary: the engines, equal in rows and capacity.
+            weights: bytes of both models' weights.
+            nodes: positions the target scores in a step at most.
+            prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
+        """
+        row = (target.kv_bytes + auxiliary.kv_bytes) // target.rows
+        logits = 2 * nodes * target.vocab_size * 4
+        return cls(target.rows, target.capacity, weights, row, logits, row * prefix_tokens // target.capacity)
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.prefixes + self.rows * (self.row + self.logits)
+
+    def within(self, size: int | str) -> Memory:
+        """The same with as many rows as fit `size` bytes (or `"4GiB"`).
+
+        Raises:
+            InvalidInput: not even one row fits.
+        """
+        rows = (parse_bytes(size) - self.weights - self.prefixes) // (self.row + self.logits)
+        if rows < 1:
+            raise InvalidInput("memory", size, f"one row takes {format_bytes(replace(self, rows=1).total)} in all")
+        return replace(self, rows=rows)
+
+    def __str__(self) -> str:
+        return (
+            f"memory: weights {format_bytes(self.weights)} + {self.rows} rows x {self.capacity} columns "
+            f"{format_bytes(self.rows * self.row)} + logits {format_bytes(self.rows * self.logits)} + kept prefixes "
+            f"{format_bytes(self.prefixes)} = {format_bytes(self.total)}"
+        )
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from a number or from text such as `512MiB`, `4GB`, `4G` (all powers of 1024).
+
+    Raises:
+        InvalidInput: not a size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(size).strip(), re.IGNORECASE)
+    if isinstance(size, bool) or found is None:
+        raise InvalidInput("memory", size, "give bytes, or text such as 4GiB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def format_bytes(size: int) -> str:
+    """Bytes for people."""
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):  # noqa: B007 - the last one is kept
+        if value < 1024:
+            break
+        value /= 1024
+    else:
+        unit = "TiB"
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

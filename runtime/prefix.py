@@ -1,0 +1,98 @@
+"""Keys and values of earlier prompts, kept so that a prompt that starts alike need not compute them again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engines.base import BLOCK
+
+Key = tuple[int, tuple[int, ...]]
+"""Slot of the preceding block (-1 for none), and the block's own tokens: together, all tokens from the start."""
+
+
+class PrefixCache:
+    """Blocks of 64 tokens of one engine's cache, found by all tokens from the start; the least recently used go first.
+
+    It belongs to one engine in one process, so it can never serve another pair. Only prompts are kept: their keys and
+    values are those of a plain forward pass, to the bit on engines whose logits do not depend on how a prompt is cut
+    (ONNX Runtime on CPUs); those of decoded tokens were computed inside a tree.
+
+    Args:
+        kv: the engine's cache, [layers, 2, rows, kv_heads, capacity, head_dim].
+        tokens: tokens to keep at most; rounded down to blocks; allocated at once.
+
+    Attributes:
+        bytes: size of the store.
+    """
+
+    def __init__(self, kv: Tensor, tokens: int) -> None:
+        layers, pair, _, heads, _, dim = kv.shape
+        self._kv = kv
+        self._pool = torch.zeros(tokens // BLOCK, layers, pair, heads, BLOCK, dim, dtype=kv.dtype, device=kv.device)
+        self._free = list(range(len(self._pool)))
+        # a block is touched before the one it follows, so the least recently used one never has a follower
+        self._slots: OrderedDict[Key, int] = OrderedDict()
+        self.bytes = self._pool.nbytes
+
+    def restore(self, row: int, tokens: Sequence[int], start: int = 0) -> int:
+        """Write what is known of `tokens` into `row`; returns the columns that are right, from 0.
+
+        Columns before `start` are right already and are left alone.
+        """
+        chain = self._find(tokens)
+        for number, slot in enumerate(chain):
+            if (number + 1) * BLOCK > start:
+                self._kv[:, :, row, :, number * BLOCK : (number + 1) * BLOCK] = self._pool[slot]
+        return max(start, len(chain) * BLOCK)
+
+    def store(self, row: int, tokens: Sequence[int]) -> None:
+        """Keep the whole blocks of `tokens`, whose keys and values are columns 0 .. len - 1 of `row`."""
+        chain = self._find(tokens)
+        keys = self._keys(tokens, chain)
+        for number in range(len(chain), min(len(tokens) // BLOCK, len(self._pool))):
+            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+            self._pool[slot] = self._kv[:, :, row, :, number * BLOCK : (number + 1) * BLOCK]
+            keys.append((chain[-1] if chain else -1, tuple(tokens[number * BLOCK : (number + 1) * BLOCK])))
+            self._slots[keys[-1]] = slot
+            chain.append(slot)
+        self._touch(keys)
+
+    def _find(self, tokens: Sequence[int]) -> list[int]:
+        """Slots of the longest known chain of blocks, marked as used."""
+        chain: list[int] = []
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            slot = self._slots.get((chain[-1] if chain else -1, tuple(tokens[start : start + BLOCK])))
+            if slot is None:
+                break
+            chain.append(slot)
+        self._touch(self._keys(tokens, chain))
+        return chain
+
+    @staticmethod
+    def _keys(tokens: Sequence[int], chain: Sequence[int]) -> list[Key]:
+        return [(chain[n - 1] if n else -1, tuple(tokens[n * BLOCK : (n + 1) * BLOCK])) for n in range(len(chain))]
+
+    def _touch(self, keys: Sequence[Key]) -> None:
+        for key in reversed(keys):
+            self._slots.move_to_end(key)
+
+    def check_integrity(self) -> None:
+        """Invariants of the bookkeeping; raises AssertionError."""
+        used = list(self._slots.values())
+        assert sorted(used + self._free) == list(range(len(self._pool))), "a block is lost or in two places"
+        order = {slot: age for age, slot in enumerate(used)}
+        for (parent, tokens), slot in self._slots.items():
+            assert len(tokens) == BLOCK
+            assert parent == -1 or order[parent] > order[slot], "a block would outlive the one it follows"
+
+
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Leading tokens two prompts share."""
+    for position, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return position
+    return min(len(ours), len(theirs))

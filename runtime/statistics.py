@@ -1,0 +1,232 @@
+"""What requests cost: figures of one request, and running totals over all of them. No torch.
+
+One definition each, used everywhere: **block efficiency** is tokens per target pass; **acceptance rate** is accepted
+tokens / drafted tokens, where a block drafts as many tokens as its path could have kept (its draft length), however
+many beams it drew them from. Tokens behind the end of a text count as neither produced nor accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+log = logging.getLogger(__name__)
+
+Alarm = Literal["low", "high"]
+
+ALARM_BLOCKS = 32
+"""Drafted blocks over which acceptance is judged."""
+ALARM_LOW, ALARM_HIGH = 0.02, 0.98
+"""An acceptance rate at or below the first hints at garbled output or a mismatched pair, one at or above the second, at
+repetition."""
+
+
+@dataclass
+class Statistics:
+    """What one request cost.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        reused_tokens: of them, those whose keys and values the target took from an earlier prompt.
+        tokens: tokens of the result.
+        target_passes: forward passes of the target that scored this request (prefill not counted).
+        drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
+        accepted: drafted tokens that are part of the result.
+        queue_seconds: from submission until a row was free.
+        prefill_seconds: steps that stored this prompt's keys and values, both models, catching up included.
+        draft_seconds, score_seconds, commit_seconds: of the blocks this request took part in, shared by the batch:
+            drafting, the target's pass, and everything after it (acceptance, cache, text).
+        first_token_seconds: from submission to the first token; None before.
+        total_seconds: from submission to the end; None before.
+        acceptance_alarm: `low` or `high` once the acceptance rate of 32 drafted blocks in a row was (nearly) 0 or 1.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    tokens: int = 0
+    target_passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    score_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+    acceptance_alarm: Alarm | None = None
+    _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target pass."""
+        return self.tokens / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0 without a draft."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def block(self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]) -> Alarm | None:
+        """Add one block; returns the acceptance alarm if it goes off now.
+
+        Args:
+            drafted: the block's draft length.
+            accepted: drafted tokens that became part of the text.
+            tokens: tokens the text gained.
+            seconds: draft, score, commit.
+        """
+        self.target_passes += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tokens += tokens
+        self.draft_seconds += seconds[0] if drafted else 0.0
+        self.score_seconds += seconds[1]
+        self.commit_seconds += seconds[2]
+        if not drafted:
+            return None
+        window = self._window
+        window[0], window[1], window[2] = window[0] + 1, window[1] + drafted, window[2] + accepted
+        if window[0] < ALARM_BLOCKS:
+            return None
+        rate, self._window = window[2] / window[1], [0, 0, 0]
+        alarm: Alarm | None = "low" if rate <= ALARM_LOW else "high" if rate >= ALARM_HIGH else None
+        if alarm is None or alarm == self.acceptance_alarm:
+            return None
+        self.acceptance_alarm = alarm
+        return alarm
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, the derived ones included."""
+        own = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {**own, "block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
+
+
+@dataclass
+class Histogram:
+    """Counts of values by upper bound, as Prometheus keeps them (but not cumulated).
+
+    Attributes:
+        bounds: upper bounds, inclusive, ascending; one more bucket holds what is above.
+        counts: values in each bucket.
+        sum: of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """Values counted."""
+        return sum(self.counts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum, "count": self.count}
+
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass
+class Totals:
+    """Running totals of a loop since it began; plain numbers that only grow, and histograms.
+
+    Attributes:
+        requests: ended requests by how they ended.
+        prompt_tokens, reused_tokens, tokens, target_passes, drafted, accepted: sums as in `Statistics`.
+        turns: decoding blocks, each of one or more rows.
+        prefill_seconds, draft_seconds, score_seconds, commit_seconds: sums over turns, each counted once.
+        alarms: acceptance alarms by kind.
+        queue, first_token, total: seconds a request.
+        per_token: seconds between a request's tokens, its mean after the first.
+        prompt, output: tokens a request.
+        accepted_lengths: accepted tokens of each drafted block, by row.
+    """
+
+    requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    tokens: int = 0
+    target_passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    turns: int = 0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    score_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    alarms: dict[str, int] = field(default_factory=lambda: {"low": 0, "high": 0})
+    queue: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    total: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    per_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    prompt: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    output: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    accepted_lengths: Histogram = field(default_factory=lambda: Histogram((*range(17), 24, 32, 48, 64)))
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target pass and row."""
+        return self.tokens / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def turn(self, draft: float, score: float, commit: float) -> None:
+        """Count one block's seconds, whatever its rows."""
+        self.turns += 1
+        self.draft_seconds += draft
+        self.score_seconds += score
+        self.commit_seconds += commit
+
+    def block(self, drafted: int, accepted: int, tokens: int) -> None:
+        """Count one row's block."""
+        self.target_passes += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tokens += tokens
+        if drafted:
+            self.accepted_lengths.add(accepted)
+
+    def alarm(self, request_id: int, kind: Alarm) -> None:
+        """Count an acceptance alarm and say it once, loudly."""
+        self.alarms[kind] += 1
+        rate = "almost nothing" if kind == "low" else "almost everything"
+        hint = "garbled text or a mismatched pair?" if kind == "low" else "a text that repeats itself?"
+        message = "request %d: the target accepted %s of %d drafts in a row: %s"
+        log.warning(message, request_id, rate, ALARM_BLOCKS, hint)
+
+    def ended(self, reason: str, s: Statistics) -> None:
+        """Count a request that ended."""
+        self.requests[reason] += 1
+        self.prompt_tokens += s.prompt_tokens
+        self.reused_tokens += s.reused_tokens
+        self.prompt.add(s.prompt_tokens)
+        self.output.add(s.tokens)
+        if s.first_token_seconds is not None:
+            self.queue.add(s.queue_seconds)
+            self.first_token.add(s.first_token_seconds)
+            if s.total_seconds is not None:
+                self.total.add(s.total_seconds)
+                if s.tokens > 1:
+                    self.per_token.add((s.total_seconds - s.first_token_seconds) / (s.tokens - 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and metrics."""
+        values = {k: v.to_dict() if isinstance(v, Histogram) else v for k, v in self.__dict__.items()}
+        return {**values, "block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
