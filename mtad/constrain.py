@@ -1,0 +1,175 @@
+"""What a request asks of its logits beyond the models' own opinion, at every node of the token tree.
+
+Both models' logits are changed alike, each node's by what its own path implies, before `mtad.distribution.process`
+filters them: p and q are then distributions under the same constraints, a forbidden token has p = q = 0, and the
+acceptance rules need to know nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mtad.draft import Level
+from mtad.rows import index
+from mtad.tree import TokenTree
+
+
+class Paths(NamedTuple):
+    """The drafted tokens from the root to each of S nodes, the node itself included; the root has none.
+
+    Attributes:
+        tokens: int64 [R, S, D]; any valid id where `valid` is False.
+        valid: bool [R, S, D], a drafted token of the path is there; their order is the path's.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+
+
+class Penalties(NamedTuple):
+    """Penalties of committed tokens, as `penalties` lays them out.
+
+    Attributes:
+        repetition, presence, frequency: float32 [R, 1, 1]; 1, 0 and 0 are off.
+        counts: float32 [R, V], how often each token is in the text.
+        factor: float32 [R, V], `repetition` for tokens of prompt or text, 1 for others.
+        minus: float32 [R, V], what presence and frequency subtract.
+    """
+
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    counts: Tensor
+    factor: Tensor
+    minus: Tensor
+
+
+class Terms(NamedTuple):
+    """What the rows of a batch ask; a field is None where no row asks for it.
+
+    Attributes:
+        bias: float32 [R, V], finite, 0 for none.
+        penalties: of each row; off for rows that ask for none.
+        end: int64 [E], tokens that end a text.
+        min_left: int64 [R], tokens the text needs before one of `end` may follow; <= 0 for none.
+    """
+
+    bias: Tensor | None = None
+    penalties: Penalties | None = None
+    end: Tensor | None = None
+    min_left: Tensor | None = None
+
+
+def penalties(counts: Tensor, seen: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Penalties:
+    """Lay the committed tokens' penalties out, once a block.
+
+    Args:
+        counts: float32 [R, V], how often each token is in the text.
+        seen: bool [R, V], the token is in prompt or text.
+        repetition, presence, frequency: float32 [R]; 1, 0 and 0 are off.
+    """
+    repetition, presence, frequency = (x[:, None, None] for x in (repetition, presence, frequency))
+    factor = torch.where(seen, repetition[:, 0], 1.0)
+    return Penalties(repetition, presence, frequency, counts, factor, _minus(counts, presence[:, 0], frequency[:, 0]))
+
+
+def constrain(logits: Tensor, paths: Paths, terms: Terms, allowed: Tensor | None = None) -> Tensor:
+    """Logits under a request's constraints.
+
+    In this order: `logit_bias` is added; the repetition penalty divides positive and multiplies negative logits of
+    tokens in prompt, text or path; presence and frequency penalties of tokens in text or path are subtracted;
+    end-of-sequence tokens that come too early, and tokens that are not allowed, become -inf.
+
+    A row's result does not depend, to the bit, on the other rows, and a row that asks for nothing is unchanged.
+
+    Args:
+        logits: float32 [R, S, V], after each of S nodes.
+        paths: of the S nodes.
+        terms: what the rows ask.
+        allowed: bool [R, S, V]; None where no row says which tokens are allowed. A node whose distribution is used must
+            be left with a token, which is for the caller to see to.
+    """
+    if terms.bias is not None:
+        # x - 0 is x to the bit; x + 0 is not, for x = -0
+        logits = logits - (0.0 - terms.bias)[:, None]
+    if terms.penalties is not None:
+        logits = _penalise(logits, paths, terms.penalties)
+    if terms.min_left is not None:
+        assert terms.end is not None, "min_left without the tokens it bans"
+        early = paths.valid.sum(-1) < terms.min_left[:, None]
+        ends = logits[:, :, terms.end].masked_fill(early[:, :, None], -math.inf)
+        logits = logits.index_copy(2, terms.end, ends)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -math.inf)
+    return logits
+
+
+def _penalise(logits: Tensor, paths: Paths, p: Penalties) -> Tensor:
+    """Penalties of the committed tokens on the whole vocabulary, then again on the path's tokens, with what it adds."""
+    whole = _penalised(logits, p.factor[:, None], p.minus[:, None])
+    tokens, valid = paths
+    rows, _, depth = tokens.shape
+    if depth == 0:
+        return whole
+
+    def at(values: Tensor) -> Tensor:
+        return values.gather(1, tokens.view(rows, -1)).view_as(tokens)
+
+    # A place that is not valid is given the value that its token has anyhow, so places that name the same token always
+    # write the same value, and the order of the writes does not matter.
+    times = ((tokens[:, :, :, None] == tokens[:, :, None, :]) & valid[:, :, None, :]).sum(-1)
+    factor = torch.where(times > 0, p.repetition, at(p.factor))
+    minus = _minus(at(p.counts) + times, p.presence, p.frequency)
+    return whole.scatter(2, tokens, _penalised(logits.gather(2, tokens), factor, minus))
+
+
+def _penalised(logits: Tensor, factor: Tensor, minus: Tensor) -> Tensor:
+    return torch.where(logits > 0, logits / factor, logits * factor) - minus
+
+
+def _minus(counts: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
+    return presence * (counts > 0) + frequency * counts
+
+
+def unpack(bits: Tensor, size: int) -> Tensor:
+    """Bits as booleans: uint8 [..., ceil(size / 8)], least significant first, to bool [..., size]."""
+    return _bits(bits.device)[bits.int()].flatten(-2)[..., :size]
+
+
+@lru_cache(maxsize=16)
+def _bits(device: torch.device) -> Tensor:
+    """The bits of each byte: bool [256, 8]."""
+    return (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().to(device)
+
+
+def root_paths(rows: int, device: torch.device | str = "cpu") -> Paths:
+    """Paths [R, 1, 0]: the root alone."""
+    none = torch.zeros(rows, 1, 0, dtype=torch.int64, device=device)
+    return Paths(none, none.bool())
+
+
+def extend(above: Paths, level: Level) -> Paths:
+    """Paths [R, B, D + 1] of a draft's next level, from those of the level above it.
+
+    Slots that draft nothing, dead ones and ended beams carried down, have their parent's path.
+    """
+    parents = level.parents[:, :, None].expand(-1, -1, above.tokens.shape[2])
+    return Paths(
+        torch.cat([above.tokens.gather(1, parents), level.tokens[:, :, None]], 2),
+        torch.cat([above.valid.gather(1, parents), level.drafted[:, :, None]], 2),
+    )
+
+
+def tree_paths(tree: TokenTree) -> Paths:
+    """Paths [R, 1 + N, draft_len] of the root and the nodes of a tree."""
+    rows, nodes = tree.tokens.shape
+    on_path = (tree.ancestors & tree.drafted[:, None, :]).view(rows, nodes, tree.levels, tree.width)
+    at = on_path.byte().argmax(-1) + index(tree.levels, tree.tokens.device, tree.width)
+    tokens = tree.tokens.gather(1, at.flatten(1)).view_as(at)
+    return Paths(pad(tokens, (0, 0, 1, 0)), pad(on_path.any(-1), (0, 0, 1, 0)))
