@@ -66,12 +66,8 @@ class DecodingLoop:
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, all or none; see `Scheduler.submit` for what is refused."""
-        now = time.perf_counter()
-        for request in requests:
-            request.arrived = now
-            request.statistics.prompt_tokens = len(request.prompt)
         if self.scheduler.idle:
-            self._admitted_at = now
+            self._admitted_at = time.perf_counter()
         self.scheduler.submit(*requests)
 
     @torch.inference_mode()
@@ -96,9 +92,10 @@ class DecodingLoop:
                     self._begin(request)
                 budget -= self._store(request, len(self.scheduler.running), budget)
             except Exception as error:
-                self._fail([request], error)
+                self._fail({request: error})
                 continue
-            if request.target_held == len(request.prompt) - 1:
+            held = (request.target_held, request.auxiliary_held)[: 2 if request.params.drafted else 1]
+            if min(held) == len(request.prompt) - 1:
                 self.scheduler.join()
 
     def _begin(self, request: Request) -> None:
@@ -167,23 +164,28 @@ class DecodingLoop:
             top = self._alternatives(requests, logits, accepted)
             tokens, log_probs = accepted.tokens.tolist(), accepted.log_probs.tolist()
             lengths = accepted.length.tolist()
+            broken = draft.tree.log_q.isnan().any(1).tolist() if draft else [False] * len(requests)
         except Exception as error:
-            self._fail(requests, error)
+            self._fail(dict.fromkeys(requests, error))
             return
-        gained = []
+        gained, failures = [], {}
         for row, request in enumerate(requests):
             count, before = lengths[row] + 1, len(request.tokens)
             try:
+                if broken[row] or not all(map(math.isfinite, log_probs[row][:count])):
+                    raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
                 self._append(request, tokens[row][:count], log_probs[row][:count], top[row] if top else None)
             except Exception as error:
-                self._fail([request], error)
+                failures[request] = error
             gained.append(len(request.tokens) - before)
         ended = time.perf_counter()
         seconds = drafted - started, scored - drafted, ended - scored
         self.totals.turn(*seconds)
         for row, request in enumerate(requests):
-            if request.finish_reason != "error":
+            if request not in failures:
                 self._account(request, used[row].drafted, lengths[row], gained[row], seconds, ended)
+        # rows move only now, when each request knows again how much of its row is right
+        self._fail(failures)
         for request in requests:
             if request.finish_reason in ("stop", "length"):
                 self._release(request)
@@ -228,8 +230,6 @@ class DecodingLoop:
         top: list[list[tuple[int, float]]] | None,
     ) -> None:
         """Append one row's tokens up to its stop condition."""
-        if not all(map(math.isfinite, log_probs)):
-            raise ArithmeticError("the target's logits are not finite numbers")
         text, wanted = self._texts[request.id], request.params.top_logprobs
         for index, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             request.finish_reason = text.append(request, token, log_prob)
@@ -253,14 +253,14 @@ class DecodingLoop:
             request.statistics.first_token_seconds = now - request.arrived
         self.totals.block(drafted, accepted, gained)
 
-    def _fail(self, requests: list[Request], error: Exception) -> None:
+    def _fail(self, failures: dict[Request, Exception]) -> None:
         """End requests that something broke under; their rows are cleared, for what is in them may not be numbers."""
         places = [*self.scheduler.running, self.scheduler.joining]
-        for request in requests:
+        for request, error in failures.items():
             request.finish_reason, request.error = "error", error
             self.target.clear_row(places.index(request))
             self.auxiliary.clear_row(places.index(request))
-        for request in requests:
+        for request in failures:
             self._release(request)
 
     def drop(self, requests: Sequence[Request]) -> None:

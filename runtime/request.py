@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ class Request:
         seed: key of its random numbers (`params.seed`, or the one drawn for it).
         index: which of the prompt's `n` choices it is.
         priority: larger ones are admitted first; equal ones in the order they came.
-        arrived: `time.perf_counter()` of the submission.
+        arrived: `time.perf_counter()` when it was made.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
@@ -44,7 +45,7 @@ class Request:
     seed: int
     index: int = 0
     priority: int = 0
-    arrived: float = 0.0
+    arrived: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -55,6 +56,9 @@ class Request:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     statistics: Statistics = field(default_factory=Statistics)
+
+    def __post_init__(self) -> None:
+        self.statistics.prompt_tokens = len(self.prompt)
 
     @property
     def committed(self) -> int:

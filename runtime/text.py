@@ -8,6 +8,15 @@ from tokenizers.decoders import DecodeStream
 from runtime.request import FinishReason, Request
 
 
+def settled(text: str, stops: tuple[str, ...]) -> int:
+    """Leading characters of `text` that will stay whatever follows: no stop string may still begin in them."""
+    longest = max(map(len, stops), default=1)
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if any(stop.startswith(text[at:]) for stop in stops):
+            return at
+    return len(text)
+
+
 class TextStream:
     """Decodes a request's tokens as they come and applies its stop conditions inside an accepted block.
 
@@ -22,6 +31,7 @@ class TextStream:
     def append(self, request: Request, token: int, log_prob: float) -> FinishReason | None:
         """Add one token to `request`; return the reason if the text ends with it."""
         params = request.params
+        early = len(request.tokens) + 1 < params.min_tokens
         request.tokens.append(token)
         request.log_probs.append(log_prob)
         if token in self._eos and not params.ignore_eos:
@@ -31,7 +41,7 @@ class TextStream:
         if piece:
             self._decoded = len(request.tokens)
             request.text += piece
-            if self._cut(request, len(piece)):
+            if not early and self._cut(request, len(piece)):
                 return "stop"
         if len(request.tokens) >= params.max_tokens:
             return "stop" if self._flush(request, request.tokens) else "length"

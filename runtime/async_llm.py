@@ -1,0 +1,309 @@
+"""`AsyncLLM`: the same loop in a thread of its own, for servers. Requests are awaited, streamed and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mtad.params import DecodingParams
+from runtime.llm import LLM, Prompt
+from runtime.pair import Pair
+from runtime.request import FinishReason, Request, RequestFailed, Result
+from runtime.scheduler import QueueFull
+from runtime.statistics import Statistics
+from runtime.text import settled
+
+log = logging.getLogger(__name__)
+
+
+class EngineStopped(RuntimeError):
+    """The engine takes no requests: it is draining, was closed, or broke down (the cause is chained)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one turn added to one choice.
+
+    Attributes:
+        text: new text; never part of a stop string, complete characters only.
+        token_ids, logprobs, top_logprobs: of the new tokens, as in `Result`. Text may lag behind its tokens.
+        index: the choice.
+        finish_reason: on the choice's last piece, else None.
+        statistics: on the choice's last piece, else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
+    index: int = 0
+    finish_reason: FinishReason | None = None
+    statistics: Statistics | None = None
+
+
+@dataclass(eq=False)
+class _Choice:
+    """A request and how much of it was sent; owned by the engine's thread."""
+
+    request: Request
+    stream: Stream
+    tokens: int = 0
+    characters: int = 0
+
+    def piece(self) -> Piece | None:
+        """What is new since the last call; None if nothing is."""
+        request, at = self.request, self.tokens
+        ended = request.finish_reason is not None
+        upto = len(request.text) if ended else settled(request.text, request.params.stop_strings)
+        if not ended and at == len(request.tokens) and self.characters >= upto:
+            return None
+        text, self.characters = request.text[self.characters : upto], max(self.characters, upto)
+        self.tokens = len(request.tokens)
+        return Piece(
+            text=text,
+            token_ids=request.tokens[at:],
+            logprobs=request.log_probs[at:],
+            top_logprobs=request.top_log_probs[at:],
+            index=request.index,
+            finish_reason=request.finish_reason,
+            statistics=request.statistics if ended else None,
+        )
+
+
+class Stream:
+    """The pieces of one submitted prompt: `async for piece in stream`. Leaving the loop early cancels the request.
+
+    Belongs to the event loop that submitted it.
+    """
+
+    def __init__(self, engine: AsyncLLM, requests: list[Request]) -> None:
+        self._engine, self._requests = engine, requests
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Piece]:
+        open = len(self._requests)
+        try:
+            while open:
+                piece = await self._pieces.get()
+                if piece.finish_reason == "error":
+                    Result.of(self._requests[piece.index])  # raises
+                open -= piece.finish_reason is not None
+                yield piece
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End all its choices; their rows are free by the next turn. What was produced by then is still delivered."""
+        self._engine._cancel(self._requests)
+
+    async def results(self) -> list[Result]:
+        """Wait for the end: the result of each choice. Being cancelled cancels the request.
+
+        Raises:
+            RequestFailed: something broke under it; the cause is chained.
+        """
+        async for _ in self:
+            pass
+        return [Result.of(request) for request in self._requests]
+
+    async def result(self) -> Result:
+        """The first choice of `results`."""
+        return (await self.results())[0]
+
+
+@dataclass
+class _Inbox:
+    """What event loops hand to the engine's thread; guarded by `changed`."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    submitted: list[Stream] = field(default_factory=list)
+    cancelled: list[Request] = field(default_factory=list)
+    state: str = "new"  # -> open -> draining or cancelling -> stopped
+    cause: BaseException | None = None
+
+    @property
+    def requests(self) -> int:
+        """Requests handed over and not yet queued."""
+        return sum(len(stream._requests) for stream in self.submitted)
+
+
+class AsyncLLM:
+    """A pair of engines that serves many requests at once, in a thread of its own.
+
+    Use as `async with AsyncLLM(pair) as engine`; leaving the block waits for what was submitted, leaving it by an
+    exception cancels it. Methods may be called from any event loop; the loop is never blocked by the engine.
+
+    Args:
+        llm: an `LLM` nobody else uses, or what one is made from.
+        options: of `LLM`, if it is made here.
+
+    Attributes:
+        llm: the LLM; its loop belongs to the engine's thread.
+    """
+
+    def __init__(self, llm: LLM | Pair | Path | str, **options: Any) -> None:
+        self.llm = llm if isinstance(llm, LLM) else LLM(llm, **options)
+        self._inbox = _Inbox()
+        self._preparing = threading.Lock()  # tokenizers are not safe for two threads at once
+        self._choices: dict[int, _Choice] = {}
+        self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(drain=error is None)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        with self._inbox.changed:
+            if self._inbox.state != "new":
+                raise EngineStopped(f"cannot be started: it is {self._inbox.state}")
+            self._inbox.state = "open"
+        self._thread.start()
+
+    async def submit(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Stream:
+        """Queue a prompt.
+
+        Args:
+            prompt: text or token ids.
+            params: None takes the pair's defaults.
+            priority: larger ones are admitted first; equal ones in the order they came.
+
+        Raises:
+            InvalidInput: prompt or parameters are unusable, or can never fit.
+            QueueFull: too many wait; its `retry_after` says when to try again.
+            EngineStopped: it takes no requests (any more).
+        """
+        self._check_open()
+        requests = await asyncio.to_thread(self._prepare, prompt, params, priority)
+        stream = Stream(self, requests)
+        with self._inbox.changed:
+            self._check_open()
+            scheduler, handed = self.llm.loop.scheduler, self._inbox.requests
+            scheduler.check(requests[0])
+            if len(requests) > scheduler.room - handed:
+                raise QueueFull(scheduler.max_waiting - scheduler.room + handed, scheduler.pace * len(requests))
+            self._inbox.submitted.append(stream)
+            self._inbox.changed.notify()
+        return stream
+
+    def statistics(self) -> dict[str, Any]:
+        """Running totals, and the requests that run and wait just now."""
+        scheduler = self.llm.loop.scheduler
+        waiting = scheduler.max_waiting - scheduler.room + (scheduler.joining is not None) + self._inbox.requests
+        return {"running": len(scheduler.running), "waiting": waiting, **self.llm.loop.totals.to_dict()}
+
+    async def close(self, drain: bool = True) -> None:
+        """Take no more requests, and stop when those submitted have ended.
+
+        Args:
+            drain: wait for them; else cancel them.
+        """
+        with self._inbox.changed:
+            if self._inbox.state == "new":
+                self._inbox.state = "stopped"
+            if self._inbox.state == "stopped":
+                return
+            self._inbox.state = "draining" if drain else "cancelling"
+            self._inbox.changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def check_integrity(self) -> None:
+        """Invariants of an idle or stopped engine; raises AssertionError. It also checks itself whenever it is idle."""
+        assert self.llm.loop.scheduler.idle, "not idle"
+        assert not self._choices, "a stream without a request"
+        self.llm.loop.check_integrity()
+
+    def _prepare(self, prompt: Prompt, params: DecodingParams | None, priority: int) -> list[Request]:
+        with self._preparing:
+            return self.llm.requests(prompt, params, priority)
+
+    def _check_open(self) -> None:
+        if self._inbox.state != "open":
+            raise EngineStopped(f"takes no requests: it is {self._inbox.state}") from self._inbox.cause
+
+    def _cancel(self, requests: list[Request]) -> None:
+        running = [request for request in requests if request.finish_reason is None]
+        if running:
+            with self._inbox.changed:
+                self._inbox.cancelled += running
+                self._inbox.changed.notify()
+
+    # Everything below runs in the engine's thread.
+
+    def _run(self) -> None:
+        loop = self.llm.loop
+        try:
+            while self._receive():
+                self._deliver(loop.turn())
+                if loop.scheduler.idle:
+                    loop.check_integrity()
+        except BaseException as error:  # a broken invariant: nothing can be trusted any more
+            log.critical("the engine stopped", exc_info=error)
+            with self._inbox.changed:
+                self._inbox.state, self._inbox.cause = "stopped", error
+                for stream in self._inbox.submitted:
+                    self._accept(stream)
+            for choice in self._choices.values():
+                request = choice.request
+                if request.finish_reason is None:
+                    request.finish_reason, request.error = "error", RequestFailed(f"the engine stopped: {error}")
+            self._deliver([choice.request for choice in self._choices.values()])
+
+    def _receive(self) -> bool:
+        """Wait for something to do and take what was handed over; False when there will be nothing any more."""
+        inbox, loop = self._inbox, self.llm.loop
+        with inbox.changed:
+            while not (inbox.submitted or inbox.cancelled or not loop.scheduler.idle):
+                if inbox.state != "open":
+                    inbox.state = "stopped"
+                    return False
+                inbox.changed.wait()
+            submitted, inbox.submitted = inbox.submitted, []
+            cancelled, inbox.cancelled = inbox.cancelled, []
+            for stream in submitted:  # under the lock: `submit` counts both places
+                self._accept(stream)
+                loop.submit(*stream._requests)
+            if inbox.state == "cancelling":
+                cancelled = [choice.request for choice in self._choices.values()]
+        loop.drop(cancelled)
+        return True
+
+    def _accept(self, stream: Stream) -> None:
+        for request in stream._requests:
+            self._choices[request.id] = _Choice(request, stream)
+
+    def _deliver(self, ended: list[Request]) -> None:
+        """Hand each stream what is new, in one call an event loop."""
+        pieces: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Piece]]] = {}
+        for id in dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended)):
+            choice = self._choices[id]
+            piece = choice.piece()
+            if piece:
+                pieces.setdefault(choice.stream._loop, []).append((choice.stream, piece))
+        for request in ended:
+            self._choices.pop(request.id, None)
+        for event_loop, batch in pieces.items():
+            try:
+                event_loop.call_soon_threadsafe(_put, batch)
+            except RuntimeError:  # that event loop is closed: nobody listens any more
+                self.llm.loop.drop([request for stream, _ in batch for request in stream._requests])
+
+
+def _put(batch: list[tuple[Stream, Piece]]) -> None:
+    for stream, piece in batch:
+        stream._pieces.put_nowait(piece)
