@@ -4,6 +4,7 @@
     python -m scripts.bench methods     the methods on the test split: speed, block efficiency, perplexity, accuracy
     python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
     python -m scripts.bench all         overhead, then methods
+    python -m scripts.bench serving     throughput and latency under load, against outside baselines: scripts/serving.py
 
 Speed is decoding only (no prefill, tokenising or scoring), one request at a time, all methods interleaved prompt by
 prompt in one run; compare ratios, not machines. Tokens count up to the end of the text. Perplexity is under the target,
@@ -192,7 +193,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Entry point."""
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    parser.add_argument("what", choices=("tune", "methods", "overhead", "all"))
+    parser.add_argument("what", choices=("tune", "methods", "overhead", "all", "serving"))
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
     )
@@ -201,7 +202,19 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
     parser.add_argument("--seed", type=int, default=0, help="first request seed (default %(default)s)")
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--loads", type=int, nargs="+", help="requests in flight (default 1 2 4 8 16)")
+    serving.add_argument("--rounds", type=int, help="slices of each system at each load (default 4)")
+    serving.add_argument("--seconds", type=float, help="length of a slice (default 1.2)")
+    serving.add_argument("--baselines", choices=("all", "huggingface", "none"), default="all", help="(default all)")
+    serving.add_argument("--quick", action="store_true", help="a minute, to see that it works; into build/results")
+    serving.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
     options = parser.parse_args()
+    if options.what == "serving":
+        from scripts.serving import run
+
+        run(options)
+        return
     for name, least in (("sql", 2), ("code", 2), ("blocks", 4)):
         if getattr(options, name) < least:
             raise InvalidInput(name, getattr(options, name), f"give at least {least}")
