@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Lock
 
 import numpy as np
@@ -60,10 +62,10 @@ class Grammars:
                 text, or only the empty text where `min_tokens` asks for more; llguidance cannot use the tokenizer.
         """
         field, text = _language(params)
-        start = self.follow(params)
-        if not start.allows(()):
-            raise InvalidInput(field, _short(text), f"no text of this vocabulary satisfies it; {_REMEDY[field]}")
-        if start.failure(()) is not None:
+        problem = self.follow(replace(params, min_tokens=0)).failure(())
+        if problem is not None:
+            raise InvalidInput(field, _short(text), f"no text satisfies it: {problem}; {_REMEDY[field]}")
+        if self.follow(params).failure(()) is not None:
             problem = f"{field} allows only the empty text; give 0, or another {field}"
             raise InvalidInput("min_tokens", params.min_tokens, problem)
 
@@ -113,6 +115,7 @@ class Follower:
     One matcher is moved from path to path. The tokens allowed after a path are computed once a block, whichever model
     asks for them.
 
+    Where the grammar leaves no choice, the tokenizer's own encoding of what must follow is the only one allowed.
     End-of-sequence tokens are allowed where the grammar may end and the text has `min_tokens`. A *dead end* is a point
     where no token is allowed: the grammar ends before `min_tokens`, wants bytes that no token has, or exceeds
     llguidance's limits. A draft may touch a dead end and lose nothing. There, end-of-sequence tokens alone are allowed;
@@ -153,21 +156,20 @@ class Follower:
         self.allowed(path)
         return self._failures.get(path)
 
-    def allows(self, path: tuple[int, ...]) -> bool:
-        """Whether the grammar itself, without `min_tokens`, leaves a token or an end after `path`."""
-        return self._go(path) and bool(self._matcher.compute_bitmask().strip(b"\0")) and not self._matcher.is_error()
-
     def advance(self, tokens: Sequence[int]) -> str | None:
         """Append committed tokens to the text, as many of a block as it keeps; returns what is wrong with them.
 
         After anything but None the follower is not to be used any more.
         """
-        path = tuple(tokens)
-        ends = [at for at, token in enumerate(path) if token in self._eos]
-        wrong = self.failure(path[: ends[0]]) if ends else None
-        if wrong is None and not self._go(path):
+        body = tuple(itertools.takewhile(lambda token: token not in self._eos, tokens))
+        wrong = None
+        if not self._go(body):
             wrong = f"a token after the first {len(self._text) + len(self._ahead)} is not allowed there"
-        self._text += path
+        elif len(body) < len(tokens):
+            wrong = self.failure(body)
+            if wrong is None and not self.allowed(body)[tokens[len(body)] // 8] >> tokens[len(body)] % 8 & 1:
+                wrong = f"the text may not end after {len(self._text) + len(body)} tokens"
+        self._text += body
         self._ahead = []
         self._allowed.clear()
         self._failures.clear()
@@ -176,23 +178,36 @@ class Follower:
     def _compute(self, path: tuple[int, ...]) -> Bits:
         if not self._eos.isdisjoint(path):
             return self._everything
-        reached, length, problem = self._go(path), len(self._text) + len(path), None
-        bits = self._everything
+        reached, length = self._go(path), len(self._text) + len(path)
+        bits, problem = self._everything, None
         if reached:
             bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(bits)] & bits
         if self._matcher.is_error():
             problem = f"no token can follow the first {length} ({_first_line(self._matcher.get_error())})"
             self._restart()
-        elif reached and length < self._min_tokens:
-            bits = bits & ~self._ends
-            if not bits.any():
-                problem = f"the text can only end after {length} tokens, min_tokens is {self._min_tokens}"
-        elif not bits.any():
-            problem = f"no token can follow the first {length}"
+        elif reached:
+            early = length < self._min_tokens
+            ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
+            if not self._possible(bits):
+                problem = f"no token can follow the first {length}"
+                if early and ends:
+                    problem = f"the text can only end after {length} tokens, min_tokens is {self._min_tokens}"
         if problem is None:
             return bits
         self._failures[path] = problem
         return self._ends
+
+    def _possible(self, bits: Bits) -> bool:
+        """Whether some token can follow.
+
+        Where a grammar leaves one text only, llguidance allows the first token of its encoding alone, be it that this
+        vocabulary cannot encode the text.
+        """
+        number = int.from_bytes(bits.tobytes(), "little")
+        token = number.bit_length() - 1
+        return number > 0 and (
+            number.bit_count() > 1 or token in self._eos or self._matcher.validate_tokens([token]) == 1
+        )
 
     def _go(self, path: Sequence[int]) -> bool:
         """Move the matcher behind `path`; False if it cannot go all the way."""
@@ -237,7 +252,7 @@ def _compile(field: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     except (ValueError, RecursionError) as error:
         problems = [str(error)]
     if problems:
-        message = "; ".join(" ".join(problem.split()) for problem in problems)
+        message = _short("; ".join(" ".join(problem.split()) for problem in problems), 500)
         raise InvalidInput(field, _short(text), f"{message}; {_REMEDY[field]}")
     return matcher
 
@@ -246,5 +261,5 @@ def _first_line(message: str) -> str:
     return message.strip().partition("\n")[0]
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]} .."
+def _short(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else f"{text[:length]} .."
