@@ -1,0 +1,348 @@
+"""The engine in a thread of its own: streams, cancellation, refusal, failure, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtad.errors import CapacityExceeded, InvalidInput
+from runtime import LLM, DecodingParams
+from runtime.async_llm import AsyncLLM, EngineStopped, Piece, Stream
+from runtime.request import RequestFailed
+from runtime.scheduler import QueueFull
+from runtime.text import settled
+
+PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
+BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
+LONG = replace(BASE, max_tokens=120)
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folders: Callable[[str], Path]) -> Path:
+    return pair_folders("onnx")
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Path) -> LLM:
+    """The same pair without a thread."""
+    return LLM(pair, threads=1)
+
+
+@pytest.fixture
+def llm(plain: LLM) -> LLM:
+    """An LLM of a test's own on the engines they share."""
+    return LLM(plain.pair, max_waiting=8)
+
+
+@asynccontextmanager
+async def serving(llm: LLM) -> AsyncIterator[AsyncLLM]:
+    """A running engine that must be sound and idle in the end."""
+    async with AsyncLLM(llm) as engine:
+        yield engine
+    engine.check_integrity()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+async def collect(stream: Stream) -> list[Piece]:
+    return [piece async for piece in stream]
+
+
+def slow(llm: LLM, seconds: float) -> None:
+    """Make each pass of the target take longer."""
+    plain = llm.loop.target.score
+
+    def score(*args: Any) -> Any:
+        time.sleep(seconds)
+        return plain(*args)
+
+    vars(llm.loop.target)["score"] = score
+
+
+@pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
+def test_the_pieces_of_a_stream_add_up_to_what_generate_gives(plain: LLM, llm: LLM, method: str) -> None:
+    params = [replace(BASE, method=method, seed=seed, top_logprobs=seed % 3) for seed in range(len(PROMPTS))]
+    expected = plain.generate(PROMPTS, params)
+
+    async def test() -> None:
+        async with serving(llm) as engine:
+            streams = [await engine.submit(prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
+            for pieces, result in zip(await asyncio.gather(*map(collect, streams)), expected, strict=True):
+                assert "".join(piece.text for piece in pieces) == result.text
+                assert [token for piece in pieces for token in piece.token_ids] == result.token_ids
+                assert [value for piece in pieces for value in piece.logprobs] == result.logprobs
+                assert [top for piece in pieces for top in piece.top_logprobs] == result.top_logprobs
+                assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+                assert pieces[-1].finish_reason == result.finish_reason
+                statistics = pieces[-1].statistics
+                assert statistics is not None
+                assert (statistics.tokens, statistics.accepted) == (24, result.statistics.accepted)
+                assert len(pieces) >= statistics.target_passes, "nothing is kept back until the end"
+
+    run(test())
+
+
+def test_a_piece_never_shows_part_of_a_stop_string(plain: LLM, llm: LLM) -> None:
+    free = plain.generate(PROMPTS[2], BASE)[0].text
+    stop = free[10:16]
+    stops = (stop, free[4:6] + "\x00never")
+
+    async def test() -> None:
+        async with serving(llm) as engine:
+            pieces = await collect(await engine.submit(PROMPTS[2], replace(BASE, stop=stops)))
+            assert "".join(piece.text for piece in pieces) == free[: free.index(stop)]
+            assert pieces[-1].finish_reason == "stop"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "length"),
+    [("abc", (), 3), ("abc", ("d",), 3), ("abc", ("cd",), 2), ("abc", ("cd", "bce"), 1), ("aaa", ("aaaa",), 0)],
+)
+def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
+    assert settled(text, stops) == length
+
+
+def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
+    async def test() -> None:
+        async with serving(llm) as engine:
+            stream = await engine.submit(PROMPTS[4], replace(BASE, n=3, temperature=1.5, top_p=1.0, top_k=0))
+            results = await stream.results()
+        assert [result.index for result in results] == [0, 1, 2]
+        assert len({tuple(result.token_ids) for result in results}) == 3
+        assert results[0].seed == 5
+        for result in results:
+            alone = plain.generate(PROMPTS[4], replace(BASE, seed=result.seed, temperature=1.5, top_p=1.0, top_k=0))
+            assert result.token_ids == alone[0].token_ids
+        length = len(results[0].prompt_token_ids)
+        assert [r.statistics.reused_tokens for r in results] == [0, length - 1, length - 1], "they share the prompt"
+
+    run(test())
+
+
+def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.005)
+        async with serving(llm) as engine:
+            streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
+            others = [asyncio.create_task(stream.result()) for stream in streams[1:]]
+            first = streams[0].__aiter__()
+            await anext(first)
+            streams[0].cancel()
+            rest = [piece async for piece in first]
+            assert rest[-1].finish_reason == "cancelled"
+            assert rest[-1].statistics is not None
+            assert rest[-1].statistics.tokens < LONG.max_tokens
+            for result in await asyncio.gather(*others):
+                assert len(result.token_ids) == LONG.max_tokens
+            streams[1].cancel()  # has ended: nothing happens
+
+    run(test())
+
+
+def test_a_waiting_or_joining_request_can_be_cancelled(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.005)
+        async with serving(llm) as engine:
+            streams = [await engine.submit(PROMPTS[0], LONG) for _ in range(8)]
+            for stream in reversed(streams):
+                stream.cancel()
+            results = [await stream.result() for stream in streams]
+            assert {result.finish_reason for result in results} == {"cancelled"}
+
+    run(test())
+
+
+def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.005)
+        async with serving(llm) as engine:
+            stream = await engine.submit(PROMPTS[0], LONG)
+            async for _ in stream:
+                break
+            task = asyncio.create_task((await engine.submit(PROMPTS[1], LONG)).result())
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert llm.loop.totals.requests["cancelled"] == 2
+
+    run(test())
+
+
+def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
+    async def test() -> None:
+        async with serving(llm) as engine:
+            for field, prompt, params in [
+                ("prompt", "", BASE),
+                ("max_tokens", "S", replace(BASE, max_tokens=999)),
+                ("draft_len", "S", replace(BASE, draft_len=9)),
+            ]:
+                with pytest.raises(InvalidInput) as caught:
+                    await engine.submit(prompt, params)
+                assert caught.value.field == field
+            with pytest.raises(CapacityExceeded):
+                await engine.submit("word " * 1000, BASE)
+
+    run(test())
+
+
+def test_a_full_queue_says_when_to_try_again(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.005)
+        async with serving(llm) as engine:
+            accepted: list[Stream] = []
+
+            async def flood() -> None:
+                while len(accepted) < 40:
+                    accepted.append(await engine.submit(PROMPTS[0], LONG))
+
+            with pytest.raises(QueueFull) as caught:
+                await flood()
+            assert caught.value.retry_after > 0
+            assert 8 <= len(accepted) <= 8 + llm.pair.target.spec.rows + 2
+            assert engine.statistics()["waiting"] <= 8
+            for stream in accepted:
+                stream.cancel()
+
+    run(test())
+
+
+def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.003)
+        priorities = [-1, 0, 0, 3]
+        async with serving(llm) as engine:
+            fill = [await engine.submit(PROMPTS[0], LONG) for _ in range(4)]
+            streams = [await engine.submit("S", BASE, priority) for priority in priorities]
+            await asyncio.gather(*(stream.results() for stream in fill + streams))
+        requests = [stream._requests[0] for stream in streams]
+        admitted = [request.arrived + request.statistics.queue_seconds for request in requests]
+        assert admitted[3] < admitted[1] < admitted[2] < admitted[0]
+
+    run(test())
+
+
+def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
+    expected = plain.generate(PROMPTS[1], BASE)[0]
+    score = llm.loop.target.score
+    broken = threading.Event()
+
+    def fail_once(*args: Any) -> Any:
+        if broken.is_set():
+            return score(*args)
+        broken.set()
+        raise OSError("the device is gone")
+
+    vars(llm.loop.target)["score"] = fail_once
+
+    async def test() -> None:
+        async with serving(llm) as engine:
+            first = await engine.submit(PROMPTS[0], BASE)
+            with pytest.raises(RequestFailed, match="the device is gone") as caught:
+                await first.result()
+            assert isinstance(caught.value.__cause__, OSError)
+            result = await (await engine.submit(PROMPTS[1], BASE)).result()
+            assert result.token_ids == expected.token_ids
+        assert llm.loop.totals.requests["error"] == 1
+
+    run(test())
+
+
+def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_cause(llm: LLM) -> None:
+    async def test() -> None:
+        async with AsyncLLM(llm) as engine:
+            stream = await engine.submit(PROMPTS[0], LONG)
+
+            def broken() -> Any:
+                raise AssertionError("rows are lost")
+
+            vars(llm.loop)["turn"] = broken
+            with pytest.raises(RequestFailed, match="rows are lost"):
+                await stream.result()
+            with pytest.raises(EngineStopped) as caught:
+                await engine.submit(PROMPTS[0], BASE)
+            assert isinstance(caught.value.__cause__, AssertionError)
+
+    run(test())
+
+
+def test_closing_drains_and_then_refuses(llm: LLM) -> None:
+    async def test() -> None:
+        engine = AsyncLLM(llm)
+        with pytest.raises(EngineStopped, match="new"):
+            await engine.submit(PROMPTS[0], BASE)
+        engine.start()
+        streams = [await engine.submit(prompt, BASE) for prompt in PROMPTS]
+        await engine.close()
+        for stream in streams:
+            assert len((await stream.result()).token_ids) == 24
+        with pytest.raises(EngineStopped, match="stopped"):
+            await engine.submit(PROMPTS[0], BASE)
+        with pytest.raises(EngineStopped):
+            engine.start()
+        await engine.close()
+        engine.check_integrity()
+
+    run(test())
+
+
+def test_closing_without_draining_cancels(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.005)
+        engine = AsyncLLM(llm)
+        engine.start()
+        streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
+        await engine.close(drain=False)
+        assert {(await stream.result()).finish_reason for stream in streams} == {"cancelled"}
+        engine.check_integrity()
+
+    run(test())
+
+
+def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
+    async def test() -> None:
+        slow(llm, 0.05)
+        longest = 0.0
+        async with serving(llm) as engine:
+            task = asyncio.create_task((await engine.submit(PROMPTS[0], BASE)).result())
+            while not task.done():
+                started = time.perf_counter()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.perf_counter() - started)
+        assert longest < 0.045, "a tick of the event loop took as long as a pass of the target"
+
+    run(test())
+
+
+def test_several_event_loops_share_an_engine(plain: LLM, llm: LLM) -> None:
+    expected = [result.token_ids for result in plain.generate(PROMPTS, BASE)]
+    engine = AsyncLLM(llm)
+    engine.start()
+    found: dict[int, list[int]] = {}
+
+    def client(number: int) -> None:
+        async def ask() -> None:
+            found[number] = (await (await engine.submit(PROMPTS[number], BASE)).result()).token_ids
+
+        asyncio.run(ask())
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(engine.close())
+    engine.check_integrity()
+    assert [found[number] for number in range(len(PROMPTS))] == expected
