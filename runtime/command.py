@@ -28,7 +28,10 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt: text, tokens, statistics")
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
-    types = {"int": int, "float": float, "int | None": int}
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--rows", type=int, help="prompts decoded at once (default: what the pair was exported with)")
+    size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
+    types = {"int": int, "float": float, "int | None": int, "Mapping[int, float]": _mapping}
     for field in fields(DecodingParams):
         option = "--" + field.name.replace("_", "-")
         if field.name == "stop":
@@ -47,16 +50,24 @@ def main() -> None:
 
     from engines.hook import quiet_transformers
     from runtime.llm import LLM
-    from runtime.pair import open_pair
 
     quiet_transformers()
 
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(open_pair(options.pair, options.threads))
+    llm = LLM(options.pair, options.threads, options.rows, options.memory)
+    print(llm.memory, file=sys.stderr)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     show = len(prompts) > 1 and sys.stderr.isatty()
     for result in llm.generate(prompts, params, progress=show):
         print(json.dumps(result.to_dict(), ensure_ascii=False) if options.json else result.text)
+
+
+def _mapping(text: str) -> dict[str, float]:
+    """A JSON object, for options that map token ids to numbers."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
 
 
 def _read(path: Path | None) -> str:

@@ -1,0 +1,86 @@
+"""The memory budget: rows from a size, a size from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtad.errors import InvalidInput
+from runtime import LLM
+from runtime.memory import format_bytes, parse_bytes
+
+
+def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]) -> None:
+    folder = pair_folders("onnx")
+    llm = LLM(folder, threads=1, prefix_tokens=192)
+    memory, engines = llm.memory, (llm.pair.target, llm.pair.auxiliary)
+    assert memory.rows * memory.row == sum(engine.kv.nbytes for engine in engines)
+    prefixes = llm.loop._prefixes
+    assert prefixes is not None
+    assert memory.prefixes == sum(cache.bytes for cache in prefixes)
+    stored = [folder / name / file for name in ("target", "auxiliary") for file in ("model.onnx", "model.onnx.data")]
+    assert memory.weights == sum(path.stat().st_size for path in stored)
+    assert memory.total == memory.weights + memory.prefixes + memory.rows * (memory.row + memory.logits)
+    assert f"{memory.rows} rows x {memory.capacity} columns" in str(memory)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_a_size_gives_the_rows_that_fit_it(pair_folders: Callable[[str], Path], rows: int) -> None:
+    need = LLM(pair_folders("onnx"), threads=1, rows=rows).memory.total
+    fitting = LLM(pair_folders("onnx"), threads=1, memory=need)
+    assert fitting.memory.rows == fitting.pair.target.spec.rows == rows == fitting.pair.target.kv.shape[2]
+    assert fitting.loop.scheduler.rows == rows
+    assert LLM(pair_folders("onnx"), threads=1, memory=need + fitting.memory.row).memory.rows == rows
+
+
+def test_a_size_that_holds_no_row_is_refused_with_the_size_one_takes(pair_folders: Callable[[str], Path]) -> None:
+    need = LLM(pair_folders("onnx"), threads=1, rows=1).memory.total
+    with pytest.raises(InvalidInput, match=f"one row takes {format_bytes(need)}") as caught:
+        LLM(pair_folders("onnx"), memory=need - 1)
+    assert caught.value.field == "memory"
+
+
+def test_more_rows_than_exported_run_together(pair_folders: Callable[[str], Path]) -> None:
+    wide = LLM(pair_folders("onnx"), threads=1, rows=11)
+    prompts = [[3 + i, 9, 27] for i in range(11)]
+    together = wide.generate(prompts)
+    assert wide.loop.totals.queue.count == 11
+    narrow = LLM(wide.pair)
+    assert len({len(r.token_ids) for r in narrow.generate(prompts)}) >= 1
+    assert all(r.finish_reason in ("stop", "length") for r in together)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"rows": 0}, "rows"),
+        ({"rows": 2, "memory": "1GiB"}, "rows"),
+        ({"memory": "much"}, "memory"),
+        ({"memory": True}, "memory"),
+        ({"prefix_tokens": -1}, "prefix_tokens"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"max_beam_width": 0}, "max_beam_width"),
+    ],
+)
+def test_a_bad_limit_is_refused_by_field(
+    pair_folders: Callable[[str], Path], values: dict[str, int], field: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        LLM(pair_folders("onnx"), threads=1, **values)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [(5, 5), ("5", 5), ("1KiB", 1024), ("1.5 GB", 3 * 2**29), ("2g", 2**31), ("7MiB", 7 * 2**20)]
+)
+def test_sizes_are_bytes_or_powers_of_1024(text: int | str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 * 2**20, "200 MiB"), (2**51, "2048 TiB")]
+)
+def test_sizes_are_shown_with_their_unit(size: int, text: str) -> None:
+    assert format_bytes(size) == text
