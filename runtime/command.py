@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import fields
@@ -64,9 +65,12 @@ def main() -> None:
 
 def _mapping(text: str) -> dict[str, float]:
     """A JSON object, for options that map token ids to numbers."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
     return value
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from engines import Step
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, Result
 from runtime.llm import Prompt
@@ -212,6 +213,78 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(
             logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
         expected = logits.log_softmax(-1)[start - 1 : -1].gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(result.logprobs), expected, rtol=0, atol=1e-4)
+
+
+@every_method
+def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
+    llm: LLM, reference: LlamaForCausalLM, method: str
+) -> None:
+    counts = [0, 1, 5, 20, 3]
+    params = [replace(BASE, method=method, top_logprobs=count, accept_threshold=0.1) for count in counts]
+    for count, result in zip(counts, llm.generate(PROMPTS, params), strict=True):
+        if not count:
+            assert result.top_logprobs == []
+            continue
+        start = len(result.prompt_token_ids)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
+        expected = logits.log_softmax(-1)[start - 1 : -1].topk(count)
+        ids = torch.tensor([[token for token, _ in top] for top in result.top_logprobs])
+        values = torch.tensor([[value for _, value in top] for top in result.top_logprobs])
+        assert torch.equal(ids, expected.indices)
+        torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
+
+
+@every_method
+def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, n=3, top_k=0, top_p=1.0)
+    results = llm.generate([PROMPTS[0], PROMPTS[4]], params)
+    assert [result.index for result in results] == [0, 1, 2] * 2
+    assert [result.prompt_token_ids for result in results[:3]] == [results[0].prompt_token_ids] * 3
+    assert len({tuple(result.token_ids) for result in results[:3]}) == 3
+    assert [r.statistics.reused_tokens for r in results[1:3]] == [len(results[0].prompt_token_ids) - 1] * 2
+    for result in results:
+        alone = llm.generate([result.prompt_token_ids], replace(params, n=1, seed=result.seed))[0]
+        assert result.token_ids == alone.token_ids
+    with pytest.raises(InvalidInput, match="n = 3"):
+        llm.add(PROMPTS[0], params)
+
+
+def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_turn(llm: LLM) -> None:
+    bounded = LLM(llm.pair, max_prefill_tokens=8, prefix_tokens=0)
+    steps: list[int] = []
+    engine = llm.pair.target
+    plain = engine.step
+
+    def step(step: Step) -> torch.Tensor:
+        if not step.keep.numel():
+            steps.append(step.tokens.shape[1])
+        return plain(step)
+
+    vars(engine)["step"] = step
+    try:
+        running = bounded.add(PROMPTS[0], replace(BASE, method="sample", max_tokens=60))
+        while not running.tokens:
+            bounded.step()
+        late = bounded.add([5] * 100, BASE)
+        while not late.tokens:
+            steps.clear()
+            before = len(running.tokens)
+            bounded.step()
+            assert sum(steps) <= 8
+            assert len(running.tokens) == before + 1, "a turn did not decode"
+        assert len(running.tokens) >= 99 // 8
+    finally:
+        vars(engine).pop("step")
+        bounded.cancel(running, late)
+
+
+def test_more_prompts_than_the_queue_holds_are_fed_as_it_empties(llm: LLM) -> None:
+    small = LLM(llm.pair, max_waiting=2)
+    params = replace(BASE, max_tokens=3)
+    results = small.generate([[5 + i] for i in range(15)], params)
+    assert [r.prompt_token_ids for r in results] == [[5 + i] for i in range(15)]
+    assert [r.token_ids for r in results] == [r.token_ids for r in llm.generate([[5 + i] for i in range(15)], params)]
 
 
 @every_method
