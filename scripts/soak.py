@@ -1,0 +1,388 @@
+"""Thousands of mixed requests through `AsyncLLM`: is anything lost, wrong, slow to leave, or left behind?
+
+    python -m scripts.soak                   2,400 requests, 16 rows, a few minutes
+    python -m scripts.soak --requests 300    a short form
+
+Clients keep the engine busy in a closed loop; there are more of them than rows and places to wait together, so requests
+queue by priority and some are turned away and come again. Each request has its own method, draft, sampling, length,
+stop strings, choices and prompt (a single token up to several hundred; many start alike), all made from one seed. A
+fifth is cancelled, after some time, after some pieces, or by leaving the loop over its pieces. What must hold:
+
+* every choice of every request ends exactly once, nothing fails, and the engine's own totals agree;
+* a sample of those not cancelled has the tokens and the text they get alone, in another `LLM` without kept prompts;
+* resident memory is flat: a line through it after the first quarter rises by less than `--leak-limit` a 1,000 requests,
+  two standard errors allowed (the harness keeps nothing of a request but its sample's tokens);
+* the engine's bookkeeping is consistent at the end (`check_integrity`).
+
+Writes soak.json and soak.png; the last line is one JSON object, the exit code 1 if anything of it fails. Linux only:
+resident memory is read from /proc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import os
+import random
+import sys
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from engines.hook import quiet_transformers
+from mtad.errors import InvalidInput, Parser, command
+from mtad.params import METHODS, DecodingParams
+from runtime.async_llm import AsyncLLM
+from runtime.llm import LLM
+from runtime.scheduler import QueueFull
+from scripts.demo import dataset
+from scripts.serving import ROOT, machine
+
+WAIT = 300.0
+"""Seconds after which a request that has not ended counts as lost."""
+CLIENTS_EXTRA, WAITING = 8, 6
+"""Clients beyond the rows, and places in the queue: fewer, so that some are turned away."""
+Cancel = Literal["seconds", "pieces", "leave"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request and what its client does with it.
+
+    Attributes:
+        prompt: token ids.
+        params: decoding parameters, with a seed.
+        priority: of the submission.
+        cancel: how it is cancelled; None: not.
+        after: seconds or pieces after which.
+    """
+
+    prompt: list[int]
+    params: DecodingParams
+    priority: int
+    cancel: Cancel | None
+    after: float
+
+
+def make_job(number: int, seed: int, prompts: Sequence[Sequence[int]], room: int) -> Job:
+    """The `number`-th request; always the same for one seed.
+
+    Args:
+        number, seed: key of its random numbers.
+        prompts: material for prompts, token ids.
+        room: tokens that prompt and text may have together.
+    """
+    rng = random.Random(f"{seed}:{number}")
+    max_tokens = min(rng.choice((1, 2, 16, 32, 32, 64)), room // 2)
+    head = [token for prompt in prompts[:4] for token in prompt]
+    kind, own = rng.random(), list(rng.choice(prompts))
+    if kind < 0.1:
+        prompt = own[:1]
+    elif kind < 0.3:
+        prompt = (own + head)[: rng.randint(1, 512)]
+    elif kind < 0.5:
+        prompt = head[: 64 * rng.randint(1, 3)] + own  # starts like others do
+    else:
+        prompt = own
+    params = DecodingParams(
+        method=rng.choice(list(METHODS)),
+        draft_len=rng.randint(1, 4),
+        beam_width=rng.randint(1, 3),
+        accept_threshold=rng.choice((0.0, 0.05, 0.3, 1.0)),
+        temperature=rng.choice((0.0, 0.7, 1.0, 1.0)),
+        top_k=0 if rng.random() < 0.01 else rng.choice((1, 5, 10, 20)),  # 0 makes every row of its batch dear
+        top_p=rng.choice((0.9, 0.9, 1.0)),
+        seed=rng.getrandbits(62),
+        max_tokens=max_tokens,
+        min_tokens=rng.choice((0, 0, max_tokens // 4)),
+        stop=rng.choice(((), (), ("\n", " = "))),
+        n=2 if rng.random() < 0.05 else 1,
+        top_logprobs=rng.choice((0, 0, 3)),
+        repetition_penalty=rng.choice((1.0, 1.0, 1.0, 1.2)),
+        presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
+        speculation=rng.choice(("fixed", "fixed", "fixed", "adaptive")),
+    )
+    cancel: Cancel | None = rng.choice(("seconds", "pieces", "leave")) if rng.random() < 0.2 else None
+    after = rng.random() * 0.8 if cancel == "seconds" else rng.randint(0, 8)
+    if cancel == "leave":
+        params = replace(params, n=1)
+    return Job(prompt[: room - max_tokens], params, rng.choice((0, 0, 0, 1, 5)), cancel, after)
+
+
+@dataclass
+class Seen:
+    """What the clients saw. Keeps numbers, and the texts of the sample only, so that it does not grow with requests.
+
+    Attributes:
+        ends: choices by finish reason; `left` are those whose client left the loop over their pieces.
+        problems: what went against the rules, one line each.
+        turned_away: submissions refused because the queue was full.
+        firsts, wholes, paces: seconds of the requests that were not cancelled: submission to first piece, to the end,
+            and a token after the first piece; `methods` is the method of each.
+        memory: (requests ended, resident bytes).
+        kept: of the sample, by request: token ids and text of each choice.
+    """
+
+    ends: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    turned_away: int = 0
+    firsts: array[float] = field(default_factory=lambda: array("d"))
+    wholes: array[float] = field(default_factory=lambda: array("d"))
+    paces: array[float] = field(default_factory=lambda: array("d"))
+    methods: array[int] = field(default_factory=lambda: array("b"))
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    kept: dict[int, list[tuple[list[int], str]]] = field(default_factory=dict)
+
+
+async def client(engine: AsyncLLM, number: int, job: Job, seen: Seen, keep: bool) -> None:
+    """Submit one job, again if it is turned away, and watch it to its end."""
+    started = time.perf_counter()
+    while True:
+        try:
+            stream = await engine.submit(job.prompt, job.params, job.priority)
+            break
+        except QueueFull as full:
+            seen.turned_away += 1
+            await asyncio.sleep(min(full.retry_after, 1.0))
+    timer = asyncio.get_running_loop().call_later(job.after, stream.cancel) if job.cancel == "seconds" else None
+    tokens: list[list[int]] = [[] for _ in range(job.params.n)]
+    texts, ended = [""] * job.params.n, [False] * job.params.n
+    first, pieces, at_first = 0.0, 0, 0
+    if job.cancel == "pieces" and job.after == 0:
+        stream.cancel()
+    async for piece in stream:
+        pieces += 1
+        if ended[piece.index]:
+            seen.problems.append(f"request {number}: a piece after the end of choice {piece.index}")
+        tokens[piece.index] += piece.token_ids
+        texts[piece.index] += piece.text
+        if not first and piece.token_ids:
+            first, at_first = time.perf_counter() - started, sum(map(len, tokens))
+        if piece.finish_reason:
+            ended[piece.index] = True
+            seen.ends[piece.finish_reason] += 1
+        elif job.cancel == "leave" and pieces > job.after:
+            seen.ends["left"] += 1
+            break
+        if job.cancel == "pieces" and pieces == job.after:
+            stream.cancel()
+    else:
+        if not all(ended):
+            seen.problems.append(f"request {number}: its pieces ended, choices did not: {ended}")
+    if timer:
+        timer.cancel()
+    if job.cancel:
+        return
+    whole, count = time.perf_counter() - started, sum(map(len, tokens))
+    for index, own in enumerate(tokens):
+        if not 1 <= len(own) <= job.params.max_tokens:
+            seen.problems.append(f"request {number}: {len(own)} tokens in choice {index}")
+    seen.firsts.append(first)
+    seen.wholes.append(whole)
+    seen.paces.append((whole - first) / (count - at_first) if count > at_first else math.nan)
+    seen.methods.append(list(METHODS).index(job.params.method))
+    if keep:
+        seen.kept[number] = list(zip(tokens, texts, strict=True))
+
+
+async def soak(
+    llm: LLM, prompts: Sequence[Sequence[int]], count: int, seed: int, sample: int = 100, samples: int = 200
+) -> tuple[Seen, dict[str, Any]]:
+    """Run `count` jobs; what was seen, and the engine's totals.
+
+    Args:
+        llm: nobody else uses it; its queue should hold fewer than `CLIENTS_EXTRA` requests.
+        prompts: material, token ids.
+        count: requests.
+        seed: of the jobs.
+        sample: requests whose tokens are kept.
+        samples: readings of resident memory.
+    """
+    seen, numbers, every = Seen(), iter(range(count)), max(1, count // samples)
+    scheduler = llm.loop.scheduler
+    room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
+    keep = set(random.Random(seed).sample(range(count), min(count, 2 * sample)))  # cancelled and adaptive ones drop out
+    with tqdm(total=count, desc="soak", unit="request", file=sys.stderr) as bar:
+
+        async def work(engine: AsyncLLM) -> None:
+            for number in numbers:
+                job = make_job(number, seed, prompts, room)
+                try:
+                    async with asyncio.timeout(WAIT):
+                        kept = number in keep and not job.params.adaptive and len(seen.kept) < sample
+                        await client(engine, number, job, seen, kept)
+                except TimeoutError:
+                    seen.problems.append(f"request {number}: lost, not ended after {WAIT:.0f} s")
+                except Exception as error:
+                    seen.problems.append(f"request {number}: {type(error).__name__}: {error}")
+                bar.update()
+                if bar.n % every == 0:
+                    gc.collect()
+                    seen.memory.append((int(bar.n), resident()))
+
+        async with AsyncLLM(llm) as engine:
+            await asyncio.gather(*(work(engine) for _ in range(scheduler.rows + CLIENTS_EXTRA)))
+    try:
+        engine.check_integrity()
+    except AssertionError as error:
+        seen.problems.append(f"the engine's bookkeeping: {error}")
+    return seen, engine.statistics()
+
+
+def check_ends(seen: Seen, totals: dict[str, Any], jobs: Sequence[Job]) -> None:
+    """Every choice ended once, by the clients' count and by the engine's; adds to `seen.problems`."""
+    choices, ended = sum(job.params.n for job in jobs), dict(totals["requests"])
+    if seen.ends.total() != choices:
+        seen.problems.append(f"the clients saw {seen.ends.total()} choices end, of {choices}")
+    if sum(ended.values()) != choices or ended["error"]:
+        seen.problems.append(f"the engine ended {ended}, of {choices} choices")
+    for reason in ("stop", "length"):
+        if not seen.ends[reason] <= ended[reason] <= seen.ends[reason] + seen.ends["left"]:
+            seen.problems.append(f"{reason}: the clients saw {seen.ends[reason]}, the engine {ended[reason]}")
+    if not all(job.cancel for job in jobs) and not len(seen.wholes):
+        seen.problems.append("no request was seen to its end")
+
+
+def compare(llm: LLM, jobs: Sequence[Job], seen: Seen) -> int:
+    """Run the sample again, each request alone; adds to `seen.problems`, returns how many were compared."""
+    for number, kept in tqdm(sorted(seen.kept.items()), desc="alone", unit="request", file=sys.stderr):
+        alone = [(result.token_ids, result.text) for result in llm.generate(jobs[number].prompt, jobs[number].params)]
+        if alone != kept:
+            seen.problems.append(f"request {number} ({jobs[number].params.method}): other tokens or text than alone")
+    return len(seen.kept)
+
+
+def resident() -> int:
+    """Resident memory of this process, bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def trend(memory: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """MiB that resident memory grows by in 1,000 requests after the first quarter, and its standard error.
+
+    The error allows for neighbouring readings being alike: it is the spread of slopes of 8 consecutive stretches about
+    the whole line, if that is larger than the line's own.
+    """
+    points = np.array(memory[len(memory) // 4 :], dtype=np.float64) / (1000.0, 2.0**20)
+    if len(points) < 4:
+        return math.nan, math.nan
+    (slope, level), covariance = np.polyfit(points[:, 0], points[:, 1], 1, cov="unscaled")
+    rest = points[:, 1] - (slope * points[:, 0] + level)
+    error = math.sqrt(covariance[0, 0] * (rest**2).sum() / (len(points) - 2))
+    if len(points) >= 32:  # means of 8 stretches are nearly independent
+        xs, ys = (np.array([part.mean() for part in np.array_split(points[:, i], 8)]) for i in (0, 1))
+        about = ys - (slope * xs + level)
+        error = max(error, math.sqrt((about**2).sum() / 6 / ((xs - xs.mean()) ** 2).sum()))
+    return float(slope), float(error)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """p50, p90, p99 in milliseconds."""
+    known = [value for value in values if not math.isnan(value)]
+    return {f"p{p}": float(np.percentile(known, p)) * 1e3 for p in (50, 90, 99)} if known else {}
+
+
+def plot(seen: Seen, slope: float, error: float, path: Path) -> None:
+    """Resident memory over requests, and the latencies by method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    left.plot([at for at, _ in seen.memory], [bytes / 2**20 for _, bytes in seen.memory])
+    left.set(xlabel="requests ended", ylabel="resident memory, MiB", ylim=(0, None))
+    left.set_title(f"{slope:+.2f} +- {error:.2f} MiB per 1,000 requests after the first quarter", fontsize=10)
+    wholes, methods = np.array(seen.wholes), np.array(seen.methods)
+    bins = np.geomspace(max(wholes.min(), 1e-3), wholes.max() * 1.01, 30)
+    parts = [wholes[methods == index] for index in range(len(METHODS))]
+    right.hist(parts, bins=bins, stacked=True, label=list(METHODS))
+    right.set(xlabel="end-to-end latency, queueing included, s", ylabel="requests", xscale="log")
+    right.legend()
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+@command
+def main() -> None:
+    """Entry point."""
+    parser = Parser(prog="scripts.soak", description="Thousands of mixed requests through AsyncLLM.")
+    parser.add_argument(
+        "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
+    )
+    parser.add_argument("--requests", type=int, default=2400, help="(default %(default)s)")
+    parser.add_argument("--rows", type=int, default=16, help="requests decoded at once (default %(default)s)")
+    parser.add_argument("--sample", type=int, default=100, help="requests run again alone (default %(default)s)")
+    parser.add_argument("--leak-limit", type=float, default=2.0, help="MiB per 1,000 requests (default %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests (default %(default)s)")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder to write to")
+    options = parser.parse_args()
+    for name, least in (("requests", 40), ("rows", 1), ("sample", 1)):
+        if getattr(options, name) < least:
+            raise InvalidInput(name, getattr(options, name), f"give at least {least}")
+    torch.set_num_threads(1)
+    quiet_transformers()
+    report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
+    llm = LLM(options.pair, options.threads, rows=options.rows, max_waiting=WAITING)
+    prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
+    started = time.perf_counter()
+    seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))
+    seconds = time.perf_counter() - started
+    scheduler = llm.loop.scheduler
+    room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
+    jobs = [make_job(number, options.seed, prompts, room) for number in range(options.requests)]
+    check_ends(seen, totals, jobs)
+    compared = compare(LLM(options.pair, options.threads, rows=1, prefix_tokens=0), jobs, seen)
+    slope, error = trend(seen.memory)
+    if not slope - 2 * error <= options.leak_limit:
+        seen.problems.append(f"memory grows by {slope:.2f} +- {error:.2f} MiB per 1,000 requests")
+    report |= {
+        "requests": options.requests,
+        "rows": options.rows,
+        "clients": options.rows + CLIENTS_EXTRA,
+        "seconds": seconds,
+        "tokens_per_second": totals["tokens"] / seconds,
+        "ended": dict(seen.ends),
+        "turned_away": seen.turned_away,
+        "compared_alone": compared,
+        "memory_mib": {
+            "first": seen.memory[0][1] / 2**20,
+            "last": seen.memory[-1][1] / 2**20,
+            "slope_per_1000_requests": slope,
+            "slope_error": error,
+        },
+        "first_piece_ms": percentiles(seen.firsts),
+        "per_token_ms": percentiles(seen.paces),
+        "end_to_end_ms": percentiles(seen.wholes),
+        "problems": seen.problems,
+        "passed": not seen.problems,
+    }
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "soak.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    plot(seen, slope, error, options.results / "soak.png")
+    print(f"{options.requests} requests in {seconds:.0f} s: {dict(seen.ends)}, {seen.turned_away} times turned away")
+    print(f"{compared} compared with the same request alone; memory {slope:+.2f} +- {error:.2f} MiB per 1,000 requests")
+    for name in ("first_piece_ms", "per_token_ms", "end_to_end_ms"):
+        print(f"{name}: " + ", ".join(f"{p} {value:.1f}" for p, value in report[name].items()))
+    for problem in seen.problems[:20]:
+        print(f"PROBLEM: {problem}")
+    print("passed" if report["passed"] else f"FAILED: {len(seen.problems)} problems")
+    print(json.dumps(report))
+    sys.exit(0 if report["passed"] else 1)
+
+
+if __name__ == "__main__":
+    main()
