@@ -33,21 +33,21 @@ class Paths(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """Penalties of committed tokens, as `penalties` lays them out.
+    """Penalties of committed tokens.
 
     Attributes:
-        repetition, presence, frequency: float32 [R, 1, 1]; 1, 0 and 0 are off.
+        repetition, presence, frequency: float32 [R]; 1, 0 and 0 are off.
         counts: float32 [R, V], how often each token is in the text.
-        factor: float32 [R, V], `repetition` for tokens of prompt or text, 1 for others.
-        minus: float32 [R, V], what presence and frequency subtract.
+        seen: bool [R, V], whether it is in prompt or text.
+        tokens: int64 [R, T], every token that is in prompt or text, others allowed, repetitions too: T pads.
     """
 
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
     counts: Tensor
-    factor: Tensor
-    minus: Tensor
+    seen: Tensor
+    tokens: Tensor
 
 
 class Terms(NamedTuple):
@@ -66,25 +66,12 @@ class Terms(NamedTuple):
     min_left: Tensor | None = None
 
 
-def penalties(counts: Tensor, seen: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Penalties:
-    """Lay the committed tokens' penalties out, once a block.
-
-    Args:
-        counts: float32 [R, V], how often each token is in the text.
-        seen: bool [R, V], the token is in prompt or text.
-        repetition, presence, frequency: float32 [R]; 1, 0 and 0 are off.
-    """
-    repetition, presence, frequency = (x[:, None, None] for x in (repetition, presence, frequency))
-    factor = torch.where(seen, repetition[:, 0], 1.0)
-    return Penalties(repetition, presence, frequency, counts, factor, _minus(counts, presence[:, 0], frequency[:, 0]))
-
-
-def constrain(logits: Tensor, paths: Paths, terms: Terms, allowed: Tensor | None = None) -> Tensor:
+def constrain(logits: Tensor, paths: Paths, terms: Terms, forbidden: Tensor | None = None) -> Tensor:
     """Logits under a request's constraints.
 
     In this order: `logit_bias` is added; the repetition penalty divides positive and multiplies negative logits of
     tokens in prompt, text or path; presence and frequency penalties of tokens in text or path are subtracted;
-    end-of-sequence tokens that come too early, and tokens that are not allowed, become -inf.
+    end-of-sequence tokens that come too early, and forbidden tokens, become -inf.
 
     A row's result does not depend, to the bit, on the other rows, and a row that asks for nothing is unchanged.
 
@@ -92,49 +79,51 @@ def constrain(logits: Tensor, paths: Paths, terms: Terms, allowed: Tensor | None
         logits: float32 [R, S, V], after each of S nodes.
         paths: of the S nodes.
         terms: what the rows ask.
-        allowed: bool [R, S, V]; None where no row says which tokens are allowed. A node whose distribution is used must
-            be left with a token, which is for the caller to see to.
+        forbidden: bool [R, S, V]; None where no row forbids any. A node whose distribution is used must be left with a
+            token, which is for the caller to see to.
+
+    Returns:
+        a tensor of its own.
     """
-    if terms.bias is not None:
-        # x - 0 is x to the bit; x + 0 is not, for x = -0
-        logits = logits - (0.0 - terms.bias)[:, None]
+    # x - 0 is x to the bit; x + 0 is not, for x = -0
+    logits = logits.clone() if terms.bias is None else logits - (0.0 - terms.bias)[:, None]
     if terms.penalties is not None:
-        logits = _penalise(logits, paths, terms.penalties)
+        _penalise(logits, paths, terms.penalties)
     if terms.min_left is not None:
         assert terms.end is not None, "min_left without the tokens it bans"
         early = paths.valid.sum(-1) < terms.min_left[:, None]
         ends = logits[:, :, terms.end].masked_fill(early[:, :, None], -math.inf)
-        logits = logits.index_copy(2, terms.end, ends)
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed, -math.inf)
+        logits.index_copy_(2, terms.end, ends)
+    if forbidden is not None:
+        logits.masked_fill_(forbidden, -math.inf)
     return logits
 
 
-def _penalise(logits: Tensor, paths: Paths, p: Penalties) -> Tensor:
-    """Penalties of the committed tokens on the whole vocabulary, then again on the path's tokens, with what it adds."""
-    whole = _penalised(logits, p.factor[:, None], p.minus[:, None])
+def _penalise(logits: Tensor, paths: Paths, p: Penalties) -> None:
+    """Penalties of the tokens in prompt and text, then anew those of the path's tokens, with what the path adds.
+
+    In place. A token named twice is written the same value twice, and one named without need its own: neither the order
+    of the writes nor padding changes anything.
+    """
     tokens, valid = paths
-    rows, _, depth = tokens.shape
-    if depth == 0:
-        return whole
-
-    def at(values: Tensor) -> Tensor:
-        return values.gather(1, tokens.view(rows, -1)).view_as(tokens)
-
-    # A place that is not valid is given the value that its token has anyhow, so places that name the same token always
-    # write the same value, and the order of the writes does not matter.
-    times = ((tokens[:, :, :, None] == tokens[:, :, None, :]) & valid[:, :, None, :]).sum(-1)
-    factor = torch.where(times > 0, p.repetition, at(p.factor))
-    minus = _minus(at(p.counts) + times, p.presence, p.frequency)
-    return whole.scatter(2, tokens, _penalised(logits.gather(2, tokens), factor, minus))
+    committed = p.tokens[:, None].expand(-1, logits.shape[1], -1)
+    # what the path's tokens are before any penalty
+    before = logits.gather(2, tokens)
+    logits.scatter_(2, committed, _penalised(logits.gather(2, committed), p, p.tokens[:, None], None))
+    if tokens.shape[2]:
+        times = ((tokens[:, :, :, None] == tokens[:, :, None, :]) & valid[:, :, None, :]).sum(-1)
+        logits.scatter_(2, tokens, _penalised(before, p, tokens, times))
 
 
-def _penalised(logits: Tensor, factor: Tensor, minus: Tensor) -> Tensor:
+def _penalised(logits: Tensor, p: Penalties, tokens: Tensor, times: Tensor | None) -> Tensor:
+    """Logits of `tokens` that the path holds `times` times."""
+    counts = p.counts.gather(1, tokens.flatten(1)).view_as(tokens)
+    seen = p.seen.gather(1, tokens.flatten(1)).view_as(tokens)
+    if times is not None:
+        counts, seen = counts + times, seen | (times > 0)
+    factor = torch.where(seen, p.repetition[:, None, None], 1.0)
+    minus = p.presence[:, None, None] * (counts > 0) + p.frequency[:, None, None] * counts
     return torch.where(logits > 0, logits / factor, logits * factor) - minus
-
-
-def _minus(counts: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
-    return presence * (counts > 0) + frequency * counts
 
 
 def unpack(bits: Tensor, size: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.constrain import Paths, Penalties, Terms, constrain, penalties, unpack
+from mtad.constrain import Paths, Penalties, Terms, constrain, unpack
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.grammar import Follower, Grammars
@@ -93,6 +93,7 @@ class Constraint:
         bias: float32 [V], `logit_bias`; None without.
         counts: float32 [V], how often each token is in the text; None without penalties.
         seen: bool [V], whether it is in prompt or text; None without penalties.
+        distinct: tokens in prompt or text, in the order they came; empty without penalties.
         follower: of the grammar; None without.
         constrainer: that made it.
     """
@@ -110,12 +111,14 @@ class Constraint:
         self.bias: Tensor | None = None
         self.counts: Tensor | None = None
         self.seen: Tensor | None = None
+        self.distinct: dict[int, None] = {}
         if params.logit_bias:
             self.bias = constrainer.zeros.clone()
             self.bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values())).to(self.bias)
         if _penalises(params):
             self.counts, self.seen = constrainer.zeros.clone(), constrainer.unseen.clone()
             self.seen[list(prompt)] = True
+            self.distinct.update(dict.fromkeys(prompt))
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
@@ -129,6 +132,7 @@ class Constraint:
             at = torch.tensor(tokens, dtype=torch.int64, device=self.counts.device)
             self.counts.index_add_(0, at, torch.ones_like(at, dtype=self.counts.dtype))
             self.seen[at] = True
+            self.distinct.update(dict.fromkeys(tokens))
         if self.follower is not None:
             problem = self.follower.advance(tokens)
             if problem is not None:
@@ -175,7 +179,7 @@ class Constraints:
         own, paths = logits, Paths(path_tokens, valid)
         if self._rows is not None:
             own, paths = logits[self._rows], Paths(path_tokens[self._rows], valid[self._rows])
-        adjusted = constrain(own.float(), paths, self._terms, self._allowed(paths))
+        adjusted = constrain(own.float(), paths, self._terms, self._forbidden(paths))
         return adjusted if self._rows is None else logits.float().index_copy(0, self._rows, adjusted)
 
     def _penalties(self) -> Penalties | None:
@@ -185,16 +189,22 @@ class Constraints:
         params = [member.params for member in members]
         numbers = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
         repetition, presence, frequency = torch.tensor(numbers, dtype=torch.float32, device=shared.device).unbind(1)
-        return penalties(
-            torch.stack([shared.zeros if m.counts is None else m.counts for m in members]),
-            torch.stack([shared.unseen if m.seen is None else m.seen for m in members]),
+        # padded to a power of two, so that a text that grows brings few shapes
+        length = 1 << max(len(member.distinct) for member in members).bit_length()
+        tokens = np.zeros((len(members), length), dtype=np.int64)
+        for row, member in zip(tokens, members, strict=True):
+            row[: len(member.distinct)] = list(member.distinct)
+        return Penalties(
             repetition,
             presence,
             frequency,
+            counts=torch.stack([shared.zeros if m.counts is None else m.counts for m in members]),
+            seen=torch.stack([shared.unseen if m.seen is None else m.seen for m in members]),
+            tokens=torch.from_numpy(tokens).to(shared.device),
         )
 
-    def _allowed(self, paths: Paths) -> Tensor | None:
-        """What the grammars allow after each node: bool [C, S, V]; everything in rows without one, None without any."""
+    def _forbidden(self, paths: Paths) -> Tensor | None:
+        """What the grammars forbid after each node: bool [C, S, V]; nothing in rows without one, None without any."""
         if all(member.follower is None for member in self._members):
             return None
         rows, nodes, _ = paths.tokens.shape
@@ -204,7 +214,7 @@ class Constraints:
             if member.follower is not None:
                 for node, (path, length) in enumerate(zip(tokens, lengths, strict=True)):
                     row[node] = member.follower.allowed(tuple(path[:length]))
-        return unpack(torch.from_numpy(bits).to(self._shared.device), self._shared.vocab_size)
+        return unpack(torch.from_numpy(~bits).to(self._shared.device), self._shared.vocab_size)
 
 
 def _penalises(params: DecodingParams) -> bool:

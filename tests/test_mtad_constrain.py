@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad.constrain import Paths, Terms, constrain, extend, penalties, root_paths, tree_paths, unpack
+from mtad.constrain import Paths, Penalties, Terms, constrain, extend, root_paths, tree_paths, unpack
 from mtad.distribution import process
 from mtad.draft import expand, root
 from mtad.noise import draw_noise
@@ -56,22 +56,26 @@ def terms(rows: Sequence[Row]) -> Terms:
     """The rows as tensors."""
     counts = torch.zeros(len(rows), VOCAB)
     seen = torch.zeros(len(rows), VOCAB, dtype=torch.bool)
+    tokens = torch.full((len(rows), 16), 3)
     bias = torch.zeros(len(rows), VOCAB)
     for at, row in enumerate(rows):
         for token, times in Counter(row.text).items():
             counts[at, token] = times
         seen[at, list(row.prompt + row.text)] = True
+        tokens[at, : len(row.prompt + row.text)] = torch.tensor(row.prompt + row.text)
         for token, value in row.params.logit_bias.items():
             bias[at, token] = value
     p = [row.params for row in rows]
     numbers = [(x.repetition_penalty, x.presence_penalty, x.frequency_penalty) for x in p]
     left = [row.params.min_tokens - len(row.text) for row in rows]
-    return Terms(bias, penalties(counts, seen, *torch.tensor(numbers).unbind(1)), torch.tensor(END), torch.tensor(left))
+    repetition, presence, frequency = torch.tensor(numbers).unbind(1)
+    penalties = Penalties(repetition, presence, frequency, counts, seen, tokens)
+    return Terms(bias, penalties, torch.tensor(END), torch.tensor(left))
 
 
-def allowed(rows: Sequence[Row]) -> Tensor:
-    """Each row's allowed tokens at each of the nodes."""
-    table = [[row.allowed is None or token in row.allowed for token in range(VOCAB)] for row in rows]
+def forbidden(rows: Sequence[Row]) -> Tensor:
+    """Each row's forbidden tokens at each of the nodes."""
+    table = [[row.allowed is not None and token not in row.allowed for token in range(VOCAB)] for row in rows]
     return torch.tensor(table)[:, None].expand(-1, NODES, -1)
 
 
@@ -123,7 +127,7 @@ def bits(values: Tensor) -> Tensor:
 def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
     rows, logits = random_rows(seed, 40), random_logits(seed, 40)
     paths, known = random_paths(seed, 40)
-    found = constrain(logits, paths, terms(rows), allowed(rows))
+    found = constrain(logits, paths, terms(rows), forbidden(rows))
     expected = [
         [by_definition(row, node, path) for node, path in zip(nodes, of_row, strict=True)]
         for row, nodes, of_row in zip(rows, logits.tolist(), known, strict=True)
@@ -135,7 +139,7 @@ def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
 def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
     rows, logits = random_rows(7, 30), random_logits(7, 30)
     paths, _ = random_paths(7, 30)
-    together = constrain(logits, paths, terms(rows), allowed(rows))
+    together = constrain(logits, paths, terms(rows), forbidden(rows))
     for row, one in enumerate(rows):
         at = slice(row, row + 1)
         only = terms([one])
@@ -147,7 +151,7 @@ def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
             only.end,
             only.min_left if p.min_tokens else None,
         )
-        alone = constrain(logits[at], Paths(*(x[at] for x in paths)), only, allowed([one]) if one.allowed else None)
+        alone = constrain(logits[at], Paths(*(x[at] for x in paths)), only, forbidden([one]) if one.allowed else None)
         assert torch.equal(bits(alone), bits(together[at]))
 
 
@@ -157,7 +161,7 @@ def test_a_row_that_asks_for_nothing_is_unchanged_to_the_bit() -> None:
     logits[-1, 0] = torch.tensor([0.0, -0.0, -0.0, 0.0, -0.0, -0.0, 0.0])
     logits[-1, 1] = torch.tensor([1e-45, -1e-45, 3e38, -3e38, -0.0, 1.0, -math.inf])
     paths, _ = random_paths(3, 10)
-    found = constrain(logits, paths, terms(rows), allowed(rows))
+    found = constrain(logits, paths, terms(rows), forbidden(rows))
     assert torch.equal(bits(found[-1]), bits(logits[-1]))
     assert not torch.equal(found[:-1], logits[:-1])
 
@@ -230,9 +234,9 @@ def test_a_distribution_with_few_tokens_left_is_theirs_alone(vocab: int, left: i
     logits = 5 * torch.randn(len(params), 5, vocab, generator=generator)
     kept = torch.zeros_like(logits, dtype=torch.bool)
     kept.scatter_(2, torch.rand(logits.shape, generator=generator).topk(left, dim=-1).indices, True)
-    forbidden = logits.masked_fill(~kept, -math.inf)
+    left_over = logits.masked_fill(~kept, -math.inf)
     rows = stack_rows(params, block_shape(params, vocab), vocab, ())
-    found = process(forbidden, rows)
+    found = process(left_over, rows)
     assert not found.log_prob.isnan().any()
     assert torch.allclose(found.log_prob.exp().sum(-1), torch.ones(()), atol=1e-5)
     chosen = found.log_prob > -math.inf
