@@ -1,0 +1,579 @@
+"""How much to draft: the largest number of tokens a second, from what blocks cost and what was accepted. No torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple, Protocol
+
+from mtad.params import DecodingParams
+from runtime.costs import BlockShape, StepCosts
+
+PRIOR = 0.7
+"""Acceptance of a drafted token before anything is known of a pair."""
+
+WIDER = 1.2
+"""What twice the beams are taken to do to the odds of acceptance, where that width has not been tried."""
+
+PROBE_SHARE = 0.0125
+"""Of all decoding time may be lost on blocks whose only purpose is to learn."""
+
+
+class Planned(Protocol):
+    """What the planner looks at of a request."""
+
+    @property
+    def id(self) -> int:
+        """Unique."""
+
+    @property
+    def params(self) -> DecodingParams:
+        """As asked; never changed."""
+
+    @property
+    def committed(self) -> int:
+        """Tokens of prompt and text."""
+
+    @property
+    def auxiliary_held(self) -> int:
+        """Leading columns of the auxiliary's cache that are right; committed - 2 or more is all a draft needs."""
+
+
+class Choice(NamedTuple):
+    """Largest draft of a block's adaptive rows."""
+
+    draft_len: int
+    width: int
+
+
+OFF = Choice(0, 0)
+
+
+class Planner:
+    """Chooses each block's drafts.
+
+    The choice is by past blocks alone, their accepted lengths and seconds, never by the noise of the block it is for;
+    so a lossless method stays lossless. One choice holds for the batch, since the block's cost is that of its largest
+    row; each row takes of it what its own parameters allow. The choice is made again every few blocks and changes only
+    for a gain that pays for the change.
+
+    Learning what is not tried costs time. Blocks run for it (probes) are those that would be best if the unknown came
+    out well, and their losses are kept below `PROBE_SHARE` of all time.
+
+    Args:
+        costs: of the pair's steps.
+        max_draft_len: longest draft of any request.
+    """
+
+    def __init__(self, costs: StepCosts, max_draft_len: int = 8) -> None:
+        self.times = BlockTimes(costs)
+        self._deepest = max_draft_len
+        self._rows: dict[int, _Row] = {}
+        self._pool: dict[tuple[str, int], Lengths] = {}
+        self._pooled: dict[tuple[str, int], list[float]] = {}
+        self._ids: list[int] = []
+        self._batch: list[_Row] = []
+        self._used: list[DecodingParams] = []
+        self._drafts: list[tuple[int, int]] = []
+        self._shape = self._fixed = BlockShape(0, 0, 0)
+        self._columns = 0
+        self._timed: tuple[int, BlockShape] | None = None
+        self._choice = OFF
+        self._probe: Choice | None = None
+        self._probe_left = 0
+        self._countdown = 0
+        self._advantage = 0.0
+        self._rate = 0.0
+        self._bank = math.inf
+
+    def plan(self, requests: Sequence[Planned]) -> list[DecodingParams]:
+        """Parameters of each running request for the next block.
+
+        A fixed request's are its own, the same object. The list is the same object as long as nothing changes.
+        """
+        ids = [request.id for request in requests]
+        if ids != self._ids:
+            self._enter(requests, ids)
+        if self._countdown <= 0 and any(row.adaptive for row in self._batch):
+            self._decide(requests)
+        self._columns = max((request.committed for request in requests), default=0)
+        return self._used
+
+    def observe(
+        self, requests: Sequence[Planned], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
+    ) -> None:
+        """Learn from a block.
+
+        Args:
+            requests: as given to `plan`.
+            used: what it returned.
+            accepted: drafted tokens the target accepted in each row, whether or not the text ended among them.
+            seconds: of the whole block; without prefill, and without what brought an auxiliary cache up to date.
+        """
+        batch = self._batch
+        drafts = self._drafts if used is self._used else [(p.drafted, p.draft_width) for p in used]
+        for row, (drafted, width), count in zip(batch, drafts, accepted, strict=True):
+            if drafted:
+                row.learn(drafted, width, count)
+                if len(row.fresh) >= 16:
+                    self._share(row)
+            else:
+                row.idle += 1
+        now = len(batch), self._shape if used is self._used else _largest(used)
+        if now == self._timed:
+            self.times.observe(*now, self._columns, seconds)
+        self._timed = now
+        self._countdown -= 1
+        if self._probe:
+            self._bank -= seconds - (sum(accepted) + len(batch)) / self._rate
+            self._probe_left -= 1
+            if not self._probe_left:
+                self._probe, self._countdown = None, 0
+        else:
+            self._bank = min(self._bank + PROBE_SHARE * seconds, 40 * seconds)
+
+    def forget(self, request: Planned) -> None:
+        """A request has ended."""
+        row = self._rows.pop(request.id, None)
+        if row is not None:
+            self._share(row)
+
+    def predict(self, requests: Sequence[Planned], choice: Choice) -> tuple[float, float]:
+        """Expected tokens, and seconds, of a block in which every adaptive row drafts as `choice` says."""
+        rows = [self._row(request) for request in requests]
+        self._pooled.clear()
+        tokens = len(rows) + sum(self._gain(row, choice if row.adaptive else row.choice, False) for row in rows)
+        shape = _largest([row.variant(choice, joined=True) for row in rows])
+        return tokens, self.times.expect(len(rows), shape, max(request.committed for request in requests))
+
+    def _enter(self, requests: Sequence[Planned], ids: list[int]) -> None:
+        """The batch has changed: new rows take the present choice; it is made anew where the cost changed much."""
+        before = len(self._ids)
+        self._ids, self._batch = ids, [self._row(request) for request in requests]
+        self._fixed = _largest([row.params for row in self._batch if not row.adaptive])
+        for row, request in zip(self._batch, requests, strict=True):
+            if row.joined is None:
+                row.joined = _missed(request) <= 0
+        if len(ids) <= 2 or len(ids).bit_length() != before.bit_length():
+            self._countdown, self._advantage = 0, 1.0  # no loyalty to a choice made for another batch
+        self._apply(self._probe or self._choice)
+
+    def _share(self, row: _Row) -> None:
+        """Add what was seen of a row to what is known of all.
+
+        Late, because an estimate of the row from both would count it twice, and a few rejections would pass for many.
+        """
+        for drafted, width, accepted in row.fresh:
+            if (row.method, width) not in self._pool:
+                self._pool[row.method, width] = Lengths(self._deepest, memory=400)
+            self._pool[row.method, width].add(drafted, accepted)
+        row.fresh.clear()
+
+    def _row(self, request: Planned) -> _Row:
+        row = self._rows.get(request.id)
+        if row is None or row.params is not request.params:
+            row = self._rows[request.id] = _Row(request.params, request.committed, self._deepest)
+        return row
+
+    def _apply(self, choice: Choice) -> None:
+        used = [row.variant(choice, bool(row.joined)) for row in self._batch]
+        if len(used) != len(self._used) or any(a is not b for a, b in zip(used, self._used, strict=True)):
+            self._used, self._drafts = used, [(p.drafted, p.draft_width) for p in used]
+            self._shape = _largest(used)
+
+    def _decide(self, requests: Sequence[Planned]) -> None:
+        """Make the choice anew: keep it, change it, or learn about another."""
+        interval = self._countdown = max(1, len(self._batch) // 2)
+        self._pooled.clear()
+        self._probe = None
+        rates = self._rates(requests, hopeful=False)
+        best = OFF
+        for choice, rate in rates.items():
+            if rate > rates[best] * (1.002 if best.draft_len else 1.01):
+                best = choice
+        now = self._choice if self._choice in rates else best
+        gain = rates[best] / rates[now] - 1
+        self._advantage = self._advantage + gain * interval if best != now else 0.0
+        if gain > 0.1 or self._advantage > 0.3:
+            now, self._advantage = best, 0.0
+        self._choice, self._rate = now, rates[now]
+        for row, request in zip(self._batch, requests, strict=True):
+            missed = _missed(request)
+            row.joined = missed <= 0 or self._pays(row, request, missed, now, hopeful=False) > 0
+        if self._bank == math.inf:  # a first credit
+            self._bank = (len(self._batch) + 3) / rates[OFF]
+        if self._bank > 0 or self.times.unmeasured(len(self._batch)):
+            self._look_for_probe(requests, rates)
+        self._apply(self._probe or now)
+
+    def _rates(self, requests: Sequence[Planned], hopeful: bool) -> dict[Choice, float]:
+        """Tokens a second of every choice, smaller drafts first."""
+        count, columns = len(self._batch), max(request.committed for request in requests)
+        adaptive = [(row, request) for row, request in zip(self._batch, requests, strict=True) if row.adaptive]
+        certain = count + sum(self._gain(row, row.choice, False) for row in self._batch if not row.adaptive)
+        deepest = max(row.choice.draft_len for row, _ in adaptive)
+        trees = any(row.params.spec.tree for row, _ in adaptive)
+        beams = max(row.choice.width for row, _ in adaptive)
+        hope = {drafts: self.times.hope(count, drafts) if hopeful else 1.0 for drafts in (False, True)}
+        rates = {OFF: certain / self.times.expect(count, self._fixed, columns) / hope[self._fixed.draft_len > 0]}
+        if not hopeful:
+            self._rate = rates[OFF]
+        for width in _widths(beams):
+            catch_up, gains = 0.0, [0.0] * (deepest + 1)
+            for row, request in adaptive:
+                missed, own = _missed(request), self._gains(row, min(width, row.choice.width), hopeful)
+                if missed > 0:
+                    if self._pays(row, request, missed, Choice(deepest, width), hopeful) <= 0:
+                        continue
+                    catch_up += self._catch_up(row, request, missed)
+                gains = [a + b for a, b in zip(gains, own, strict=False)]
+            for length, gain in enumerate(gains[1:], 1):
+                shape = BlockShape(
+                    max(length, self._fixed.draft_len),
+                    max(width, self._fixed.width),
+                    max(width if trees else 1, self._fixed.score_width),
+                )
+                seconds = self.times.expect(count, shape, columns) * hope[True] + catch_up
+                rates[Choice(length, width)] = (certain + gain) / seconds
+        return rates
+
+    def _look_for_probe(self, requests: Sequence[Planned], rates: dict[Choice, float]) -> None:
+        """Start a probe of what would be best if the unknown came out well, if its loss can be afforded."""
+        now, affordable = self._choice, self._bank
+        hopes = self._rates(requests, hopeful=True)
+
+        def promise(choice: Choice) -> float:
+            """Hoped gain for each part of a block that is likely to be lost."""
+            return (hopes[choice] / rates[now] - 1) / (0.05 + max(0.0, 1 - rates[choice] / rates[now]))
+
+        probe = max((choice for choice in hopes if choice != now), key=promise, default=now)
+        if now != OFF and self.times.unmeasured(len(self._batch)) and hopes[OFF] > rates[now]:
+            probe, affordable = OFF, math.inf  # what drafts are to be measured by has to be known
+        if probe == now or hopes[probe] < 1.03 * rates[now]:
+            return
+        shape = _largest([row.variant(probe, joined=True) for row in self._batch])
+        columns = max(request.committed for request in requests)
+        seconds = self.times.expect(len(self._batch), shape, columns)
+        blocks = 2 if probe.draft_len else 4  # the first is not timed
+        loss = blocks * seconds * max(0.0, 1 - rates[probe] / rates[now])
+        affordable -= loss
+        behind = [(_missed(request), row) for request, row in zip(requests, self._batch, strict=True) if row.adaptive]
+        joining = []
+        for missed, row in sorted(behind, key=lambda pair: pair[0]):
+            cost = self.times.costs.catch_up(missed, columns) * self.times.scale() if probe.draft_len else 0.0
+            if cost > affordable:
+                break
+            affordable -= cost
+            joining.append(row)
+        if not joining:
+            return
+        self._bank = min(self._bank, affordable + loss)  # the blocks' own loss is charged when it is known
+        self._probe, self._probe_left = probe, blocks
+        self._countdown = blocks
+        for row in joining:
+            row.joined = True
+            row.doubt()
+
+    def _pays(self, row: _Row, request: Planned, missed: int, choice: Choice, hopeful: bool) -> float:
+        """Tokens a block that drafting for a row brings beyond what bringing its cache up to date costs."""
+        return self._gain(row, choice, hopeful) - self._catch_up(row, request, missed) * self._rate
+
+    def _catch_up(self, row: _Row, request: Planned, missed: int) -> float:
+        """Seconds a block to bring a row's cache up to date, over the blocks it will last."""
+        left = row.params.max_tokens - (request.committed - row.start)
+        blocks = max(1.0, min(64.0, left / 2))
+        return self.times.costs.catch_up(missed, request.committed) * self.times.scale() / blocks
+
+    def _gain(self, row: _Row, choice: Choice, hopeful: bool) -> float:
+        length, width = min(choice.draft_len, row.choice.draft_len), min(choice.width, row.choice.width)
+        return self._gains(row, width, hopeful)[length] if length else 0.0
+
+    def _gains(self, row: _Row, width: int, hopeful: bool) -> list[float]:
+        """Expected accepted tokens of drafts of 0, 1, .. tokens; constant beyond what the row asks for."""
+        if not row.choice.draft_len:
+            return [0.0] * (self._deepest + 1)
+        rates = row.acceptance(width, self._prior)
+        if hopeful:
+            tried = self._pool.get((row.method, width))
+            doubt = max(row.stale(), 0.5 / (1 + (tried.total() if tried else 0.0) / 8))
+            seen = row.seen()
+            rates = [rate + math.sqrt(rate * (1 - rate) / (4 + seen)) for rate in rates]
+            rates = [min(rate, 0.98) + max(0.0, 0.95 - rate) * doubt for rate in rates]
+        gains = [0.0, *accumulate(accumulate(rates, mul))]
+        return gains + gains[-1:] * (self._deepest + 1 - len(gains))
+
+    def _prior(self, method: str, width: int) -> list[float]:
+        """Acceptance of each token of a draft over all requests, given that those before were accepted."""
+        key = method, width
+        if key not in self._pooled:
+            self._pooled[key] = self._estimate(method, width)
+        return self._pooled[key]
+
+    def _estimate(self, method: str, width: int) -> list[float]:
+        tried = [w for m, w in self._pool if m == method and w != width]
+        if tried:  # what is known of the nearest width, until this one has been tried
+            near = min(tried, key=lambda w: (abs(math.log2(w / width)), w))
+            odds = WIDER ** math.log2(width / near)
+            other = self._pool[method, near].conditional([PRIOR] * self._deepest)
+            prior = [_shift(rate, odds) for rate in other]
+        else:
+            prior = [_shift(PRIOR, WIDER ** math.log2(width / 4))] * self._deepest
+        own = self._pool.get((method, width))
+        return own.conditional(prior) if own else prior
+
+
+class Lengths:
+    """How many drafted tokens were accepted, as weights that fade. A draft accepted in full says nothing of its rest.
+
+    Args:
+        deepest: longest draft.
+        memory: blocks after which an observation counts 1/e.
+    """
+
+    def __init__(self, deepest: int, memory: float) -> None:
+        self._deepest, self._growth, self._unit = deepest, math.exp(1 / memory), 1.0
+        self._stopped = [0.0] * (deepest + 1)
+        self._whole = [0.0] * (deepest + 1)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """One row's block."""
+        drafted = min(drafted, self._deepest)
+        self._unit *= self._growth  # newer observations weigh more, instead of older ones less
+        if accepted < drafted:
+            self._stopped[accepted] += self._unit
+        else:
+            self._whole[drafted] += self._unit
+        if self._unit > 1e9:
+            self.fade(1.0)
+
+    def fade(self, factor: float) -> None:
+        """Give all observations so far `factor` of their weight."""
+        scale = factor / self._unit
+        self._stopped = [weight * scale for weight in self._stopped]
+        self._whole = [weight * scale for weight in self._whole]
+        self._unit = 1.0
+
+    def total(self) -> float:
+        """Blocks observed, faded."""
+        return (sum(self._stopped) + sum(self._whole)) / self._unit
+
+    def counts(self) -> tuple[list[float], list[float]]:
+        """For each depth 1, 2, ..: how often the tokens before were accepted and this one drafted; and accepted."""
+        trials, successes, reached = [], [], 0.0
+        for depth in range(self._deepest, 0, -1):
+            reached += self._whole[depth]
+            successes.append(reached / self._unit)
+            reached += self._stopped[depth - 1]
+            trials.append(reached / self._unit)
+        return trials[::-1], successes[::-1]
+
+    def conditional(self, prior: Sequence[float]) -> list[float]:
+        """Acceptance at each depth given that all before were accepted, on top of `prior`."""
+        trials, successes = self.counts()
+        whole = _surprise(trials, successes, prior)
+        rates = []
+        for tried, passed, rate in zip(trials, successes, prior, strict=True):
+            shifted = _shift(rate, whole)
+            rates.append(_shift(shifted, _surprise([tried], [passed], [shifted])))
+        return rates
+
+
+class _Row:
+    """What the planner knows of one request.
+
+    Attributes:
+        choice: largest draft its parameters allow.
+        idle: blocks since it was last drafted for.
+        joined: whether it takes part in drafts; None before that is decided.
+        fresh: (drafted, width, accepted) of blocks that are not in the estimate over all requests yet.
+    """
+
+    def __init__(self, params: DecodingParams, start: int, deepest: int) -> None:
+        self.params, self.start, self.method = params, start, params.method
+        self.adaptive = params.adaptive
+        self.choice = Choice(min(params.drafted, deepest), params.draft_width)
+        self.idle = 0
+        self.joined: bool | None = None
+        self.fresh: list[tuple[int, int, int]] = []
+        self._deepest = deepest
+        self._seen: dict[int, Lengths] = {}
+        self._variants: dict[Choice, DecodingParams] = {}
+
+    def variant(self, choice: Choice, joined: bool) -> DecodingParams:
+        """The request's parameters with a draft no larger than `choice`."""
+        if not self.adaptive:
+            return self.params
+        length = min(choice.draft_len, self.choice.draft_len) if joined else 0
+        own = Choice(length, min(choice.width, self.choice.width)) if length else OFF
+        if own == self.choice:
+            return self.params
+        made = self._variants.get(own)
+        if made is None:
+            if not own.draft_len:
+                made = replace(self.params, method="sample")
+            elif self.params.spec.beams:
+                made = replace(self.params, draft_len=own.draft_len, beam_width=own.width)
+            else:
+                made = replace(self.params, draft_len=own.draft_len)
+            self._variants[own] = made
+        return made
+
+    def learn(self, drafted: int, width: int, accepted: int) -> None:
+        """One block of this row."""
+        self.idle = 0
+        self.fresh.append((drafted, width, accepted))
+        if width not in self._seen:
+            self._seen[width] = Lengths(self._deepest, memory=32)
+        self._seen[width].add(drafted, accepted)
+
+    def acceptance(self, width: int, pooled: Callable[[str, int], list[float]]) -> list[float]:
+        """Acceptance at each depth the row may draft, given that all before were accepted.
+
+        The pooled estimate for this width, its odds multiplied by how much better or worse this text goes: first over
+        all depths, then at each. Blocks of every width count alike, so what another width does is learnt over requests.
+        """
+        deepest = self.choice.draft_len
+        if not self._seen:
+            return pooled(self.method, width)[:deepest]
+        counts = [(*lengths.counts(), pooled(self.method, other)) for other, lengths in self._seen.items()]
+        trials, successes, expected = ([x for count in counts for x in count[kind]] for kind in range(3))
+        whole = _surprise(trials, successes, expected)
+        rates = []
+        for depth, prior in enumerate(pooled(self.method, width)[:deepest]):
+            here = [(tried[depth], passed[depth], _shift(hoped[depth], whole)) for tried, passed, hoped in counts]
+            rates.append(_shift(prior, whole * _surprise(*zip(*here, strict=True))))
+        return rates
+
+    def seen(self) -> float:
+        """Blocks this row was drafted for, faded."""
+        return sum(lengths.total() for lengths in self._seen.values())
+
+    def stale(self) -> float:
+        """Share of what was seen of this text that may be out of date."""
+        return 0.6 * self.idle / (self.idle + 128)
+
+    def doubt(self) -> None:
+        """A probe begins: if the row was idle for long, what it says outweighs what was seen before."""
+        if self.idle >= 32:
+            for lengths in self._seen.values():
+                lengths.fade(0.25)
+
+
+class BlockTimes:
+    """Expected seconds of a block: the table, corrected by the blocks that have run.
+
+    log(measured / table) is taken as g + own: g, common to everything (the machine is slower now than when the table
+    was measured), follows within some blocks; own, a shape's constant error, is learnt when the shape is new and
+    hardly moves afterwards. Both are medians, so single slow blocks change neither.
+
+    Args:
+        costs: the table.
+    """
+
+    def __init__(self, costs: StepCosts) -> None:
+        self.costs = costs
+        self._common: deque[float] = deque(maxlen=9)
+        self._g = 0.0
+        self._own: dict[tuple[int, BlockShape], _Own] = {}
+        self._kind: dict[tuple[int, bool], float] = {}
+        self._count: Counter[tuple[int, bool]] = Counter()
+        self._table: dict[tuple[int, BlockShape, int], float] = {}
+
+    def expect(self, rows: int, shape: BlockShape, columns: int) -> float:
+        """Seconds of the next block of this shape."""
+        return self._base(rows, shape, columns) * math.exp(self._g + self._error(rows, shape))
+
+    def scale(self) -> float:
+        """What the machine's present speed makes of the table's seconds."""
+        return math.exp(self._g)
+
+    def hope(self, rows: int, drafts: bool) -> float:
+        """Factor by which blocks of about so many rows, with a draft or without, may yet turn out faster."""
+        return 1 - 0.25 / (1 + self._count[rows.bit_length(), drafts])
+
+    def unmeasured(self, rows: int) -> bool:
+        """Whether blocks of about so many rows have been timed with a draft, but not without."""
+        return self._count[rows.bit_length(), True] >= 5 and not self._count[rows.bit_length(), False]
+
+    def observe(self, rows: int, shape: BlockShape, columns: int, seconds: float) -> None:
+        """Learn from one block; not the first after a change of rows or shape, which rebuilds tensors."""
+        self._count[rows.bit_length(), shape.draft_len > 0] += 1
+        ratio = math.log(max(seconds, 1e-9) / self._base(rows, shape, columns))
+        kind, key = (rows.bit_length(), shape.draft_len > 0), (rows.bit_length(), shape)
+        if len(self._common) < 5:  # the first blocks say how fast the machine is, nothing about shapes
+            self._common.append(ratio)
+            self._g = statistics.median(self._common)
+            return
+        own = self._own.get(key)
+        if own is None:
+            own = self._own[key] = _Own(self._kind.get(kind, 0.0))
+        if own.settled:
+            self._common.append(ratio - own.value)
+            self._g = statistics.median(self._common)
+        own.add(ratio - self._g)
+        self._kind[kind] = own.value
+
+    def _error(self, rows: int, shape: BlockShape) -> float:
+        own = self._own.get((rows.bit_length(), shape))
+        return own.value if own else self._kind.get((rows.bit_length(), shape.draft_len > 0), 0.0)
+
+    def _base(self, rows: int, shape: BlockShape, columns: int) -> float:
+        key = rows, shape, columns // 64
+        if key not in self._table:
+            self._table[key] = max(self.costs.block(rows, shape, columns // 64 * 64 + 64), 1e-9)
+        return self._table[key]
+
+
+class _Own:
+    """A shape's own log-error: the median of its first blocks and two guesses, then a slow, clipped average."""
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self._first = [guess, guess]
+
+    @property
+    def settled(self) -> bool:
+        return len(self._first) >= 7
+
+    def add(self, error: float) -> None:
+        if len(self._first) < 11:
+            self._first.append(error)
+            self.value = statistics.median(self._first[2:] if self.settled else self._first)
+        else:
+            self.value += 0.02 * max(-0.2, min(0.2, error - self.value))
+
+
+def _surprise(trials: Sequence[float], successes: Sequence[float], expected: Sequence[float]) -> float:
+    """Factor on the odds of acceptance by which observations differ from expectation, drawn towards 1."""
+    tried, passed = sum(trials), sum(successes)
+    hoped = sum(map(mul, trials, expected))
+    ratio: float = (passed + 4) / (hoped + 4) * (tried - hoped + 4) / (tried - passed + 4)
+    return ratio
+
+
+def _shift(rate: float, odds: float) -> float:
+    """The probability whose odds are `odds` times those of `rate`."""
+    return rate * odds / (rate * odds + 1 - rate)
+
+
+def _missed(request: Planned) -> int:
+    """Tokens the auxiliary's cache lacks for a draft."""
+    return request.committed - 2 - request.auxiliary_held
+
+
+def _widths(most: int) -> list[int]:
+    """1, 2, 4, .. and `most`."""
+    return [*(1 << n for n in range(most.bit_length()) if 1 << n < most), most]
+
+
+def _largest(params: Sequence[DecodingParams]) -> BlockShape:
+    return BlockShape(
+        max((p.drafted for p in params), default=0),
+        max((p.draft_width for p in params), default=0),
+        max((p.score_width for p in params), default=0),
+    )
