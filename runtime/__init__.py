@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mtad.params import DecodingParams
+    from runtime.async_llm import AsyncLLM
     from runtime.llm import LLM
-    from runtime.request import Result
+    from runtime.request import RequestFailed, Result
+    from runtime.scheduler import QueueFull
 
-__all__ = ["LLM", "DecodingParams", "Result"]
+__all__ = ["LLM", "AsyncLLM", "DecodingParams", "QueueFull", "RequestFailed", "Result"]
 
-_HOME = {"LLM": "runtime.llm", "DecodingParams": "mtad.params", "Result": "runtime.request"}
+_HOME = {
+    "LLM": "runtime.llm",
+    "AsyncLLM": "runtime.async_llm",
+    "DecodingParams": "mtad.params",
+    "QueueFull": "runtime.scheduler",
+    "RequestFailed": "runtime.request",
+    "Result": "runtime.request",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -248,6 +248,7 @@ class AsyncLLM:
     def _run(self) -> None:
         loop = self.llm.loop
         try:
+            self.llm.measure()
             while self._receive():
                 self._deliver(loop.turn())
                 if loop.scheduler.idle:
@@ -277,7 +278,7 @@ class AsyncLLM:
             cancelled, inbox.cancelled = inbox.cancelled, []
             for stream in submitted:  # under the lock: `submit` counts both places
                 self._accept(stream)
-                loop.submit(*stream._requests)
+                self.llm.submit(*stream._requests)
             if inbox.state == "cancelling":
                 cancelled = [choice.request for choice in self._choices.values()]
         loop.drop(cancelled)

@@ -14,6 +14,8 @@ from tqdm import tqdm
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.caches import Caches
+from runtime.costs import measure_costs
 from runtime.loop import DecodingLoop
 from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
@@ -21,6 +23,7 @@ from runtime.prefix import PrefixCache
 from runtime.request import Request, Result
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.scheduler import Scheduler
+from runtime.speculation import Planner
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +90,16 @@ class LLM:
         keep = 2 * spec.capacity if prefix_tokens is None else prefix_tokens
         self.memory = Memory.of(spec, self.pair.auxiliary.spec, self.pair.weights, nodes + 1, keep)
         log.info("%s", self.memory)
+        self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size)
+        self._target = EngineTarget(self.pair.target, self.pair.vocab_size)
+        prefixes = PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)
         self.loop = DecodingLoop(
-            EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size),
-            EngineTarget(self.pair.target, self.pair.vocab_size),
+            Caches(self._auxiliary, self._target, prefixes),
             Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width, max_waiting),
             self.pair.tokenizer.backend_tokenizer,
             self.pair.vocab_size,
             self.pair.eos,
             max_prefill_tokens,
-            (PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)),
         )
         self._ids = itertools.count()
 
@@ -130,7 +134,7 @@ class LLM:
             with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                 while pending:
                     while backlog and self.loop.scheduler.room:
-                        self.loop.submit(backlog.popleft())
+                        self.submit(backlog.popleft())
                     ended = [request for request in self.step() if request.id in pending]
                     pending.difference_update(request.id for request in ended)
                     bar.update(len(ended))
@@ -164,7 +168,7 @@ class LLM:
         if params and params.n > 1:
             raise InvalidInput("n", params.n, "add one request a choice, or use generate")
         request = self.requests(prompt, params, priority)[0]
-        self.loop.submit(request)
+        self.submit(request)
         return request
 
     def cancel(self, *requests: Request) -> None:
@@ -174,6 +178,30 @@ class LLM:
     def step(self) -> list[Request]:
         """One turn of the loop; returns the requests that ended since the last one."""
         return self.loop.turn()
+
+    def measure(self) -> None:
+        """Measure what steps cost, for adaptive drafts; takes about two seconds, and is done once.
+
+        Done by the first request that needs it; a server does it at start. Not while a turn runs.
+        """
+        loop, engines = self.loop, (self.pair.auxiliary, self.pair.target)
+        if loop.planner is None:
+            busy = loop.scheduler.running or loop.scheduler.joining
+            caches = [engine.kv.clone() for engine in engines] if busy else []
+            limits = loop.scheduler.max_draft_len, loop.scheduler.max_beam_width
+            loop.planner = Planner(measure_costs(self._auxiliary, self._target, *limits), limits[0])
+            for engine, kv in zip(engines, caches, strict=False):
+                engine.kv.copy_(kv)
+
+    def submit(self, *requests: Request) -> None:
+        """Queue what `requests` made, all or none.
+
+        Raises:
+            QueueFull: try again later.
+        """
+        if requests[0].params.adaptive:
+            self.measure()
+        self.loop.submit(*requests)
 
     @staticmethod
     def result(request: Request) -> Result:

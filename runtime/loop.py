@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from tokenizers import Tokenizer
@@ -16,12 +17,20 @@ from mtad.draft import Level, root
 from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.rows import Rows, Shape, block_shape, stack_rows
-from runtime.prefix import PrefixCache, common_prefix
+from runtime.caches import Caches
 from runtime.request import Request
-from runtime.roles import Auxiliary, Batch, Target
+from runtime.roles import Batch
 from runtime.scheduler import Scheduler
+from runtime.speculation import Planner
 from runtime.statistics import Totals
 from runtime.text import TextStream
+
+
+class RowFailed(Exception):
+    """Something broke that concerns one request of a batch only."""
+
+    def __init__(self, request: Request, cause: Exception) -> None:
+        self.request, self.cause = request, cause
 
 
 class DecodingLoop:
@@ -31,33 +40,32 @@ class DecodingLoop:
     for adaptive drafts, on the time anything takes).
 
     Args:
-        auxiliary, target: the roles; row r of both always carries the same request.
+        caches: the two roles and what their rows hold.
         scheduler: owns the rows.
         tokenizer: for stop strings and text.
         vocab_size: token ids the pair shares.
         eos: tokens that end a text.
         max_prefill_tokens: prompt tokens stored a turn at most, so that a long prompt delays those that run by a
-            bounded time.
-        prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
+            bounded time; what adaptive drafts have to catch up on counts as well.
 
     Attributes:
+        planner: decides adaptive drafts; None until there is a request that asks for them.
         totals: running totals since the loop began.
     """
 
     def __init__(
         self,
-        auxiliary: Auxiliary,
-        target: Target,
+        caches: Caches,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         vocab_size: int,
         eos: tuple[int, ...],
         max_prefill_tokens: int = 256,
-        prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     ) -> None:
-        self.auxiliary, self.target, self.scheduler = auxiliary, target, scheduler
+        self.caches, self.scheduler = caches, scheduler
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
-        self._max_prefill_tokens, self._prefixes = max_prefill_tokens, prefixes
+        self._max_prefill_tokens = max_prefill_tokens
+        self.planner: Planner | None = None
         self._texts: dict[int, TextStream] = {}
         self._ended: list[Request] = []
         self._parameters: tuple[list[DecodingParams], Shape, Rows, Level] | None = None
@@ -78,25 +86,51 @@ class DecodingLoop:
             the requests that ended, those that failed included: whatever breaks under some requests ends these with
             the reason `error` and leaves the others as they were.
         """
-        self._prefill()
+        budget = self._prefill(self._max_prefill_tokens)
         if self.scheduler.running:
-            self._block(list(self.scheduler.running))
+            self._block(list(self.scheduler.running), budget)
         ended, self._ended = self._ended, []
         return ended
 
-    def _prefill(self) -> None:
-        budget = self._max_prefill_tokens
+    def _prefill(self, budget: int) -> int:
+        """Store prompts while `budget` tokens last; returns what is left of them."""
         while budget > 0 and (request := self.scheduler.next()) is not None:
+            started = time.perf_counter()
             try:
                 if request.id not in self._texts:
                     self._begin(request)
-                budget -= self._store(request, len(self.scheduler.running), budget)
+                row = len(self.scheduler.running)
+                budget -= self.caches.store(request, row, budget, self.scheduler.running)
             except Exception as error:
                 self._fail({request: error})
                 continue
-            held = (request.target_held, request.auxiliary_held)[: 2 if request.params.drafted else 1]
-            if min(held) == len(request.prompt) - 1:
+            self._stored(request, started)
+            if self.caches.stored(request):
                 self.scheduler.join()
+        return budget
+
+    def _stored(self, request: Request, started: float) -> None:
+        seconds = time.perf_counter() - started
+        request.statistics.prefill_seconds += seconds
+        self.totals.prefill_seconds += seconds
+
+    def _plan(self, requests: list[Request], budget: int) -> list[DecodingParams]:
+        """Parameters of the next block; a row whose auxiliary cache cannot catch up within `budget` drafts nothing."""
+        if self.planner is None:
+            return [request.params for request in requests]
+        used = self.planner.plan(requests)
+        for row, request in enumerate(requests):
+            if used[row].drafted and self.caches.lags(request):
+                if budget > 0:
+                    started = time.perf_counter()
+                    try:
+                        budget -= self.caches.catch_up(request, row, budget, requests)
+                    except Exception as error:
+                        raise RowFailed(request, error) from error
+                    self._stored(request, started)
+                if self.caches.lags(request):
+                    used = [*used[:row], replace(request.params, method="sample"), *used[row + 1 :]]
+        return used
 
     def _begin(self, request: Request) -> None:
         now = time.perf_counter()
@@ -105,66 +139,28 @@ class DecodingLoop:
         request.statistics.queue_seconds = now - request.arrived
         self._texts[request.id] = TextStream(self._tokenizer, frozenset(self._eos))
 
-    def _store(self, request: Request, row: int, budget: int) -> int:
-        """Store up to `budget` more tokens of a prompt in both caches; returns how many."""
-        started = time.perf_counter()
-        prompt, end = request.prompt, len(request.prompt) - 1
-        if not request.target_held and end:
-            request.target_held = self._reuse(1, self.target, request, row)
-            request.statistics.reused_tokens = request.target_held
-        drafts = request.params.drafted > 0
-        if drafts and not request.auxiliary_held and end:
-            request.auxiliary_held = self._reuse(0, self.auxiliary, request, row)
-        held = min(request.target_held, request.auxiliary_held) if drafts else request.target_held
-        upto = min(end, held + budget)
-        if request.target_held < upto:
-            self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
-            request.target_held = upto
-        if drafts and request.auxiliary_held < upto:
-            self.auxiliary.prefill(row, prompt[request.auxiliary_held : upto], request.auxiliary_held)
-            request.auxiliary_held = upto
-        if upto == end and self._prefixes:
-            self._prefixes[1].store(row, prompt[:end])
-            if drafts:
-                self._prefixes[0].store(row, prompt[:end])
-        seconds = time.perf_counter() - started
-        request.statistics.prefill_seconds += seconds
-        self.totals.prefill_seconds += seconds
-        return upto - held
-
-    def _reuse(self, which: int, role: Auxiliary | Target, request: Request, row: int) -> int:
-        """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
-        if self._prefixes is None:
-            return 0
-        tokens, best, source = request.prompt[:-1], 0, -1
-        for at, other in enumerate(self.scheduler.running):
-            held = other.target_held if which else other.auxiliary_held
-            shared = min(common_prefix(tokens, other.prompt[:-1]), held)
-            if shared > best:
-                best, source = shared, at
-        if best:
-            role.move_row(source, row, best)
-        return self._prefixes[which].restore(row, tokens, best)
-
-    def _block(self, requests: list[Request]) -> None:
+    def _block(self, requests: list[Request], budget: int) -> None:
         """Draft, score, accept, commit: one block of every running request."""
-        used = [request.params for request in requests]
         try:
+            used = self._plan(requests, budget)
             started = time.perf_counter()
             batch = self._batch(requests, used)
-            draft = self.auxiliary.draft(batch) if batch.shape.draft_len else None
+            draft = self.caches.auxiliary.draft(batch) if batch.shape.draft_len else None
             drafted = time.perf_counter()
             tree, q = (draft.tree, draft.q) if draft else (None, None)
-            logits = self.target.score(batch, tree)
+            logits = self.caches.target.score(batch, tree)
             scored = time.perf_counter()
             accepted = accept(tree, logits, q, batch.noise, batch.rows, batch.shape)
             if draft:
-                self.target.commit(batch, accepted)
-                self.auxiliary.commit(batch, draft, accepted)
+                self.caches.target.commit(batch, accepted)
+                self.caches.auxiliary.commit(batch, draft, accepted)
             top = self._alternatives(requests, logits, accepted)
             tokens, log_probs = accepted.tokens.tolist(), accepted.log_probs.tolist()
             lengths = accepted.length.tolist()
             broken = draft.tree.log_q.isnan().any(1).tolist() if draft else [False] * len(requests)
+        except RowFailed as failure:  # the others' block has not happened; it runs in the next turn
+            self._fail({failure.request: failure.cause})
+            return
         except Exception as error:
             self._fail(dict.fromkeys(requests, error))
             return
@@ -175,6 +171,7 @@ class DecodingLoop:
                 if broken[row] or not all(map(math.isfinite, log_probs[row][:count])):
                     raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
                 self._append(request, tokens[row][:count], log_probs[row][:count], top[row] if top else None)
+                request.auxiliary_held = request.committed - 2 if used[row].drafted else request.auxiliary_held
             except Exception as error:
                 failures[request] = error
             gained.append(len(request.tokens) - before)
@@ -184,6 +181,8 @@ class DecodingLoop:
         for row, request in enumerate(requests):
             if request not in failures:
                 self._account(request, used[row].drafted, lengths[row], gained[row], seconds, ended)
+        if self.planner:
+            self.planner.observe(requests, used, lengths, ended - started)
         # rows move only now, when each request knows again how much of its row is right
         self._fail(failures)
         for request in requests:
@@ -238,7 +237,6 @@ class DecodingLoop:
             if request.finish_reason:
                 break
         request.target_held = request.committed - 1
-        request.auxiliary_held = request.committed - 2 if request.params.drafted else 0
         request.blocks += 1
 
     def _account(
@@ -258,8 +256,7 @@ class DecodingLoop:
         places = [*self.scheduler.running, self.scheduler.joining]
         for request, error in failures.items():
             request.finish_reason, request.error = "error", error
-            self.target.clear_row(places.index(request))
-            self.auxiliary.clear_row(places.index(request))
+            self.caches.clear(places.index(request))
         for request in failures:
             self._release(request)
 
@@ -273,12 +270,13 @@ class DecodingLoop:
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""
         self._texts.pop(request.id, None)
+        if self.planner:
+            self.planner.forget(request)
         places = [*self.scheduler.running, self.scheduler.joining]
         for source, to in self.scheduler.retire(request):
             moved = places[source]
             assert moved is not None
-            self.target.move_row(source, to, moved.target_held)
-            self.auxiliary.move_row(source, to, moved.auxiliary_held)
+            self.caches.move(moved, source, to)
         request.statistics.total_seconds = time.perf_counter() - request.arrived
         assert request.finish_reason is not None
         self.totals.ended(request.finish_reason, request.statistics)
@@ -291,5 +289,4 @@ class DecodingLoop:
         begun = {request.id for request in self.scheduler.running}
         assert self._texts.keys() - begun <= ({joining.id} if joining else set()), "a text without a request"
         assert begun <= self._texts.keys()
-        for prefixes in self._prefixes or ():
-            prefixes.check_integrity()
+        self.caches.check_integrity()

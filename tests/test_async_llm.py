@@ -60,13 +60,13 @@ async def collect(stream: Stream) -> list[Piece]:
 
 def slow(llm: LLM, seconds: float) -> None:
     """Make each pass of the target take longer."""
-    plain = llm.loop.target.score
+    plain = llm.loop.caches.target.score
 
     def score(*args: Any) -> Any:
         time.sleep(seconds)
         return plain(*args)
 
-    vars(llm.loop.target)["score"] = score
+    vars(llm.loop.caches.target)["score"] = score
 
 
 @pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
@@ -236,7 +236,7 @@ def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
 
 def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
     expected = plain.generate(PROMPTS[1], BASE)[0]
-    score = llm.loop.target.score
+    score = llm.loop.caches.target.score
     broken = threading.Event()
 
     def fail_once(*args: Any) -> Any:
@@ -245,7 +245,7 @@ def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, l
         broken.set()
         raise OSError("the device is gone")
 
-    vars(llm.loop.target)["score"] = fail_once
+    vars(llm.loop.caches.target)["score"] = fail_once
 
     async def test() -> None:
         async with serving(llm) as engine:

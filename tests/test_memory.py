@@ -17,7 +17,7 @@ def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]
     llm = LLM(folder, threads=1, prefix_tokens=192)
     memory, engines = llm.memory, (llm.pair.target, llm.pair.auxiliary)
     assert memory.rows * memory.row == sum(engine.kv.nbytes for engine in engines)
-    prefixes = llm.loop._prefixes
+    prefixes = llm.loop.caches.prefixes
     assert prefixes is not None
     assert memory.prefixes == sum(cache.bytes for cache in prefixes)
     stored = [folder / name / file for name in ("target", "auxiliary") for file in ("model.onnx", "model.onnx.data")]

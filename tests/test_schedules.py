@@ -11,16 +11,26 @@ import pytest
 import torch
 
 from mtad.params import DecodingParams
+from runtime.caches import Caches
+from runtime.costs import StepCosts, StepTable
 from runtime.loop import DecodingLoop
 from runtime.prefix import PrefixCache
 from runtime.request import Request
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.scheduler import QueueFull, Scheduler
+from runtime.speculation import Planner
 from tests.mock_engine import EOS, VOCAB, MockEngine, mock_spec, mock_tokenizer
 
 CAPACITY = 256
 SHARED = [3 + i % 5 for i in range(70)]
 """Longer than a block of the prefix cache, so that it is kept and found."""
+
+
+CHEAP, DEAR = (
+    StepCosts(StepTable((1, 8), (1, 64), ((1.0, far), (1.0, far)), 64), StepTable((1,), (1,), ((0.1,),), 64))
+    for far in (1.0, 64.0)
+)
+"""Step costs with which drafts always pay, and with which they hardly do."""
 
 
 @dataclass
@@ -32,25 +42,31 @@ class Mock:
     target: MockEngine
 
 
-def make_mock(rows: int, max_prefill_tokens: int = 64, prefix_tokens: int = 0, max_waiting: int = 64) -> Mock:
+def make_mock(
+    rows: int,
+    max_prefill_tokens: int = 64,
+    prefix_tokens: int = 0,
+    max_waiting: int = 64,
+    costs: StepCosts | None = None,
+) -> Mock:
     spec = mock_spec(rows, CAPACITY)
     auxiliary, target = MockEngine(spec, noise=0.3), MockEngine(spec, noise=0.0)
+    prefixes = PrefixCache(auxiliary.kv, prefix_tokens), PrefixCache(target.kv, prefix_tokens)
     loop = DecodingLoop(
-        EngineAuxiliary(auxiliary, VOCAB),
-        EngineTarget(target, VOCAB),
+        Caches(EngineAuxiliary(auxiliary, VOCAB), EngineTarget(target, VOCAB), prefixes),
         Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
         mock_tokenizer(),
         VOCAB,
         (EOS,),
         max_prefill_tokens,
-        (PrefixCache(auxiliary.kv, prefix_tokens), PrefixCache(target.kv, prefix_tokens)),
     )
+    loop.planner = Planner(costs, max_draft_len=4) if costs else None
     return Mock(loop, auxiliary, target)
 
 
 def pick_values(chance: random.Random) -> dict[str, Any]:
-    """Parameters of a random request."""
-    return {
+    """Parameters of a random request; a fifth are adaptive, whose tokens are certain at temperature 0 only."""
+    values = {
         "method": chance.choice(["sample", "speculative", "mtad", "mtad", "mmtad"]),
         "draft_len": chance.randint(1, 4),
         "beam_width": chance.randint(1, 4),
@@ -62,6 +78,9 @@ def pick_values(chance: random.Random) -> dict[str, Any]:
         "stop": chance.choice([(), (), ("cab",), ("e", "fg")]),
         "seed": chance.randrange(1000),
     }
+    if chance.random() < 0.2:
+        values |= {"method": "speculative", "temperature": 0.0, "speculation": "adaptive"}
+    return values
 
 
 def pick_prompt(chance: random.Random) -> list[int]:
@@ -90,6 +109,7 @@ def run_schedule(seed: int) -> tuple[int, int, int]:
         rows=chance.randint(1, 5),
         max_prefill_tokens=chance.choice([1, 7, 64, 300]),
         prefix_tokens=chance.choice([0, 64, 512]),
+        costs=chance.choice([CHEAP, DEAR]),
         max_waiting=chance.choice([2, 64]),
     )
     faulty, cancelling = chance.random() < 0.4, chance.random() < 0.5
@@ -135,6 +155,8 @@ def run_schedule(seed: int) -> tuple[int, int, int]:
     assert mock.loop.totals.requests == reasons
     for kv in (mock.auxiliary.kv, mock.target.kv):
         assert not kv.isnan().any(), "a failed request's row was not cleared"
+    assert mock.loop.planner is not None
+    assert not mock.loop.planner._rows, "the planner remembers what has ended"
     return reasons["stop"] + reasons["length"], reasons["cancelled"], reasons["error"]
 
 
