@@ -15,7 +15,7 @@ from tqdm import tqdm
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
-from runtime.costs import measure_costs
+from runtime.costs import StepCosts, measure_costs
 from runtime.loop import DecodingLoop
 from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
@@ -50,6 +50,7 @@ class LLM:
         prefix_tokens: prompt tokens whose keys and values are kept for prompts that start alike, in multiples of 64;
             0 keeps none. Default: as many as two rows hold.
         max_waiting: requests that may wait for a row.
+        costs: what steps cost, where it is known already; else it is measured when adaptive drafts first need it.
 
     Attributes:
         pair: the opened pair.
@@ -71,6 +72,7 @@ class LLM:
         max_prefill_tokens: int = 256,
         prefix_tokens: int | None = None,
         max_waiting: int = 1024,
+        costs: StepCosts | None = None,
     ) -> None:
         for name, value, least in (
             ("max_draft_len", max_draft_len, 1),
@@ -101,6 +103,7 @@ class LLM:
             self.pair.eos,
             max_prefill_tokens,
         )
+        self.loop.planner = Planner(costs, max_draft_len) if costs else None
         self._ids = itertools.count()
 
     def generate(
