@@ -96,7 +96,7 @@ def measure(
             for system in systems:
                 system.begin(cycle(order), load, params[system.name])
             for number in range(rounds):
-                turn = number * len(systems) // rounds
+                turn = number % len(systems)
                 for system in (*systems[turn:], *systems[:turn]):
                     cells[load][system.name].append(system.slice(seconds))
                     bar.update()

@@ -212,6 +212,8 @@ async def soak(
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     keep = set(random.Random(seed).sample(range(count), min(count, 2 * sample)))  # cancelled and adaptive ones drop out
+    gc.collect()
+    gc.freeze()  # what is there already is not looked through at each reading
     with tqdm(total=count, desc="soak", unit="request", file=sys.stderr) as bar:
 
         async def work(engine: AsyncLLM) -> None:
@@ -232,6 +234,7 @@ async def soak(
 
         async with AsyncLLM(llm) as engine:
             await asyncio.gather(*(work(engine) for _ in range(scheduler.rows + CLIENTS_EXTRA)))
+    gc.unfreeze()
     try:
         engine.check_integrity()
     except AssertionError as error:
