@@ -20,6 +20,9 @@ PRIOR = 0.7
 WIDER = 1.2
 """What twice the beams are taken to do to the odds of acceptance, where that width has not been tried."""
 
+_WEIGHT = 6.0
+"""Observations that an expectation counts for."""
+
 PROBE_SHARE = 0.0125
 """Of all decoding time may be lost on blocks whose only purpose is to learn."""
 
@@ -87,6 +90,7 @@ class Planner:
         self._probe: Choice | None = None
         self._probe_left = 0
         self._countdown = 0
+        self._decided = 0
         self._advantage = 0.0
         self._rate = 0.0
         self._bank = math.inf
@@ -130,7 +134,8 @@ class Planner:
         self._timed = now
         self._countdown -= 1
         if self._probe:
-            self._bank -= seconds - (sum(accepted) + len(batch)) / self._rate
+            usual = min(seconds, 1.5 * self.times.expect(len(batch), self._shape, self._columns))
+            self._bank -= usual - (sum(accepted) + len(batch)) / self._rate
             self._probe_left -= 1
             if not self._probe_left:
                 self._probe, self._countdown = None, 0
@@ -188,7 +193,8 @@ class Planner:
 
     def _decide(self, requests: Sequence[Planned]) -> None:
         """Make the choice anew: keep it, change it, or learn about another."""
-        interval = self._countdown = max(1, len(self._batch) // 2)
+        self._decided += 1
+        interval = self._countdown = max(1, min(len(self._batch) // 2, self._decided // 4))
         self._pooled.clear()
         self._probe = None
         rates = self._rates(requests, hopeful=False)
@@ -199,7 +205,10 @@ class Planner:
         now = self._choice if self._choice in rates else best
         gain = rates[best] / rates[now] - 1
         self._advantage = self._advantage + gain * interval if best != now else 0.0
-        if gain > 0.1 or self._advantage > 0.3:
+        price = 0.3  # blocks a change costs: tensors are made anew, and what goes off has to catch up when it returns
+        if best == OFF and now != OFF:
+            price += self._return(requests) * rates[now] / len(self._batch)
+        if gain > 0.1 or self._advantage > price:
             now, self._advantage = best, 0.0
         self._choice, self._rate = now, rates[now]
         for row, request in zip(self._batch, requests, strict=True):
@@ -207,7 +216,7 @@ class Planner:
             row.joined = missed <= 0 or self._pays(row, request, missed, now, hopeful=False) > 0
         if self._bank == math.inf:  # a first credit
             self._bank = (len(self._batch) + 3) / rates[OFF]
-        if self._bank > 0 or self.times.unmeasured(len(self._batch)):
+        if self._bank > 0 or self._unmeasured(requests):
             self._look_for_probe(requests, rates)
         self._apply(self._probe or now)
 
@@ -246,13 +255,17 @@ class Planner:
         """Start a probe of what would be best if the unknown came out well, if its loss can be afforded."""
         now, affordable = self._choice, self._bank
         hopes = self._rates(requests, hopeful=True)
+        block = len(self._batch) / rates[OFF]
 
         def promise(choice: Choice) -> float:
             """Hoped gain for each part of a block that is likely to be lost."""
-            return (hopes[choice] / rates[now] - 1) / (0.05 + max(0.0, 1 - rates[choice] / rates[now]))
+            lost = max(0.0, 1 - rates[choice] / rates[now]) + (
+                self._return(requests) / 4 / block if choice == OFF else 0
+            )
+            return (hopes[choice] / rates[now] - 1) / (0.05 + lost)
 
         probe = max((choice for choice in hopes if choice != now), key=promise, default=now)
-        if now != OFF and self.times.unmeasured(len(self._batch)) and hopes[OFF] > rates[now]:
+        if now != OFF and self._unmeasured(requests) and hopes[OFF] > rates[now]:
             probe, affordable = OFF, math.inf  # what drafts are to be measured by has to be known
         if probe == now or hopes[probe] < 1.03 * rates[now]:
             return
@@ -261,6 +274,7 @@ class Planner:
         seconds = self.times.expect(len(self._batch), shape, columns)
         blocks = 2 if probe.draft_len else 4  # the first is not timed
         loss = blocks * seconds * max(0.0, 1 - rates[probe] / rates[now])
+        loss += 0.0 if probe.draft_len else self._return(requests)
         affordable -= loss
         behind = [(_missed(request), row) for request, row in zip(requests, self._batch, strict=True) if row.adaptive]
         joining = []
@@ -282,6 +296,19 @@ class Planner:
     def _pays(self, row: _Row, request: Planned, missed: int, choice: Choice, hopeful: bool) -> float:
         """Tokens a block that drafting for a row brings beyond what bringing its cache up to date costs."""
         return self._gain(row, choice, hopeful) - self._catch_up(row, request, missed) * self._rate
+
+    def _unmeasured(self, requests: Sequence[Planned]) -> bool:
+        """Whether blocks of about so many rows have been timed with a draft, but hardly without."""
+        count = len(self._batch)
+        plain, drafting = self.times.timed(count, False), self.times.timed(count, True)
+        if drafting < 5 * (1 + plain) or plain >= 9:
+            return False
+        return not plain or self._return(requests) < 0.5 * self.times.expect(count, self._shape, self._columns)
+
+    def _return(self, requests: Sequence[Planned]) -> float:
+        """Seconds to bring the rows' caches up to date that are so now, after some blocks without a draft."""
+        current = [request for request, row in zip(requests, self._batch, strict=True) if row.adaptive and row.joined]
+        return sum(self.times.costs.catch_up(4, request.committed) for request in current) * self.times.scale()
 
     def _catch_up(self, row: _Row, request: Planned, missed: int) -> float:
         """Seconds a block to bring a row's cache up to date, over the blocks it will last."""
@@ -428,7 +455,7 @@ class _Row:
         self.idle = 0
         self.fresh.append((drafted, width, accepted))
         if width not in self._seen:
-            self._seen[width] = Lengths(self._deepest, memory=32)
+            self._seen[width] = Lengths(self._deepest, memory=48)
         self._seen[width].add(drafted, accepted)
 
     def acceptance(self, width: int, pooled: Callable[[str, int], list[float]]) -> list[float]:
@@ -494,11 +521,11 @@ class BlockTimes:
 
     def hope(self, rows: int, drafts: bool) -> float:
         """Factor by which blocks of about so many rows, with a draft or without, may yet turn out faster."""
-        return 1 - 0.25 / (1 + self._count[rows.bit_length(), drafts])
+        return 1 - 0.3 / math.sqrt(1 + self.timed(rows, drafts))
 
-    def unmeasured(self, rows: int) -> bool:
-        """Whether blocks of about so many rows have been timed with a draft, but not without."""
-        return self._count[rows.bit_length(), True] >= 5 and not self._count[rows.bit_length(), False]
+    def timed(self, rows: int, drafts: bool) -> int:
+        """Blocks of about so many rows that have been timed."""
+        return self._count[rows.bit_length(), drafts]
 
     def observe(self, rows: int, shape: BlockShape, columns: int, seconds: float) -> None:
         """Learn from one block; not the first after a change of rows or shape, which rebuilds tensors."""
@@ -543,17 +570,20 @@ class _Own:
     def add(self, error: float) -> None:
         if len(self._first) < 11:
             self._first.append(error)
-            self.value = statistics.median(self._first[2:] if self.settled else self._first)
+            self.value = statistics.median(self._first[2:] if len(self._first) > 4 else self._first)
         else:
             self.value += 0.02 * max(-0.2, min(0.2, error - self.value))
 
 
 def _surprise(trials: Sequence[float], successes: Sequence[float], expected: Sequence[float]) -> float:
     """Factor on the odds of acceptance by which observations differ from expectation, drawn towards 1."""
-    tried, passed = sum(trials), sum(successes)
-    hoped = sum(map(mul, trials, expected))
-    ratio: float = (passed + 4) / (hoped + 4) * (tried - hoped + 4) / (tried - passed + 4)
-    return ratio
+    tried, passed, hoped = sum(trials), sum(successes), sum(map(mul, trials, expected))
+    if tried <= 0:
+        return 1.0
+    rate = min(max(hoped / tried, 0.01), 0.99)
+    won, lost = (passed + _WEIGHT * rate), (tried - passed + _WEIGHT * (1 - rate))
+    odds: float = won / lost * (1 - rate) / rate
+    return odds
 
 
 def _shift(rate: float, odds: float) -> float:
