@@ -66,7 +66,7 @@ class Terms(NamedTuple):
     min_left: Tensor | None = None
 
 
-def constrain(logits: Tensor, paths: Paths, terms: Terms, forbidden: Tensor | None = None) -> Tensor:
+def constrain(logits: Tensor, paths: Paths, terms: Terms, barrier: Tensor | None = None) -> Tensor:
     """Logits under a request's constraints.
 
     In this order: `logit_bias` is added; the repetition penalty divides positive and multiplies negative logits of
@@ -79,8 +79,8 @@ def constrain(logits: Tensor, paths: Paths, terms: Terms, forbidden: Tensor | No
         logits: float32 [R, S, V], after each of S nodes.
         paths: of the S nodes.
         terms: what the rows ask.
-        forbidden: bool [R, S, V]; None where no row forbids any. A node whose distribution is used must be left with a
-            token, which is for the caller to see to.
+        barrier: float32 [R, S, V] of `barrier`, inf for forbidden tokens, 0 for others; None where no row forbids any.
+            A node whose distribution is used must be left with a token, which is for the caller to see to.
 
     Returns:
         a tensor of its own.
@@ -94,8 +94,8 @@ def constrain(logits: Tensor, paths: Paths, terms: Terms, forbidden: Tensor | No
         early = paths.valid.sum(-1) < terms.min_left[:, None]
         ends = logits[:, :, terms.end].masked_fill(early[:, :, None], -math.inf)
         logits.index_copy_(2, terms.end, ends)
-    if forbidden is not None:
-        logits.masked_fill_(forbidden, -math.inf)
+    if barrier is not None:
+        logits.sub_(barrier)  # many times faster than masked_fill_
     return logits
 
 
@@ -126,15 +126,24 @@ def _penalised(logits: Tensor, p: Penalties, tokens: Tensor, times: Tensor | Non
     return torch.where(logits > 0, logits / factor, logits * factor) - minus
 
 
-def unpack(bits: Tensor, size: int) -> Tensor:
-    """Bits as booleans: uint8 [..., ceil(size / 8)], least significant first, to bool [..., size]."""
-    return _bits(bits.device)[bits.int()].flatten(-2)[..., :size]
+def barrier(bits: Tensor, size: int) -> Tensor:
+    """What is subtracted from logits to forbid tokens: 0 where a token's bit is set, inf where it is not.
+
+    Args:
+        bits: uint8 [..., ceil(size / 8)], least significant first.
+        size: V.
+
+    Returns:
+        float32 [..., V].
+    """
+    return _barriers(bits.device).index_select(0, bits.flatten().int()).view(*bits.shape[:-1], -1)[..., :size]
 
 
 @lru_cache(maxsize=16)
-def _bits(device: torch.device) -> Tensor:
-    """The bits of each byte: bool [256, 8]."""
-    return (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().to(device)
+def _barriers(device: torch.device) -> Tensor:
+    """The barrier of each byte: float32 [256, 8]."""
+    allowed = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool()
+    return torch.full((256, 8), math.inf).masked_fill(allowed, 0.0).to(device)
 
 
 def root_paths(rows: int, device: torch.device | str = "cpu") -> Paths:

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.constrain import Paths, Penalties, Terms, constrain, unpack
+from mtad.constrain import Paths, Penalties, Terms, barrier, constrain
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.grammar import Follower, Grammars
@@ -179,7 +179,7 @@ class Constraints:
         own, paths = logits, Paths(path_tokens, valid)
         if self._rows is not None:
             own, paths = logits[self._rows], Paths(path_tokens[self._rows], valid[self._rows])
-        adjusted = constrain(own.float(), paths, self._terms, self._forbidden(paths))
+        adjusted = constrain(own.float(), paths, self._terms, self._barrier(paths))
         return adjusted if self._rows is None else logits.float().index_copy(0, self._rows, adjusted)
 
     def _penalties(self) -> Penalties | None:
@@ -203,8 +203,8 @@ class Constraints:
             tokens=torch.from_numpy(tokens).to(shared.device),
         )
 
-    def _forbidden(self, paths: Paths) -> Tensor | None:
-        """What the grammars forbid after each node: bool [C, S, V]; nothing in rows without one, None without any."""
+    def _barrier(self, paths: Paths) -> Tensor | None:
+        """What the grammars forbid after each node, `mtad.constrain.barrier`; None where no row has a grammar."""
         if all(member.follower is None for member in self._members):
             return None
         rows, nodes, _ = paths.tokens.shape
@@ -214,7 +214,7 @@ class Constraints:
             if member.follower is not None:
                 for node, (path, length) in enumerate(zip(tokens, lengths, strict=True)):
                     row[node] = member.follower.allowed(tuple(path[:length]))
-        return unpack(torch.from_numpy(~bits).to(self._shared.device), self._shared.vocab_size)
+        return barrier(torch.from_numpy(bits).to(self._shared.device), self._shared.vocab_size)
 
 
 def _penalises(params: DecodingParams) -> bool:

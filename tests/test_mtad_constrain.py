@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad.constrain import Paths, Penalties, Terms, constrain, extend, root_paths, tree_paths, unpack
+from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, root_paths, tree_paths
 from mtad.distribution import process
 from mtad.draft import expand, root
 from mtad.noise import draw_noise
@@ -73,9 +73,11 @@ def terms(rows: Sequence[Row]) -> Terms:
     return Terms(bias, penalties, torch.tensor(END), torch.tensor(left))
 
 
-def forbidden(rows: Sequence[Row]) -> Tensor:
-    """Each row's forbidden tokens at each of the nodes."""
-    table = [[row.allowed is not None and token not in row.allowed for token in range(VOCAB)] for row in rows]
+def walls(rows: Sequence[Row]) -> Tensor:
+    """What each row forbids, at each of the nodes."""
+    table = [
+        [0.0 if row.allowed is None or token in row.allowed else math.inf for token in range(VOCAB)] for row in rows
+    ]
     return torch.tensor(table)[:, None].expand(-1, NODES, -1)
 
 
@@ -127,7 +129,7 @@ def bits(values: Tensor) -> Tensor:
 def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
     rows, logits = random_rows(seed, 40), random_logits(seed, 40)
     paths, known = random_paths(seed, 40)
-    found = constrain(logits, paths, terms(rows), forbidden(rows))
+    found = constrain(logits, paths, terms(rows), walls(rows))
     expected = [
         [by_definition(row, node, path) for node, path in zip(nodes, of_row, strict=True)]
         for row, nodes, of_row in zip(rows, logits.tolist(), known, strict=True)
@@ -139,7 +141,7 @@ def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
 def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
     rows, logits = random_rows(7, 30), random_logits(7, 30)
     paths, _ = random_paths(7, 30)
-    together = constrain(logits, paths, terms(rows), forbidden(rows))
+    together = constrain(logits, paths, terms(rows), walls(rows))
     for row, one in enumerate(rows):
         at = slice(row, row + 1)
         only = terms([one])
@@ -151,7 +153,7 @@ def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
             only.end,
             only.min_left if p.min_tokens else None,
         )
-        alone = constrain(logits[at], Paths(*(x[at] for x in paths)), only, forbidden([one]) if one.allowed else None)
+        alone = constrain(logits[at], Paths(*(x[at] for x in paths)), only, walls([one]) if one.allowed else None)
         assert torch.equal(bits(alone), bits(together[at]))
 
 
@@ -161,7 +163,7 @@ def test_a_row_that_asks_for_nothing_is_unchanged_to_the_bit() -> None:
     logits[-1, 0] = torch.tensor([0.0, -0.0, -0.0, 0.0, -0.0, -0.0, 0.0])
     logits[-1, 1] = torch.tensor([1e-45, -1e-45, 3e38, -3e38, -0.0, 1.0, -math.inf])
     paths, _ = random_paths(3, 10)
-    found = constrain(logits, paths, terms(rows), forbidden(rows))
+    found = constrain(logits, paths, terms(rows), walls(rows))
     assert torch.equal(bits(found[-1]), bits(logits[-1]))
     assert not torch.equal(found[:-1], logits[:-1])
 
@@ -215,10 +217,10 @@ def as_tuples(paths: Paths) -> list[list[Tokens]]:
 
 
 @pytest.mark.parametrize("size", [1, 8, 13, 300])
-def test_bits_become_booleans(size: int) -> None:
+def test_a_barrier_stands_where_a_bit_is_not_set(size: int) -> None:
     table = np.random.default_rng(size).random((3, 2, size)) < 0.5
     packed = torch.from_numpy(np.packbits(table, axis=-1, bitorder="little"))
-    assert torch.equal(unpack(packed, size), torch.from_numpy(table))
+    assert torch.equal(barrier(packed, size), torch.from_numpy(np.where(table, 0, np.inf)).float())
 
 
 @pytest.mark.parametrize("vocab", [40, 128 * 300])
