@@ -203,6 +203,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
     parser.add_argument("--seed", type=int, default=0, help="first request seed (default %(default)s)")
     serving = parser.add_argument_group("serving")
+    serving.add_argument(
+        "--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="of prompts (default both)"
+    )
     serving.add_argument("--loads", type=int, nargs="+", help="requests in flight (default 1 2 4 8 16)")
     serving.add_argument("--rounds", type=int, help="slices of each system at each load (default 4)")
     serving.add_argument("--seconds", type=float, help="length of a slice (default 1.2)")

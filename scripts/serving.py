@@ -353,7 +353,7 @@ def run(options: argparse.Namespace) -> None:
     }
     fixed = [system for system in systems if system.name in ("sample", "speculative", "mtad", "mmtad")]
     tokenizer = next(system for system in systems if isinstance(system, InFlight)).tokenizer
-    for kind, name in KINDS.items():
+    for kind, name in ((kind, KINDS[kind]) for kind in options.kinds):
         examples = dataset.load("test", kind)
         prompts = [Prompt(number, tuple(tokenizer(e.prompt).input_ids)) for number, e in enumerate(examples)]
         params = our_params(kind, max_tokens)
