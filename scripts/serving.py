@@ -250,14 +250,17 @@ def align(lines: Sequence[Sequence[str]]) -> str:
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
-    """Throughput, and median end-to-end latency, against requests in flight; one column a kind of prompt."""
+    """Throughput, and median end-to-end latency, against requests in flight; one column a kind of prompt.
+
+    Baselines are dashed; their latency does not count the wait for a batch to begin.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     kinds = [kind for kind in KINDS if kind in report]
-    figure, axes = plt.subplots(2, len(kinds), figsize=(6.2 * len(kinds), 8), squeeze=False)
+    figure, axes = plt.subplots(2, len(kinds), figsize=(6.2 * len(kinds), 8), squeeze=False, layout="constrained")
     for column, kind in enumerate(kinds):
         load = report[kind]["load"]
         xs = list(load)
@@ -275,14 +278,17 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
             at = [int(x) for x in timed]
             axes[1][column].plot(at, [load[x][name]["end_to_end_ms"]["p50"] for x in timed], **style)
         axes[0][column].set(title=KINDS[kind], ylabel="useful tokens/s (median, lowest .. highest slice)")
+        axes[0][column].set_ylim(bottom=0)
         axes[1][column].set(ylabel="end-to-end latency, median, ms", yscale="log")
+        axes[1][column].yaxis.set_major_formatter("{x:.0f}")
+        axes[1][column].yaxis.set_minor_formatter("{x:.0f}")
+        axes[1][column].tick_params(axis="y", which="minor", labelsize=7)
         for axis in axes[:, column]:
             axis.set(xlabel="requests in flight", xscale="log")
             axis.set_xticks([int(x) for x in xs], [str(x) for x in xs])
-            axis.minorticks_off()
+            axis.xaxis.minorticks_off()
             axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=130)
 
 
