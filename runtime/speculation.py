@@ -23,7 +23,7 @@ WIDER = 1.2
 _WEIGHT = 6.0
 """Observations that an expectation counts for."""
 
-PROBE_SHARE = 0.0125
+PROBE_SHARE = 0.01
 """Of all decoding time may be lost on blocks whose only purpose is to learn."""
 
 
@@ -139,7 +139,7 @@ class Planner:
             self._probe_left -= 1
             if not self._probe_left:
                 self._probe, self._countdown = None, 0
-        else:
+        elif self._bank < math.inf:  # no credit before there was a choice to make
             self._bank = min(self._bank + PROBE_SHARE * seconds, 40 * seconds)
 
     def forget(self, request: Planned) -> None:
@@ -165,7 +165,7 @@ class Planner:
             if row.joined is None:
                 row.joined = _missed(request) <= 0
         if len(ids) <= 2 or len(ids).bit_length() != before.bit_length():
-            self._countdown, self._advantage = 0, 1.0  # no loyalty to a choice made for another batch
+            self._countdown, self._advantage = 0, 0.3  # no loyalty to a choice made for another batch
         self._apply(self._probe or self._choice)
 
     def _share(self, row: _Row) -> None:
@@ -207,8 +207,10 @@ class Planner:
         self._advantage = self._advantage + gain * interval if best != now else 0.0
         price = 0.3  # blocks a change costs: tensors are made anew, and what goes off has to catch up when it returns
         if best == OFF and now != OFF:
-            price += self._return(requests) * rates[now] / len(self._batch)
-        if gain > 0.1 or self._advantage > price:
+            price += 0.7 + 0.5 * self._return(requests) * rates[OFF] / len(self._batch)
+        elif gain > 0.1:
+            price = 0.0
+        if self._advantage > price:
             now, self._advantage = best, 0.0
         self._choice, self._rate = now, rates[now]
         for row, request in zip(self._batch, requests, strict=True):
@@ -267,7 +269,7 @@ class Planner:
         probe = max((choice for choice in hopes if choice != now), key=promise, default=now)
         if now != OFF and self._unmeasured(requests) and hopes[OFF] > rates[now]:
             probe, affordable = OFF, math.inf  # what drafts are to be measured by has to be known
-        if probe == now or hopes[probe] < 1.03 * rates[now]:
+        if probe == now or hopes[probe] < 1.06 * rates[now]:
             return
         shape = _largest([row.variant(probe, joined=True) for row in self._batch])
         columns = max(request.committed for request in requests)
@@ -455,7 +457,7 @@ class _Row:
         self.idle = 0
         self.fresh.append((drafted, width, accepted))
         if width not in self._seen:
-            self._seen[width] = Lengths(self._deepest, memory=48)
+            self._seen[width] = Lengths(self._deepest, memory=64)
         self._seen[width].add(drafted, accepted)
 
     def acceptance(self, width: int, pooled: Callable[[str, int], list[float]]) -> list[float]:
