@@ -92,7 +92,7 @@ def test_the_trend_of_memory_is_the_leak_within_its_error(leak: float) -> None:
     for at in range(0, 2400, 12):
         wander = 0.8 * wander + rng.gauss(0, 0.3)  # neighbouring readings are alike
         start = 40 * min(1.0, at / 500)  # warm-up
-        memory.append((at, int((600 + start + leak * at / 1000 + wander) * 2**20)))
+        memory.append((at, 600 + start + leak * at / 1000 + wander))
     slope, error = trend(memory)
     assert abs(slope - leak) < 3 * error
     assert 0 < error < 1.5
