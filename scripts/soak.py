@@ -54,8 +54,7 @@ WAIT = 300.0
 CLIENTS_EXTRA, WAITING = 8, 6
 """Clients beyond the rows, and places in the queue: fewer, so that some are turned away."""
 BLOCKS = 5000.0
-"""Allocated blocks of the interpreter that 1,000 requests may leave behind; forgetting to free them would leave 20 times
-as many."""
+"""Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred."""
 Cancel = Literal["seconds", "pieces", "leave"]
 
 
