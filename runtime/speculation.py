@@ -17,13 +17,13 @@ from runtime.costs import BlockShape, StepCosts
 PRIOR = 0.7
 """Acceptance of a drafted token before anything is known of a pair."""
 
-WIDER = 1.2
+WIDER = 1.25
 """What twice the beams are taken to do to the odds of acceptance, where that width has not been tried."""
 
-_WEIGHT = 6.0
+_WEIGHT = 8.0
 """Observations that an expectation counts for."""
 
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.0075
 """Of all decoding time may be lost on blocks whose only purpose is to learn."""
 
 
@@ -194,7 +194,8 @@ class Planner:
     def _decide(self, requests: Sequence[Planned]) -> None:
         """Make the choice anew: keep it, change it, or learn about another."""
         self._decided += 1
-        interval = self._countdown = max(1, min(len(self._batch) // 2, self._decided // 4))
+        idle = self._choice == OFF and not self._fixed.draft_len  # nothing is learnt meanwhile
+        interval = self._countdown = max(1, min(max(4 if idle else 2, len(self._batch) // 2), self._decided // 4))
         self._pooled.clear()
         self._probe = None
         rates = self._rates(requests, hopeful=False)
@@ -269,7 +270,7 @@ class Planner:
         probe = max((choice for choice in hopes if choice != now), key=promise, default=now)
         if now != OFF and self._unmeasured(requests) and hopes[OFF] > rates[now]:
             probe, affordable = OFF, math.inf  # what drafts are to be measured by has to be known
-        if probe == now or hopes[probe] < 1.06 * rates[now]:
+        if probe == now or hopes[probe] < 1.1 * rates[now]:
             return
         shape = _largest([row.variant(probe, joined=True) for row in self._batch])
         columns = max(request.committed for request in requests)
@@ -328,9 +329,10 @@ class Planner:
             return [0.0] * (self._deepest + 1)
         rates = row.acceptance(width, self._prior)
         if hopeful:
-            tried = self._pool.get((row.method, width))
-            doubt = max(row.stale(), 0.5 / (1 + (tried.total() if tried else 0.0) / 8))
-            seen = row.seen()
+            pool = self._pool.get((row.method, width))
+            tried = pool.total() if pool else 0.0
+            doubt = max(row.stale(), 0.5 / (1 + tried / 8))
+            seen = min(row.seen(), tried / 2) if row.params.spec.beams else row.seen()
             rates = [rate + math.sqrt(rate * (1 - rate) / (4 + seen)) for rate in rates]
             rates = [min(rate, 0.98) + max(0.0, 0.95 - rate) * doubt for rate in rates]
         gains = [0.0, *accumulate(accumulate(rates, mul))]
