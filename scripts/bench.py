@@ -208,7 +208,7 @@ def main() -> None:
     )
     serving.add_argument("--loads", type=int, nargs="+", help="requests in flight (default 1 2 4 8 16)")
     serving.add_argument("--rounds", type=int, help="slices of each system at each load (default 4)")
-    serving.add_argument("--seconds", type=float, help="length of a slice (default 1.2)")
+    serving.add_argument("--seconds", type=float, help="length of a slice (default 1.0)")
     serving.add_argument("--baselines", choices=("all", "huggingface", "none"), default="all", help="(default all)")
     serving.add_argument("--quick", action="store_true", help="a minute, to see that it works; into build/results")
     serving.add_argument("--results", type=Path, help="folder to write to (default docs/results)")

@@ -1,6 +1,6 @@
 """Throughput and latency under load, against outside baselines, in one interleaved run.
 
-    python -m scripts.bench serving                      all of it, some 13 minutes
+    python -m scripts.bench serving                      all of it, a quarter of an hour
     python -m scripts.bench serving --quick              a minute, to see that it works
     python -m scripts.bench serving --baselines none     this package alone
 
@@ -333,7 +333,7 @@ def run(options: argparse.Namespace) -> None:
     loads = tuple(options.loads or ((1, 4) if quick else LOADS))
     if min(loads) < 1:
         raise InvalidInput("loads", loads, "give numbers of at least 1")
-    rounds, seconds = options.rounds or (2 if quick else 4), options.seconds or (0.3 if quick else 1.2)
+    rounds, seconds = options.rounds or (2 if quick else 4), options.seconds or (0.3 if quick else 1.0)
     if rounds < 1 or seconds <= 0:
         raise InvalidInput("rounds", rounds, "give at least 1, and seconds above 0")
     max_tokens = 32 if quick else BASE.max_tokens
@@ -367,7 +367,7 @@ def run(options: argparse.Namespace) -> None:
         cells = measure(systems, used, prompts, loads, rounds, seconds, name)
         load = {count: summarise(slices, references) for count, slices in cells.items()}
         eight = measure_eight(fixed, used, prompts, 1 if quick else 3, f"{name}, the same 8")
-        checked = prompts[: 8 if quick else 64 if kind == "sql" else 24]
+        checked = prompts[: 8 if quick else 64 if kind == "sql" else 16]
         answers = check(systems, used, checked, examples, judge, tokenizer.decode, f"{name}, answers")
         print(f"\n{name}\n\n{throughput_table(load)}\n\n{latency_table(load)}\n")
         print("the same 8 prompts at once against one after another:")

@@ -267,7 +267,7 @@ class HuggingFace(Batched):
         """Also finds the number of threads for a load it has not met before."""
         super().begin(prompts, load, params)
         if self._size not in self.threads:
-            batch, short = [next(prompts) for _ in range(self._size)], replace(params, max_tokens=24)
+            batch, short = [next(prompts) for _ in range(self._size)], replace(params, max_tokens=12)
             took: dict[int, float] = {}
             for _ in range(2):
                 for threads in self._choices:
