@@ -69,6 +69,9 @@ class Step:
         mask: bool [R, 1, S, L], the columns each token attends to, explicit always; L <= capacity, multiple of 64.
         keep: int64 [N], which of the S positions need logits; may be empty.
         first_row: cache row of the step's row 0; the step runs over rows first_row .. first_row + R - 1.
+        out: float [R, N, V] of the engine's dtype, where the engine may write the logits (callers go by what `step`
+            returns); None for new memory. A step with an `out` is expected to come again in the same memory, so an
+            engine may keep what it prepared for those addresses.
     """
 
     tokens: Tensor
@@ -77,6 +80,7 @@ class Step:
     mask: Tensor
     keep: Tensor
     first_row: int = 0
+    out: Tensor | None = None
 
 
 class Engine(ABC):

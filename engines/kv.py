@@ -15,7 +15,11 @@ def move_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
         to: int64 [R, D], columns to write; distinct within a row.
     """
     rows = torch.arange(source.shape[0], device=kv.device)[:, None]
-    kv[:, :, rows, :, to] = kv[:, :, rows, :, source]
+    if kv.device.type == "cpu":  # numpy moves columns several times faster than torch's indexing
+        cache, at, from_, into = kv.numpy(), rows.numpy(), source.numpy(), to.numpy()
+        cache[:, :, at, :, into] = cache[:, :, at, :, from_]
+    else:
+        kv[:, :, rows, :, to] = kv[:, :, rows, :, source]
 
 
 def copy_row(kv: Tensor, source: int, to: int, columns: int) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
 from pathlib import Path
 
-import numpy as np
-import onnxruntime as ort
 import torch
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
+from engines.binding import Binding, open_session
 
-_NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.bool: np.bool_}
+KEPT = 256
+"""Bindings kept, of steps that come again in the same memory."""
 
 
 class OnnxRuntimeEngine(Engine):
-    """A step is one `run_with_iobinding`.
+    """A step is one run on bound memory.
 
     `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place and nothing of the
     cache is ever copied. Runs on the CPU provider; `spec.dtype` float32 or float16.
@@ -29,44 +29,47 @@ class OnnxRuntimeEngine(Engine):
 
     def __init__(self, folder: Path, spec: EngineSpec, threads: int) -> None:
         super().__init__(spec)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # two sessions share the cores: a spinning thread of one takes time from the other
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
-        self._binding = self._session.io_binding()
-        self._bound: tuple[int, int] | None = None
+        self._session = open_session(folder / "model.onnx", threads)
+        self._kept: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
 
     def step(self, step: Step) -> Tensor:
         """See `Engine.step`."""
-        rows = step.tokens.shape[0]
-        if self._bound != (step.first_row, rows):
-            self._bind_cache(step.first_row, rows)
-        logits = torch.empty(rows, step.keep.shape[0], self.spec.vocab_size, dtype=self.spec.torch_dtype)
-        inputs = {
-            "tokens": step.tokens.contiguous(),
-            "positions": step.positions.contiguous(),
-            "mask": step.mask.contiguous(),
-            "write_at": step.write_at.contiguous(),
-            "keep": step.keep.contiguous(),
-        }
-        for name, tensor in inputs.items():
-            self._bind(self._binding.bind_input, name, tensor)
-        self._bind(self._binding.bind_output, "logits", logits)
-        self._session.run_with_iobinding(self._binding)
+        logits = step.out
+        if logits is None:
+            shape = step.tokens.shape[0], step.keep.shape[0], self.spec.vocab_size
+            logits = torch.empty(shape, dtype=self.spec.torch_dtype)
+            binding = self._bound(step)
+        else:
+            binding = self._binding(step, logits)
+        binding.input("tokens", step.tokens)
+        binding.input("positions", step.positions)
+        binding.input("mask", step.mask)
+        binding.input("write_at", step.write_at)
+        binding.input("keep", step.keep)
+        binding.output("logits", logits)
+        binding.run()
         return logits
 
-    def _bind_cache(self, first_row: int, rows: int) -> None:
+    def _binding(self, step: Step, out: Tensor) -> Binding:
+        """The binding of a step that comes again."""
+        addresses = step.tokens.data_ptr(), step.mask.data_ptr(), out.data_ptr()
+        key = (*addresses, *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row)
+        binding = self._kept.get(key)
+        if binding is None:
+            binding = self._kept[key] = self._bound(step)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return binding
+
+    def _bound(self, step: Step) -> Binding:
+        """A binding to the cache rows of a step."""
+        binding = Binding(self._session)
+        rows = slice(step.first_row, step.first_row + step.tokens.shape[0])
         for kind, name in enumerate(("key", "value")):
             for layer in range(self.spec.layers):
-                view = self.kv[layer, kind, first_row : first_row + rows]
-                self._bind(self._binding.bind_input, f"past_{name}.{layer}", view)
-                self._bind(self._binding.bind_output, f"present_{name}.{layer}", view)
-        self._bound = first_row, rows
-
-    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor) -> None:
-        # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
-        address = tensor.data_ptr() or self.kv.data_ptr()
-        bind(name, "cpu", 0, _NUMPY[tensor.dtype], tuple(tensor.shape), address)
+                view = self.kv[layer, kind, rows]
+                binding.input(f"past_{name}.{layer}", view)
+                binding.output(f"present_{name}.{layer}", view)
+        return binding

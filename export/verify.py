@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from engines.base import Engine, Step, mask_length
 from mtad.errors import VerificationFailed
-from mtad.tree import attend, tree_columns
+from mtad.tree import attend
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
 """Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
@@ -63,11 +63,12 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
         _prefill(engine, tokens, lengths)
         size = mask_length(longest + nodes, spec.capacity)
         root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
+        columns = (torch.arange(size) - (lengths - 1)[:, None]).clamp(0, nodes + 1)  # as `tree_columns` counts
         step = Step(
             tokens=torch.cat([tokens.gather(1, lengths[:, None] - 1), drafted], 1),
             positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
             write_at=lengths - 1,
-            mask=attend(torch.cat([root, ancestors], 1), tree_columns(lengths, nodes, size, None)),
+            mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
             keep=torch.arange(nodes + 1),
         )
         logits = engine.step(step).float()

@@ -51,7 +51,16 @@ def process(logits: Tensor, rows: Rows) -> Candidates:
     mass = weights.cumsum(-1)
     dropped = mass - weights >= rows.top_p * mass[..., -1:]
     total = mass.masked_fill(dropped, 0.0).amax(-1, keepdim=True)
-    return Candidates(ids, (values - total.log()).masked_fill(dropped, -math.inf))
+    return Candidates(ids, (values - _log(total)).masked_fill(dropped, -math.inf))
+
+
+def _log(values: Tensor) -> Tensor:
+    """Logarithms of [..., 1], the same bits wherever in the tensor a value is.
+
+    Compiled, a vectorised logarithm rounds otherwise than the scalar one that ends a tensor of odd size, so each value
+    fills a vector of its own.
+    """
+    return (values * values.new_ones(16)).log()[..., :1] if torch.compiler.is_exporting() else values.log()
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +70,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     column maxima are vectorised, where torch's CPU `topk` compares one value at a time.
     """
     columns = 128
-    if values.numel() < 2**17 or values.shape[-1] % columns or count > columns // 2:
+    if torch.compiler.is_exporting() or values.numel() < 2**17 or values.shape[-1] % columns or count > columns // 2:
         found = values.topk(count, dim=-1)
         return found.values, found.indices
     table = torch.unflatten(values, -1, (-1, columns))

@@ -21,14 +21,54 @@ class Noise(NamedTuple):
     """The noise of one block.
 
     Attributes:
-        gumbel: float32 [R, draft_len, width, K], standard Gumbel; 0 where nothing is drawn.
+        gumbel: draft_len times float32 [R, width, K], standard Gumbel; 0 where nothing is drawn.
         accept: float32 [R, draft_len], uniform [0, 1).
         bonus: float32 [R], uniform [0, 1).
     """
 
-    gumbel: Tensor
+    gumbel: tuple[Tensor, ...]
     accept: Tensor
     bonus: Tensor
+
+
+class NoiseBuffers:
+    """Where the noise of a batch is drawn, block after block: always the same memory.
+
+    A row draws exactly the numbers its own parameters call for and they are then placed in the batch's shape, so what
+    else is in the batch does not change them. Temperature 0 is noise 0.
+
+    Args:
+        params: parameters of the R requests.
+        shape: the block's shape, at least as large as each request's own.
+        vocab_size: V.
+    """
+
+    def __init__(self, params: Sequence[DecodingParams], shape: Shape, vocab_size: int) -> None:
+        rows = len(params)
+        self._accept = np.zeros((rows, shape.draft_len), dtype=np.float32)
+        self._bonus = np.zeros(rows, dtype=np.float32)
+        self._gumbel = np.zeros((shape.draft_len, rows, shape.width, shape.candidates), dtype=np.float32)
+        self._rows = []
+        for row, p in enumerate(params):
+            levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
+            length = max(1, min(32, 2**14 // max(1, levels * beams * k)))
+            draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
+            if p.temperature != 0:
+                places = self._accept[row, :levels], self._gumbel[:levels, row, :beams, :k]
+                self._rows.append((row, draw, (length, levels, beams, k), *places))
+        gumbel = tuple(torch.from_numpy(level) for level in self._gumbel)
+        self.noise = Noise(gumbel, torch.from_numpy(self._accept), torch.from_numpy(self._bonus))
+
+    def draw(self, keys: Sequence[tuple[int, int]]) -> Noise:
+        """The noise of one block, `self.noise`, valid until the next; `keys` are (seed, block index) of each row."""
+        for row, draw, (length, *sizes), accept, gumbel in self._rows:
+            seed, block = keys[row]
+            window, at = divmod(block, length)
+            uniforms, gumbels = draw(seed, window, length, *sizes)
+            self._bonus[row] = uniforms[at, 0]
+            accept[:] = uniforms[at, 1:]
+            gumbel[:] = gumbels[at]
+        return self.noise
 
 
 def draw_noise(
@@ -38,44 +78,20 @@ def draw_noise(
     vocab_size: int,
     device: torch.device | str = "cpu",
 ) -> Noise:
-    """Noise for a batch.
-
-    A row draws exactly the numbers its own parameters call for and they are then placed in the batch's shape, so what
-    else is in the batch does not change them. Temperature 0 is noise 0.
-
-    Args:
-        params: parameters of the R requests.
-        keys: (seed, block index) of each.
-        shape: the block's shape, at least as large as each request's own.
-        vocab_size: V.
-        device: of the result.
-    """
-    rows = len(params)
-    count = shape.draft_len + 1
-    noise = np.zeros((rows, count + shape.draft_len * shape.width * shape.candidates), dtype=np.float32)
-    uniform = noise[:, :count]
-    gumbel = noise[:, count:].reshape(rows, shape.draft_len, shape.width, shape.candidates)
-    for row, (p, (seed, block)) in enumerate(zip(params, keys, strict=True)):
-        if p.temperature == 0:
-            continue
-        levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
-        length = max(1, min(32, 2**14 // max(1, levels * beams * k)))
-        draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
-        uniforms, gumbels = draw(seed, block // length, length, levels, beams, k)
-        uniform[row, : levels + 1] = uniforms[block % length]
-        gumbel[row, :levels, :beams, :k] = gumbels[block % length]
-    both = torch.from_numpy(noise).to(device)
-    shaped = both[:, count:].view(rows, shape.draft_len, shape.width, shape.candidates)
-    return Noise(shaped, both[:, 1:count], both[:, 0])
+    """Noise of one block in memory of its own; see `NoiseBuffers`."""
+    gumbel, accept, bonus = NoiseBuffers(params, shape, vocab_size).draw(keys)
+    return Noise(tuple(level.to(device) for level in gumbel), accept.to(device), bonus.to(device))
 
 
 @lru_cache(maxsize=512)
 def _window(seed: int, window: int, length: int, levels: int, beams: int, k: int) -> tuple[Floats, Floats]:
     """Noise of `length` consecutive blocks of one request, drawn at once: [length, 1 + levels], [length, levels, ..].
 
-    Philox-4x64 keyed by (seed, window). Drawing several blocks at a time costs less than making a generator a block.
+    Philox-4x64 keyed by (seed; window, levels, beams): a request that changes its draft from block to block never
+    meets the same numbers twice. Drawing several blocks at a time costs less than making a generator a block.
     """
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, window], dtype=np.uint64)))
+    key = np.array([seed, window << 16 | levels << 8 | beams], dtype=np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
     uniform = generator.random((length, 1 + levels), dtype=np.float32)
     gumbel = generator.random((length, levels, beams, k), dtype=np.float32)
     np.clip(gumbel, 2.0**-25, 1 - 2.0**-24, out=gumbel)  # the logarithms stay finite

@@ -244,12 +244,12 @@ def _block(
     import torch
 
     from engines import Engine, Step
-    from mtad.accept import accept
     from mtad.draft import root
     from mtad.noise import draw_noise
     from mtad.params import DecodingParams
-    from mtad.rows import block_shape, stack_rows
-    from runtime.roles import Batch, EngineAuxiliary, EngineTarget
+    from mtad.rows import block_shape, places, stack_rows
+    from runtime.batch import Batch
+    from runtime.roles import EngineAuxiliary, EngineTarget
 
     inside = 0.0
 
@@ -267,14 +267,14 @@ def _block(
             inside += time.perf_counter() - started
             return logits
 
-    auxiliary = EngineAuxiliary(Timed(auxiliary.engine), auxiliary.vocab_size)
-    target = EngineTarget(Timed(target.engine), target.vocab_size)
+    auxiliary = EngineAuxiliary(Timed(auxiliary.engine), auxiliary.vocab_size, auxiliary.functions)
+    target = EngineTarget(Timed(target.engine), target.vocab_size, target.functions)
     method = "mtad" if shape.width > 1 else "speculative" if shape.draft_len else "sample"
     asked = DecodingParams(method=method, draft_len=max(1, shape.draft_len), beam_width=max(1, shape.width))
     params, vocab = [asked] * rows, target.vocab_size
     whole = block_shape(params, vocab)
     stacked = stack_rows(params, whole, vocab, (), target.engine.kv.device)
-    level = root(stacked, whole)
+    level, levels = root(stacked, whole), places(stacked, whole)
     committed = columns - shape.draft_len * max(1, shape.width) - 1
 
     def run() -> float:
@@ -287,12 +287,13 @@ def _block(
             longest=committed,
             rows=stacked,
             root=level,
+            places=levels,
             shape=whole,
             noise=draw_noise(params, [(row, 0) for row in range(rows)], whole, vocab, device),
         )
         draft = auxiliary.draft(batch) if whole.draft_len else None
-        tree, q = (draft.tree, draft.q) if draft else (None, None)
-        accepted = accept(tree, target.score(batch, tree), q, batch.noise, stacked, whole)
+        logits = target.score(batch, draft.tree if draft else None)
+        accepted = target.accept(batch, draft, logits, logits)
         if draft:
             target.commit(batch, accepted)
             auxiliary.commit(batch, draft, accepted)

@@ -16,6 +16,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
 from runtime.costs import StepCosts, measure_costs
+from runtime.functions import CompiledFunctions, TorchFunctions
 from runtime.loop import DecodingLoop
 from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
@@ -51,6 +52,8 @@ class LLM:
             0 keeps none. Default: as many as two rows hold.
         max_waiting: requests that may wait for a row.
         costs: what steps cost, where it is known already; else it is measured when adaptive drafts first need it.
+        eager: run what lies between the engines' steps in torch rather than compiled for ONNX Runtime; pairs of the
+            torch engine always do.
 
     Attributes:
         pair: the opened pair.
@@ -73,6 +76,7 @@ class LLM:
         prefix_tokens: int | None = None,
         max_waiting: int = 1024,
         costs: StepCosts | None = None,
+        eager: bool = False,
     ) -> None:
         for name, value, least in (
             ("max_draft_len", max_draft_len, 1),
@@ -92,8 +96,9 @@ class LLM:
         keep = 2 * spec.capacity if prefix_tokens is None else prefix_tokens
         self.memory = Memory.of(spec, self.pair.auxiliary.spec, self.pair.weights, nodes + 1, keep)
         log.info("%s", self.memory)
-        self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size)
-        self._target = EngineTarget(self.pair.target, self.pair.vocab_size)
+        functions = TorchFunctions() if eager or spec.format != "onnx" else CompiledFunctions()
+        self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size, functions)
+        self._target = EngineTarget(self.pair.target, self.pair.vocab_size, functions)
         prefixes = PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)
         self.loop = DecodingLoop(
             Caches(self._auxiliary, self._target, prefixes),

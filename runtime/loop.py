@@ -11,15 +11,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.accept import Accepted, accept
+from mtad.accept import Accepted
 from mtad.alternatives import alternatives
-from mtad.draft import Level, root
-from mtad.noise import draw_noise
 from mtad.params import DecodingParams
-from mtad.rows import Rows, Shape, block_shape, stack_rows
+from runtime.batch import Batch, Batches
 from runtime.caches import Caches
 from runtime.request import Request
-from runtime.roles import Batch
 from runtime.scheduler import Scheduler
 from runtime.speculation import Planner
 from runtime.statistics import Totals
@@ -63,12 +60,11 @@ class DecodingLoop:
         max_prefill_tokens: int = 256,
     ) -> None:
         self.caches, self.scheduler = caches, scheduler
-        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
+        self._tokenizer, self._eos, self._batches = tokenizer, eos, Batches(vocab_size, eos)
         self._max_prefill_tokens = max_prefill_tokens
         self.planner: Planner | None = None
         self._texts: dict[int, TextStream] = {}
         self._ended: list[Request] = []
-        self._parameters: tuple[list[DecodingParams], Shape, Rows, Level] | None = None
         self._admitted_at = time.perf_counter()
         self.totals = Totals()
 
@@ -147,10 +143,9 @@ class DecodingLoop:
             batch = self._batch(requests, used)
             draft = self.caches.auxiliary.draft(batch) if batch.shape.draft_len else None
             drafted = time.perf_counter()
-            tree, q = (draft.tree, draft.q) if draft else (None, None)
-            logits = self.caches.target.score(batch, tree)
+            logits = self.caches.target.score(batch, draft.tree if draft else None)
             scored = time.perf_counter()
-            accepted = accept(tree, logits, q, batch.noise, batch.rows, batch.shape)
+            accepted = self.caches.target.accept(batch, draft, logits, logits)
             if draft:
                 self.caches.target.commit(batch, accepted)
                 self.caches.auxiliary.commit(batch, draft, accepted)
@@ -190,21 +185,11 @@ class DecodingLoop:
                 self._release(request)
 
     def _batch(self, requests: list[Request], used: list[DecodingParams]) -> Batch:
-        if self._parameters is None or self._parameters[0] != used:
-            shape = block_shape(used, self._vocab_size)
-            rows = stack_rows(used, shape, self._vocab_size, self._eos)
-            self._parameters = used, shape, rows, root(rows, shape)
-        _, shape, rows, level = self._parameters
-        committed = [request.committed for request in requests]
-        keys = [(request.seed, request.blocks) for request in requests]
-        return Batch(
-            last_two=torch.tensor([request.last_two for request in requests]),
-            committed=torch.tensor(committed),
-            longest=max(committed),
-            rows=rows,
-            root=level,
-            shape=shape,
-            noise=draw_noise(used, keys, shape, self._vocab_size),
+        return self._batches.batch(
+            used,
+            [request.last_two for request in requests],
+            [request.committed for request in requests],
+            [(request.seed, request.blocks) for request in requests],
         )
 
     @staticmethod

@@ -25,10 +25,10 @@ from mtad.accept import Accepted
 from mtad.distribution import Candidates
 from mtad.distribution import draw as draw_tokens
 from mtad.distribution import process as process_rows
-from mtad.draft import assemble, expand, root
+from mtad.draft import assemble, expand, root, stack
 from mtad.noise import Noise, draw_noise
 from mtad.params import DecodingParams
-from mtad.rows import Rows, Shape, block_shape, stack_rows
+from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 from mtad.tree import TokenTree, keep_best
 
 Tokens = tuple[int, ...]
@@ -280,8 +280,8 @@ class Run(NamedTuple):
 
     def randomness(self, row: int) -> Randomness:
         """The row's noise."""
-        gumbel, accept, bonus = (x[row].numpy() for x in self.noise)
-        return Randomness(gumbel, accept, float(bonus))
+        gumbel = np.array([level[row].numpy() for level in self.noise.gumbel])
+        return Randomness(gumbel, self.noise.accept[row].numpy(), float(self.noise.bonus[row]))
 
 
 def paths_below(above: list[list[Tokens]], parents: Tensor, tokens: Tensor, drafted: Tensor) -> list[list[Tokens]]:
@@ -313,14 +313,14 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
         for depth in range(1, shape.draft_len + 1):
             logits = logits_after([case.pair.auxiliary for case in cases], cases, beams)
             candidates = process_rows(logits, rows)
-            level = expand(level, candidates, noise.gumbel[:, depth - 1], rows, depth, shape.width)
+            level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
             beams = paths_below(beams, level.parents, level.tokens, level.drafted)
             levels.append(level)
             first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
         q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
-        draft = tree = assemble(levels)
+        draft = tree = assemble(stack(levels))
         if shape.selects:
-            tree, _ = keep_best(draft, rows.tree, shape.score_width)
+            tree, _ = keep_best(draft, rows.tree, rows.slots)
         for row, known in enumerate(paths):
             nodes = zip(tree.parents[row].tolist(), tree.tokens[row].tolist(), tree.drafted[row].tolist(), strict=True)
             for parent, token, new in nodes:
@@ -328,7 +328,7 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
     visited = [start[row] + paths[row] for row in range(len(cases))]
     logits = logits_after([case.pair.target for case in cases], cases, visited)
     with patch.object(mtad.accept, "draw", wraps=draw_tokens) as drawn:
-        accepted = mtad.accept.accept(tree, logits, q, noise, rows, shape)
+        accepted = mtad.accept.accept(tree, logits, logits, q, noise, rows, shape.rules)
     ids, weights, _ = drawn.call_args.args
     bonus = torch.zeros(len(cases), vocab).scatter_(1, ids, weights / weights.sum(-1, keepdim=True))
     return Run(rows, shape, noise, draft, tree, paths, accepted, bonus)

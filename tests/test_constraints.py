@@ -22,11 +22,11 @@ from tokenizers import Tokenizer, decoders, models
 from mtad.accept import accept
 from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distribution import Candidates, process
-from mtad.draft import assemble, expand, root
+from mtad.draft import assemble, expand, root, stack
 from mtad.errors import InvalidInput
 from mtad.noise import draw_noise
 from mtad.params import METHODS, DecodingParams
-from mtad.rows import block_shape, stack_rows
+from mtad.rows import block_shape, places, stack_rows
 from mtad.tree import keep_best
 from runtime.constraints import Constrainer, Constraint, ConstraintFailed, Constraints
 from runtime.grammar import Follower, _compile
@@ -85,19 +85,19 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
             logits = logits_after([case.pair.auxiliary for case in cases], cases, known)
             candidates = process(constraints.adjust(logits, *paths) if constraints else logits, rows)
             assert not candidates.log_prob.isnan().any()
-            level = expand(level, candidates, noise.gumbel[:, depth - 1], rows, depth, shape.width)
+            level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
             paths = extend(paths, level)
             known = tuples(*paths)
             levels.append(level)
             first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
         q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
-        tree = assemble(levels)
+        tree = assemble(stack(levels))
         if shape.selects:
-            tree, _ = keep_best(tree, rows.tree, shape.score_width)
+            tree, _ = keep_best(tree, rows.tree, rows.slots)
         paths = tree_paths(tree)
     logits = logits_after([case.pair.target for case in cases], cases, tuples(*paths))
-    logits = constraints.adjust(logits, *paths) if constraints else logits
-    accepted = accept(tree, logits, q, noise, rows, shape)
+    adjusted = constraints.adjust(logits, *paths) if constraints else logits
+    accepted = accept(tree, adjusted, logits, q, noise, rows, shape.rules)
     for row, request in enumerate(running):
         emitted = accepted.tokens[row, : int(accepted.length[row]) + 1].tolist()
         emitted = emitted[: request.params.max_tokens - len(request.text)]

@@ -17,7 +17,7 @@ from mtad.distribution import process
 from mtad.draft import expand, root
 from mtad.noise import draw_noise
 from mtad.params import DecodingParams
-from mtad.rows import block_shape, stack_rows
+from mtad.rows import block_shape, places, stack_rows
 from tests.reference import Tokens, mixed_runs
 
 VOCAB, END = 7, (0, 5)
@@ -188,7 +188,9 @@ def test_paths_of_a_draft_and_of_a_scored_tree_are_those_of_the_parents() -> Non
         generator = torch.Generator().manual_seed(0)
         for depth in range(1, run.shape.draft_len + 1):
             logits = 3 * torch.randn(len(cases), len(known[0]), vocab, generator=generator)
-            level = expand(level, process(logits, rows), noise.gumbel[:, depth - 1], rows, depth, run.shape.width)
+            level = expand(
+                level, process(logits, rows), noise.gumbel[depth - 1], rows, places(rows, run.shape)[depth - 1]
+            )
             paths = extend(paths, level)
             table = zip(known, level.parents.tolist(), level.tokens.tolist(), level.drafted.tolist(), strict=True)
             known = [

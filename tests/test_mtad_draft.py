@@ -17,7 +17,7 @@ from mtad.distribution import Candidates
 from mtad.draft import Level, expand, root
 from mtad.noise import draw_noise
 from mtad.params import DecodingParams
-from mtad.rows import Rows, block_shape, stack_rows
+from mtad.rows import Rows, block_shape, places, stack_rows
 
 DRAWS = 10_000
 FIRST = [0.7, 0.3]
@@ -37,8 +37,10 @@ def second_level(eos: tuple[int, ...] = ()) -> tuple[Level, Level, Rows]:
     shape = block_shape(params, 3)
     rows = stack_rows(params, shape, 3, eos)
     noise = draw_noise(params, [(seed, 0) for seed in range(DRAWS)], shape, 3)
-    above = expand(root(rows, shape), candidates([[*FIRST, 0.0]]), torch.zeros(DRAWS, 2, 3), rows, 1, 2)
-    return above, expand(above, candidates(NEXT), noise.gumbel[:, 1], rows, 2, 2), rows
+    above = expand(
+        root(rows, shape), candidates([[*FIRST, 0.0]]), torch.zeros(DRAWS, 2, 3), rows, places(rows, shape)[0]
+    )
+    return above, expand(above, candidates(NEXT), noise.gumbel[1], rows, places(rows, shape)[1]), rows
 
 
 def p_value(draws: Sequence[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
@@ -86,14 +88,15 @@ def test_width_1_draws_from_the_distribution_itself() -> None:
         shape = block_shape(params, 3)
         rows = stack_rows(params, shape, 3, ())
         noise = draw_noise(params, [(7, block) for block in range(DRAWS)], shape, 3)
-        level = expand(root(rows, shape), candidates(NEXT[:1]), noise.gumbel[:, 0], rows, 1, 1)
+        level = expand(root(rows, shape), candidates(NEXT[:1]), noise.gumbel[0], rows, places(rows, shape)[0])
         drawn = [tuple(tokens) for tokens in level.tokens.tolist()]
         assert p_value(drawn, {(token,): weight for token, weight in enumerate(NEXT[0])}) > 1e-3
 
 
 def test_without_noise_the_draft_is_beam_search() -> None:
     above, _, rows = second_level()
-    level = expand(above, candidates(NEXT), torch.zeros(DRAWS, 2, 3), rows, 2, 2)
+    shape = block_shape([DecodingParams(method="mmtad", draft_len=2, beam_width=2, top_k=0, top_p=1.0)], 3)
+    level = expand(above, candidates(NEXT), torch.zeros(DRAWS, 2, 3), rows, places(rows, shape)[1])
     assert level.parents[0].tolist() == [0, 0]
     assert level.tokens[0].tolist() == [0, 1]
     assert level.log_q[0].exp().tolist() == pytest.approx([0.35, 0.21])

@@ -19,44 +19,62 @@ def noise(params: list[DecodingParams], keys: list[tuple[int, int]], shape: Shap
     return draw_noise(params, keys, shape or block_shape(params, VOCAB), VOCAB)
 
 
+def flat(drawn: Noise) -> list[torch.Tensor]:
+    """Gumbel noise [R, draft_len, width, K], then the uniforms."""
+    return [torch.stack(drawn.gumbel, 1), drawn.accept, drawn.bonus]
+
+
 def test_the_same_seed_and_block_give_the_same_noise() -> None:
     for key in [(0, 0), (5, 31), (5, 32), (2**63 - 1, 10_000)]:
-        for one, other in zip(noise([BASE], [key]), noise([BASE], [key]), strict=True):
+        for one, other in zip(flat(noise([BASE], [key])), flat(noise([BASE], [key])), strict=True):
             assert torch.equal(one, other)
 
 
 def test_blocks_and_seeds_do_not_share_noise() -> None:
     keys = [(seed, block) for seed in range(20) for block in range(70)]
     drawn = noise([BASE] * len(keys), keys)
-    assert len(set(drawn.gumbel[:, 0, 0, 0].tolist())) == len(keys)
+    assert len(set(drawn.gumbel[0][:, 0, 0].tolist())) == len(keys)
     assert len(set(drawn.bonus.tolist())) == len(keys)
+
+
+def test_a_request_that_changes_its_draft_meets_no_number_twice() -> None:
+    shapes = [(levels, beams) for levels in range(1, 7) for beams in range(1, 7)]
+    for block in (0, 40):
+        drawn = [noise([replace(BASE, draft_len=levels, beam_width=beams)], [(3, block)]) for levels, beams in shapes]
+        numbers = torch.cat([x.flatten() for each in drawn for x in flat(each)])
+        numbers = numbers[numbers != 0]  # where a row draws nothing
+        assert len(set(numbers.tolist())) > len(numbers) - 3  # a few of thousands of float32 may be equal by chance
 
 
 def test_noise_does_not_depend_on_the_batch() -> None:
     requests = [BASE, WIDE, replace(BASE, method="sample"), replace(BASE, method="speculative", draft_len=4)]
     keys = [(3, 9), (4, 0), (5, 2), (6, 77)]
     together = noise(requests, keys)
+    gumbel = flat(together)[0]
     for row, (p, key) in enumerate(zip(requests, keys, strict=True)):
         alone = noise([p], [key])
         levels, beams, k = p.drafted, p.draft_width, top_k_of(p, VOCAB)
-        own = together.gumbel[row, :levels, :beams, :k]
-        assert torch.equal(own, alone.gumbel[0, :levels, :beams, :k])
-        assert together.gumbel[row].count_nonzero() == own.numel()
+        own = gumbel[row, :levels, :beams, :k]
+        if levels:
+            assert torch.equal(own, flat(alone)[0][0, :levels, :beams, :k])
+        assert gumbel[row].count_nonzero() == own.numel()
         assert torch.equal(together.accept[row, :levels], alone.accept[0, :levels])
         assert together.bonus[row] == alone.bonus[0]
 
 
 def test_temperature_0_is_noise_0() -> None:
     drawn = noise([replace(BASE, temperature=0.0), WIDE], [(1, 1), (1, 1)])
-    assert not any(x[0].any() for x in drawn)
-    assert drawn.gumbel[1].all()
+    gumbel = flat(drawn)[0]
+    assert not any(x[0].any() for x in flat(drawn))
+    assert gumbel[1].all()
 
 
 def test_gumbel_is_finite_and_standard_and_uniforms_are_below_1() -> None:
     drawn = noise([WIDE] * 500, [(seed, 0) for seed in range(500)])
-    assert drawn.gumbel.isfinite().all()
-    assert abs(float(drawn.gumbel.mean()) - 0.5772) < 0.01
-    assert abs(float(drawn.gumbel.var()) - 1.6449) < 0.03
+    gumbel = flat(drawn)[0]
+    assert gumbel.isfinite().all()
+    assert abs(float(gumbel.mean()) - 0.5772) < 0.01
+    assert abs(float(gumbel.var()) - 1.6449) < 0.03
     for uniform in (drawn.accept, drawn.bonus):
         assert uniform.min() >= 0
         assert uniform.max() < 1

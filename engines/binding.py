@@ -1,0 +1,75 @@
+"""ONNX Runtime on bound memory: no tensor is copied or allocated, and an address is bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+_NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.bool: np.bool_}
+
+
+def open_session(path: Path, threads: int) -> ort.InferenceSession:
+    """A session of the CPU provider.
+
+    Args:
+        path: an ONNX file.
+        threads: intra-op threads.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # several sessions share the cores: a spinning thread of one takes time from the others
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+class Binding:
+    """One set of memory a session runs on.
+
+    Keeps a reference to every tensor it has bound, so an address stays valid for as long as it may be used, and binds a
+    name again only if it is given another tensor.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session, self._binding = session, session.io_binding()
+        self._bound: dict[str, Tensor] = {}
+
+    def input(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        """Read `name` from `tensor`, seen as `shape` (default: its own)."""
+        if self._bound.get(name) is not tensor:
+            kept = tensor.contiguous()  # a copy, made anew each time, unless it is contiguous
+            self._bind(self._binding.bind_input, name, kept, shape)
+            self._bound[name] = kept
+
+    def output(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        """Write `name` to `tensor`, contiguous."""
+        if self._bound.get(name) is not tensor:
+            assert tensor.is_contiguous(), name
+            self._bind(self._binding.bind_output, name, tensor, shape)
+            self._bound[name] = tensor
+
+    def run(self) -> None:
+        """Run the session once."""
+        self._session.run_with_iobinding(self._binding)
+
+    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None) -> None:
+        # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
+        address = tensor.data_ptr() or _SOMEWHERE.ctypes.data
+        bind(name, "cpu", 0, _NUMPY[tensor.dtype], tuple(tensor.shape if shape is None else shape), address)
+
+
+_SOMEWHERE = np.zeros(1)
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors of nested tuples, in order; None has none."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [] if value is None else [leaf for part in value for leaf in leaves(part)]

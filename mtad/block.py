@@ -1,0 +1,198 @@
+"""A block as a few functions of tensors: what runs between the steps of the two models, and nothing else.
+
+    begin ; per level: auxiliary step, grow ; finish ; arrange ; target step ; decide
+
+Each is eager torch here, is what a device graph captures, and is what `export.functions` compiles for ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mtad.accept import Accepted, accept, moves
+from mtad.distribution import Candidates, process
+from mtad.draft import Level, along, assemble, expand
+from mtad.noise import Noise
+from mtad.params import Rule
+from mtad.rows import Place, Rows, index
+from mtad.tree import TokenTree, attend, depths, keep_best, tree_columns
+
+
+class Inputs(NamedTuple):
+    """What a model's step needs: see `engines.base.Step`.
+
+    Attributes:
+        tokens, positions: int64 [R, S].
+        write_at: int64 [R].
+        mask: bool [R, 1, S, L].
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    write_at: Tensor
+    mask: Tensor
+
+
+class Context(NamedTuple):
+    """Where a block's rows stand, for a mask of L columns.
+
+    Attributes:
+        last_two: int64 [R, 2], the last two committed tokens; the last is the root of the tree.
+        committed: int64 [R], committed tokens.
+        columns: int64 [L], 0, 1, ..
+    """
+
+    last_two: Tensor
+    committed: Tensor
+    columns: Tensor
+
+
+class Begun(NamedTuple):
+    """The draft's first step, and what its levels share.
+
+    Attributes:
+        inputs: the first step: the last two committed tokens.
+        holds: int64 [R, 1, L], what each column holds (`mtad.tree.tree_columns`).
+        sees: bool [R, 1, 1, L], what the root sees of the columns the tree is stored behind.
+    """
+
+    inputs: Inputs
+    holds: Tensor
+    sees: Tensor
+
+
+class Grown(NamedTuple):
+    """One level of a draft.
+
+    Attributes:
+        level: the level.
+        first: the distribution its slot 0 was drawn from, [R, K].
+        inputs: the auxiliary's step over the level; not to be run for the last one.
+    """
+
+    level: Level
+    first: Candidates
+    inputs: Inputs
+
+
+class Draft(NamedTuple):
+    """What the auxiliary proposes.
+
+    Attributes:
+        tree: what the target is to score.
+        origin: int64 [R, N], for each node of `tree` the node of the auxiliary's own tree that it is.
+        q: distributions that slot 0 of each level was drawn from, [draft_len, R, K].
+    """
+
+    tree: TokenTree
+    origin: Tensor
+    q: Candidates
+
+
+def begin(context: Context, rows: Rows) -> Begun:
+    """Start a draft.
+
+    The first step runs the last two committed tokens: after a fully accepted block the last drafted token has never
+    been run, and a fixed step of two tokens costs less than a branch on how much was accepted.
+    """
+    last_two, committed, columns = context
+    tail = (committed[:, None] + index(2, committed.device) - 2).clamp(min=0)
+    write_at = tail[:, 0]
+    # a sequence of one token has it twice, in columns 0 and 1
+    mask = columns <= (write_at[:, None] + index(2, committed.device))[:, :, None]
+    holds = tree_columns(committed, columns, rows.draft_layout)
+    return Begun(Inputs(last_two, tail, write_at, mask[:, None]), holds, (holds == 0)[:, None])
+
+
+def grow(
+    above: Level,
+    sees: Tensor,
+    logits: Tensor,
+    noise: Tensor,
+    place: Place,
+    holds: Tensor,
+    context: Context,
+    rows: Rows,
+) -> Grown:
+    """Draw a level and prepare the auxiliary's step over it.
+
+    Args:
+        above: the level above, B slots.
+        sees: bool [R, 1, B, L], the mask of its step; of the root, `Begun.sees`.
+        logits: the auxiliary's logits after each of its slots, under the requests' constraints: float [R, B, V].
+        noise: Gumbel noise [R, W, K].
+        place: of the level.
+        holds: as of `begin`.
+        context, rows: of the block.
+    """
+    candidates = process(logits, rows)
+    level = expand(above, candidates, noise, rows, place)
+    mask = along(sees.squeeze(1), level.parents) | (holds == place.held)
+    positions = context.committed[:, None] + place.ahead
+    first = Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0])
+    return Grown(level, first, Inputs(level.tokens, positions, context.committed + place.behind, mask[:, None]))
+
+
+def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:
+    """The tree that the target scores of a draft, and for each of its nodes the node of the draft that it is.
+
+    Args:
+        levels: the stacked levels (`mtad.draft.stack`).
+        rows: of the block.
+        selects: whether some row is scored along its best beam only, out of several.
+    """
+    tree = assemble(levels)
+    if selects:
+        return keep_best(tree, rows.tree, rows.slots)
+    return tree, index(tree.tokens.shape[1], tree.tokens.device).expand_as(tree.tokens)
+
+
+def arrange(tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
+    """The target's step over the root and, in the order of their columns, the tree's nodes.
+
+    Returns:
+        inputs of 1 + N tokens; the logits of node n are at 1 + `rows.score_layout.column[n]`.
+    """
+    last_two, committed, columns = context
+    root, at = last_two[:, 1:], (committed - 1)[:, None]
+    if tree is None:
+        return Inputs(root, at, at[:, 0], (columns <= at)[:, None, None])
+    layout, levels = rows.score_layout, tree.levels
+    if tree.width == 1:  # nothing to rearrange, and the mask of a chain is causal
+        positions = at + index(levels + 1, at.device)
+        mask = columns <= positions[:, :, None]
+        return Inputs(torch.cat([root, tree.tokens], 1), positions, at[:, 0], mask[:, None])
+    tokens = torch.cat([root, tree.tokens.gather(1, layout.node_at)], 1)
+    depth = depths(levels, tree.width, at.device)
+    positions = at + pad(depth[layout.node_at + 1], (1, 0))
+    sees = tree.ancestors.gather(1, layout.node_at[:, :, None].expand_as(tree.ancestors))
+    mask = attend(pad(sees, (0, 0, 1, 0)), tree_columns(committed, columns, layout))
+    return Inputs(tokens, positions, at[:, 0], mask)
+
+
+def decide(
+    draft: Draft | None,
+    adjusted: Tensor,
+    logits: Tensor,
+    noise: Noise,
+    committed: Tensor,
+    rows: Rows,
+    rules: Sequence[Rule],
+) -> Accepted:
+    """Accept, and say which cache columns that keeps.
+
+    Args:
+        draft: None where nothing was drafted.
+        adjusted, logits, noise, rows, rules: see `mtad.accept.accept`.
+        committed: int64 [R], committed tokens before the block.
+    """
+    if draft is None:
+        return accept(None, adjusted, logits, None, noise, rows, rules)
+    q = Candidates(draft.q.ids.transpose(0, 1), draft.q.log_prob.transpose(0, 1))
+    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules)
+    return accepted._replace(moves=moves(accepted, draft.tree, draft.origin, committed, rows))

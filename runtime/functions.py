@@ -1,0 +1,287 @@
+"""What runs between the steps of the two models: the functions of `mtad.block`, eager or compiled for ONNX Runtime.
+
+Both have the same signatures. The compiled ones write to memory of their own, the same for every block of a shape: what
+they return is valid until the next block of that shape begins.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from operator import is_not
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engines.binding import Binding, leaves, open_session
+from engines.graphs import ARGUMENT, GraphFolder
+from mtad import block
+from mtad.accept import Accepted
+from mtad.block import Begun, Context, Draft, Grown, Inputs
+from mtad.distribution import Candidates
+from mtad.draft import Level, stack
+from mtad.errors import InvalidInput
+from mtad.noise import Noise
+from mtad.rows import Place, Rows, Shape
+from mtad.tree import TokenTree
+
+GRAPHS = Path(__file__).parent / "graphs"
+"""The compiled functions, part of the package; `python -m export.functions` writes them."""
+
+PLANS = 64
+"""Block shapes whose memory and bindings are kept."""
+
+
+class BlockFunctions(Protocol):
+    """The functions of `mtad.block` for blocks of one shape."""
+
+    def begin(self, context: Context, rows: Rows) -> Begun:
+        """See `mtad.block.begin`."""
+
+    def grow(
+        self,
+        depth: int,
+        above: Level,
+        sees: Tensor,
+        logits: Tensor,
+        noise: Tensor,
+        place: Place,
+        begun: Begun,
+        context: Context,
+        rows: Rows,
+    ) -> Grown:
+        """See `mtad.block.grow`."""
+
+    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
+        """See `mtad.block.finish`."""
+
+    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
+        """See `mtad.block.arrange`."""
+
+    def decide(
+        self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
+    ) -> Accepted:
+        """See `mtad.block.decide`."""
+
+
+class Functions(Protocol):
+    """Where the functions come from."""
+
+    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
+        """The functions for blocks of `rows` rows, whose masks have `length` columns."""
+
+
+class TorchFunctions:
+    """Eager."""
+
+    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
+        """See `Functions.of`."""
+        return _Eager(shape)
+
+
+class _Eager:
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def begin(self, context: Context, rows: Rows) -> Begun:
+        return block.begin(context, rows)
+
+    def grow(
+        self,
+        depth: int,
+        above: Level,
+        sees: Tensor,
+        logits: Tensor,
+        noise: Tensor,
+        place: Place,
+        begun: Begun,
+        context: Context,
+        rows: Rows,
+    ) -> Grown:
+        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows)
+
+    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
+        tree, origin = block.finish(stack([grown.level for grown in levels]), rows, self._shape.selects)
+        first = zip(*(grown.first for grown in levels), strict=True)
+        return Draft(tree, origin, Candidates(*(torch.stack(column) for column in first)))
+
+    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
+        return block.arrange(tree, context, rows)
+
+    def decide(
+        self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
+    ) -> Accepted:
+        return block.decide(draft, adjusted, logits, noise, committed, rows, self._shape.rules)
+
+
+class CompiledFunctions:
+    """The graphs of `runtime/graphs`. Owns their sessions and, for each shape of block, their memory and bindings.
+
+    Args:
+        folder: of the graphs.
+        threads: intra-op threads of a graph; more than one only costs.
+
+    Raises:
+        InvalidInput: the graphs are missing or were not made from this version of `mtad`.
+    """
+
+    def __init__(self, folder: Path = GRAPHS, threads: int = 1) -> None:
+        self._folder, self._threads = GraphFolder(folder), threads
+        self._sessions: dict[str, Any] = {}
+        self._plans: OrderedDict[tuple[int, Shape, int], _Plan] = OrderedDict()
+
+    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
+        """See `Functions.of`."""
+        key = rows, shape, length
+        plan = self._plans.get(key)
+        if plan is None:
+            if shape.candidates < shape.width:
+                problem = "the vocabulary is smaller; give at most its size"
+                raise InvalidInput("beam_width", shape.width, problem)
+            plan = self._plans[key] = _Plan(self.session, shape)
+            if len(self._plans) > PLANS:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+    def session(self, name: str) -> Any:
+        """The session of a graph, opened when first asked for."""
+        if name not in self._sessions:
+            self._sessions[name] = open_session(self._folder.path(name), self._threads)
+        return self._sessions[name]
+
+
+class _Plan:
+    """The calls of one block shape, in order, each on memory of its own."""
+
+    def __init__(self, session: Callable[[str], Any], shape: Shape) -> None:
+        self._session, self._shape, self._eager = session, shape, _Eager(shape)
+        self._calls: dict[tuple[str, int], _Call] = {}
+        self._levels: _Levels | None = None
+        self._draft: Draft | None = None
+
+    def begin(self, context: Context, rows: Rows) -> Begun:
+        call = self._calls.get(("begin", 0))
+        if call is None:
+            call = self._add("begin", "begin", _memory(block.begin(context, rows)))
+        call(context, rows)
+        begun: Begun = call.outcome
+        return begun
+
+    def grow(
+        self,
+        depth: int,
+        above: Level,
+        sees: Tensor,
+        logits: Tensor,
+        noise: Tensor,
+        place: Place,
+        begun: Begun,
+        context: Context,
+        rows: Rows,
+    ) -> Grown:
+        arguments = above, sees, logits, noise, place, begun.holds, context, rows
+        call = self._calls.get(("grow", depth))
+        if call is None:
+            like = block.grow(*arguments)
+            if self._levels is None:
+                self._levels = _Levels.like(like, self._shape.draft_len)
+            name = "grow_first" if above.tokens.shape[1] == 1 else "grow"
+            call = self._add("grow", name, self._levels.at(depth - 1, like.inputs), depth)
+        call(*arguments)
+        grown: Grown = call.outcome
+        return grown
+
+    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
+        assert self._levels is not None, "finish comes after grow"
+        call = self._calls.get(("finish", 0))
+        if call is None:
+            kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
+            tree, origin, _ = self._eager.finish(levels, rows)
+            call = self._add("finish", f"finish_{kind}", (_memory(tree), _memory(origin)))
+            tree, origin = call.outcome
+            self._draft = Draft(tree, origin, self._levels.first)
+        call(self._levels.level, rows)
+        assert self._draft is not None
+        return self._draft
+
+    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
+        call = self._calls.get(("arrange", 0))
+        if call is None:
+            kind = "root" if tree is None else "chain" if tree.width == 1 else "tree"
+            call = self._add("arrange", f"arrange_{kind}", _memory(block.arrange(tree, context, rows)))
+        call(tree, context, rows)
+        inputs: Inputs = call.outcome
+        return inputs
+
+    def decide(
+        self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
+    ) -> Accepted:
+        arguments = draft, adjusted, logits, noise.accept, noise.bonus, committed, rows
+        call = self._calls.get(("decide", 0))
+        if call is None:
+            shape = "root" if draft is None else "chain" if draft.tree.width == 1 else "tree"
+            accepted = self._eager.decide(draft, adjusted, logits, noise, committed, rows)
+            name = "_".join(["decide", *(self._shape.rules if draft else ()), shape])
+            call = self._add("decide", name, _memory(accepted))
+        call(*arguments)
+        decided: Accepted = call.outcome
+        return decided
+
+    def _add(self, name: str, graph: str, memory: Any, at: int = 0) -> _Call:
+        call = self._calls[name, at] = _Call(self._session(graph), memory, self._shape.draft_len)
+        return call
+
+
+class _Levels(NamedTuple):
+    """Memory of a draft's levels, stacked: what each `grow` writes a slice of and `finish` reads whole."""
+
+    level: Level
+    first: Candidates
+
+    @classmethod
+    def like(cls, grown: Grown, count: int) -> _Levels:
+        level = Level(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.level))
+        return cls(level, Candidates(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.first)))
+
+    def at(self, index: int, inputs: Inputs) -> Grown:
+        """One level's memory, that of its step being like `inputs`."""
+        first = Candidates(*(x[index] for x in self.first))
+        return Grown(Level(*(x[index] for x in self.level)), first, _memory(inputs))
+
+
+class _Call:
+    """One function on its own memory, `outcome`. Arguments are bound again only where they are other tensors."""
+
+    def __init__(self, session: Any, outcome: Any, levels: int) -> None:
+        self.outcome = outcome
+        self._binding, self._levels = Binding(session), levels
+        self._inputs = [(x.name, int(x.name.removeprefix(ARGUMENT)), len(x.shape)) for x in session.get_inputs()]
+        self._arguments: tuple[Any, ...] = ()
+        for output, tensor in zip(session.get_outputs(), leaves(outcome), strict=True):
+            self._binding.output(output.name, tensor)
+
+    def __call__(self, *arguments: Any) -> None:
+        bound = self._arguments
+        if not bound or any(map(is_not, arguments, bound)):
+            tensors = leaves(arguments)
+            for name, number, rank in self._inputs:
+                tensor = tensors[number]
+                self._binding.input(name, tensor, self._by_level(tensor) if rank > tensor.dim() else None)
+            self._arguments = arguments
+        self._binding.run()
+
+    def _by_level(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of [R, N, ..] with its nodes by levels and slots, as a graph takes them."""
+        levels = max(self._levels, 1)
+        return tensor.shape[0], levels, tensor.shape[1] // levels, *tensor.shape[2:]
+
+
+def _memory(like: Any) -> Any:
+    """Memory for tensors like these, in the same structure."""
+    if isinstance(like, Tensor):
+        return torch.empty(like.shape, dtype=like.dtype)
+    return None if like is None else type(like)(*map(_memory, like))
