@@ -165,7 +165,7 @@ class Planner:
             if row.joined is None:
                 row.joined = _missed(request) <= 0
         if len(ids) <= 2 or len(ids).bit_length() != before.bit_length():
-            self._countdown, self._advantage = 0, 0.3  # no loyalty to a choice made for another batch
+            self._countdown, self._advantage = 0, 0.5  # no loyalty to a choice made for another batch
         self._apply(self._probe or self._choice)
 
     def _share(self, row: _Row) -> None:
@@ -195,7 +195,7 @@ class Planner:
         """Make the choice anew: keep it, change it, or learn about another."""
         self._decided += 1
         idle = self._choice == OFF and not self._fixed.draft_len  # nothing is learnt meanwhile
-        interval = self._countdown = max(1, min(max(4 if idle else 2, len(self._batch) // 2), self._decided // 4))
+        interval = self._countdown = max(1, min(max(8 if idle else 4, len(self._batch)), self._decided // 4))
         self._pooled.clear()
         self._probe = None
         rates = self._rates(requests, hopeful=False)
@@ -206,9 +206,9 @@ class Planner:
         now = self._choice if self._choice in rates else best
         gain = rates[best] / rates[now] - 1
         self._advantage = self._advantage + gain * interval if best != now else 0.0
-        price = 0.3  # blocks a change costs: tensors are made anew, and what goes off has to catch up when it returns
+        price = 0.5  # blocks a change costs: tensors are made anew, and what goes off has to catch up when it returns
         if best == OFF and now != OFF:
-            price += 0.7 + 0.5 * self._return(requests) * rates[OFF] / len(self._batch)
+            price += 0.5 + 0.5 * self._return(requests) * rates[OFF] / len(self._batch)
         elif gain > 0.1:
             price = 0.0
         if self._advantage > price:
@@ -219,7 +219,8 @@ class Planner:
             row.joined = missed <= 0 or self._pays(row, request, missed, now, hopeful=False) > 0
         if self._bank == math.inf:  # a first credit
             self._bank = (len(self._batch) + 3) / rates[OFF]
-        if self._bank > 0 or self._unmeasured(requests):
+        searching = self._decided < 32 or self._decided % 4 == 0  # looking costs more than deciding
+        if searching and (self._bank > 0 or self._unmeasured(requests)):
             self._look_for_probe(requests, rates)
         self._apply(self._probe or now)
 
@@ -407,11 +408,9 @@ class Lengths:
         """Acceptance at each depth given that all before were accepted, on top of `prior`."""
         trials, successes = self.counts()
         whole = _surprise(trials, successes, prior)
-        rates = []
-        for tried, passed, rate in zip(trials, successes, prior, strict=True):
-            shifted = _shift(rate, whole)
-            rates.append(_shift(shifted, _surprise([tried], [passed], [shifted])))
-        return rates
+        if whole != 1.0:
+            prior = [_shift(rate, whole) for rate in prior]
+        return [(s + _WEIGHT * rate) / (t + _WEIGHT) for t, s, rate in zip(trials, successes, prior, strict=True)]
 
 
 class _Row:
@@ -471,6 +470,8 @@ class _Row:
         deepest = self.choice.draft_len
         if not self._seen:
             return pooled(self.method, width)[:deepest]
+        if len(self._seen) == 1 and width in self._seen:
+            return self._seen[width].conditional(pooled(self.method, width))[:deepest]
         counts = [(*lengths.counts(), pooled(self.method, other)) for other, lengths in self._seen.items()]
         trials, successes, expected = ([x for count in counts for x in count[kind]] for kind in range(3))
         whole = _surprise(trials, successes, expected)
@@ -576,7 +577,8 @@ class _Own:
             self._first.append(error)
             self.value = statistics.median(self._first[2:] if len(self._first) > 4 else self._first)
         else:
-            self.value += 0.02 * max(-0.2, min(0.2, error - self.value))
+            self.value += 0.05 * max(-0.2, min(0.2, error - self.value))
+        self.value = max(-0.7, min(0.7, self.value))  # beyond that the machine was busy while the shape was new
 
 
 def _surprise(trials: Sequence[float], successes: Sequence[float], expected: Sequence[float]) -> float:
