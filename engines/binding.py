@@ -11,6 +11,11 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+SPIN = 200
+"""Microseconds for which a thread of a session's pool waits for its next piece of a step before it sleeps. Within a
+step the pieces follow each other at once, and waking a thread costs as much as a piece; between steps the cores belong
+to the other sessions."""
+
 _NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.bool: np.bool_}
 
 
@@ -25,8 +30,7 @@ def open_session(path: Path, threads: int) -> ort.InferenceSession:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # several sessions share the cores: a spinning thread of one takes time from the others
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

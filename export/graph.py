@@ -14,7 +14,8 @@ import onnx
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from engines.base import BLOCK, EngineSpec
 from engines.hook import StepModel, scatter_operator
@@ -43,21 +44,48 @@ class _RMSNormalization(torch.nn.Module):
         )
 
 
+class _HalfAngles(torch.nn.Module):
+    """A model's rotary embedding without the second half of its cosines and sines, which repeats the first."""
+
+    def __init__(self, whole: torch.nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = self.whole(*args, **kwargs)
+        half = cos.shape[-1] // 2
+        return cos[..., :half], sin[..., :half]
+
+
+def _rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Stands in for `apply_rotary_pos_emb` and emits the operator (ONNX RotaryEmbedding-23) for [R, H, S, D] each."""
+
+    def rotated(x: Tensor) -> Tensor:
+        return torch.onnx.ops.symbolic("RotaryEmbedding", (x, cos, sin), dtype=x.dtype, shape=x.shape, version=23)
+
+    return rotated(query), rotated(key)
+
+
 @contextlib.contextmanager
 def _operators(model: PreTrainedModel) -> Iterator[None]:
-    """The model with its LlamaRMSNorm modules replaced by operators, for the duration of the export."""
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, LlamaRMSNorm)
-    ]
-    for parent, name, child in found:
-        setattr(parent, name, _RMSNormalization(child.weight, child.variance_epsilon))
+    """The model with its norms and rotary embeddings replaced by operators, for the duration of the export."""
+    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, LlamaRMSNorm):
+                setattr(parent, name, _RMSNormalization(child.weight, child.variance_epsilon))
+            elif isinstance(child, LlamaRotaryEmbedding):
+                setattr(parent, name, _HalfAngles(child))
+            else:
+                continue
+            replaced.append((parent, name, child))
+    rotate = modeling_llama.apply_rotary_pos_emb
+    modeling_llama.apply_rotary_pos_emb = _rotary
     try:
         yield
     finally:
-        for parent, name, child in found:
+        modeling_llama.apply_rotary_pos_emb = rotate
+        for parent, name, child in replaced:
             setattr(parent, name, child)
 
 

@@ -86,18 +86,18 @@ class Stream:
         self._engine, self._requests = engine, requests
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        self._open = len(requests)  # choices whose last piece has not been taken
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Piece]:
-        open = len(self._requests)
         try:
-            while open:
+            while self._open:
                 piece = await self._pieces.get()
+                self._open -= piece.finish_reason is not None
                 if piece.finish_reason == "error":
                     Result.of(self._requests[piece.index])  # raises
-                open -= piece.finish_reason is not None
                 yield piece
         finally:
             self.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from mtad.draft import Level, root
 from mtad.noise import Noise, NoiseBuffers
 from mtad.params import DecodingParams
 from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
+from runtime.constraints import Constraint, Constraints
 
 KEPT = 64
 """Batches of parameters whose tensors are kept."""
@@ -32,6 +33,7 @@ class Batch:
         places: the draft's levels.
         shape: of the draft.
         noise: of this block.
+        constraints: what rows ask of both models' logits; None where none asks for anything.
     """
 
     last_two: Tensor
@@ -42,6 +44,7 @@ class Batch:
     places: tuple[Place, ...]
     shape: Shape
     noise: Noise
+    constraints: Constraints | None = None
 
 
 class Batches:
@@ -62,6 +65,7 @@ class Batches:
         last_two: Sequence[tuple[int, int]],
         committed: Sequence[int],
         keys: Sequence[tuple[int, int]],
+        constraints: Sequence[Constraint | None] = (),
     ) -> Batch:
         """The input of a block; its tensors are valid until the next call.
 
@@ -70,6 +74,7 @@ class Batches:
             last_two: the last two committed tokens of each row.
             committed: committed tokens of each row.
             keys: (seed, block index) of each row.
+            constraints: of each row; () where none asks for anything.
         """
         content = tuple(map(_content, params))
         layout = self._layouts.get(content)
@@ -79,7 +84,10 @@ class Batches:
                 self._layouts.popitem(last=False)
         else:
             self._layouts.move_to_end(content)
-        return layout.batch(last_two, committed, keys)
+        batch = layout.batch(last_two, committed, keys)
+        if any(constraint is not None for constraint in constraints):
+            return replace(batch, constraints=Constraints.of(constraints))
+        return batch
 
 
 def _content(p: DecodingParams) -> tuple[object, ...]:

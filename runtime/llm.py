@@ -15,6 +15,7 @@ from tqdm import tqdm
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
+from runtime.constraints import Constrainer
 from runtime.costs import StepCosts, measure_costs
 from runtime.functions import CompiledFunctions, TorchFunctions
 from runtime.loop import DecodingLoop
@@ -100,12 +101,15 @@ class LLM:
         self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size, functions)
         self._target = EngineTarget(self.pair.target, self.pair.vocab_size, functions)
         prefixes = PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)
+        tokenizer = self.pair.tokenizer.backend_tokenizer
+        self._constrainer = Constrainer(tokenizer, self.pair.vocab_size, self.pair.eos)
         self.loop = DecodingLoop(
             Caches(self._auxiliary, self._target, prefixes),
             Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width, max_waiting),
-            self.pair.tokenizer.backend_tokenizer,
+            tokenizer,
             self.pair.vocab_size,
             self.pair.eos,
+            self._constrainer,
             max_prefill_tokens,
         )
         self.loop.planner = Planner(costs, max_draft_len) if costs else None
@@ -159,6 +163,7 @@ class LLM:
             InvalidInput: prompt or parameters are unusable.
         """
         params = params or self.pair.defaults
+        self._constrainer.check(params)
         ids = self._token_ids(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]

@@ -16,6 +16,7 @@ from mtad.alternatives import alternatives
 from mtad.params import DecodingParams
 from runtime.batch import Batch, Batches
 from runtime.caches import Caches
+from runtime.constraints import Constrainer, Constraint
 from runtime.request import Request
 from runtime.scheduler import Scheduler
 from runtime.speculation import Planner
@@ -42,6 +43,7 @@ class DecodingLoop:
         tokenizer: for stop strings and text.
         vocab_size: token ids the pair shares.
         eos: tokens that end a text.
+        constrainer: makes the requests' constraints.
         max_prefill_tokens: prompt tokens stored a turn at most, so that a long prompt delays those that run by a
             bounded time; what adaptive drafts have to catch up on counts as well.
 
@@ -57,13 +59,15 @@ class DecodingLoop:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos: tuple[int, ...],
+        constrainer: Constrainer,
         max_prefill_tokens: int = 256,
     ) -> None:
         self.caches, self.scheduler = caches, scheduler
         self._tokenizer, self._eos, self._batches = tokenizer, eos, Batches(vocab_size, eos)
-        self._max_prefill_tokens = max_prefill_tokens
+        self._constrainer, self._max_prefill_tokens = constrainer, max_prefill_tokens
         self.planner: Planner | None = None
         self._texts: dict[int, TextStream] = {}
+        self._constraints: dict[int, Constraint] = {}
         self._ended: list[Request] = []
         self._admitted_at = time.perf_counter()
         self.totals = Totals()
@@ -134,6 +138,9 @@ class DecodingLoop:
         self._admitted_at = now
         request.statistics.queue_seconds = now - request.arrived
         self._texts[request.id] = TextStream(self._tokenizer, frozenset(self._eos))
+        constraint = self._constrainer.constraint(request.id, request.params, request.prompt)
+        if constraint:
+            self._constraints[request.id] = constraint
 
     def _block(self, requests: list[Request], budget: int) -> None:
         """Draft, score, accept, commit: one block of every running request."""
@@ -145,14 +152,15 @@ class DecodingLoop:
             drafted = time.perf_counter()
             logits = self.caches.target.score(batch, draft.tree if draft else None)
             scored = time.perf_counter()
-            accepted = self.caches.target.accept(batch, draft, logits, logits)
+            accepted = self.caches.target.accept(batch, draft, logits)
             if draft:
                 self.caches.target.commit(batch, accepted)
                 self.caches.auxiliary.commit(batch, draft, accepted)
             top = self._alternatives(requests, logits, accepted)
             tokens, log_probs = accepted.tokens.tolist(), accepted.log_probs.tolist()
             lengths = accepted.length.tolist()
-            broken = draft.tree.log_q.isnan().any(1).tolist() if draft else [False] * len(requests)
+            joint = draft.tree.log_q.tolist() if draft else [[]] * len(requests)
+            broken = [any(map(math.isnan, row)) for row in joint]
         except RowFailed as failure:  # the others' block has not happened; it runs in the next turn
             self._fail({failure.request: failure.cause})
             return
@@ -190,6 +198,7 @@ class DecodingLoop:
             [request.last_two for request in requests],
             [request.committed for request in requests],
             [(request.seed, request.blocks) for request in requests],
+            [self._constraints.get(request.id) for request in requests],
         )
 
     @staticmethod
@@ -214,7 +223,7 @@ class DecodingLoop:
         top: list[list[tuple[int, float]]] | None,
     ) -> None:
         """Append one row's tokens up to its stop condition."""
-        text, wanted = self._texts[request.id], request.params.top_logprobs
+        text, wanted, before = self._texts[request.id], request.params.top_logprobs, len(request.tokens)
         for index, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             request.finish_reason = text.append(request, token, log_prob)
             if top and wanted:
@@ -223,6 +232,8 @@ class DecodingLoop:
                 break
         request.target_held = request.committed - 1
         request.blocks += 1
+        if request.id in self._constraints:
+            self._constraints[request.id].advance(request.tokens[before:])
 
     def _account(
         self, request: Request, drafted: int, length: int, gained: int, seconds: tuple[float, float, float], now: float
@@ -255,6 +266,7 @@ class DecodingLoop:
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""
         self._texts.pop(request.id, None)
+        self._constraints.pop(request.id, None)
         if self.planner:
             self.planner.forget(request)
         places = [*self.scheduler.running, self.scheduler.joining]
@@ -274,4 +286,5 @@ class DecodingLoop:
         begun = {request.id for request in self.scheduler.running}
         assert self._texts.keys() - begun <= ({joining.id} if joining else set()), "a text without a request"
         assert begun <= self._texts.keys()
+        assert self._constraints.keys() <= self._texts.keys(), "a constraint without a request"
         self.caches.check_integrity()

@@ -14,9 +14,14 @@ from engines.base import mask_length
 from engines.kv import clear_row, copy_row, move_columns
 from mtad.accept import Accepted
 from mtad.block import Context, Draft, Inputs
+from mtad.constrain import extend, root_paths, tree_paths
 from mtad.tree import TokenTree
 from runtime.batch import Batch
 from runtime.functions import Functions, TorchFunctions
+
+
+STEPS = 512
+"""Steps kept for inputs that come again in the same memory."""
 
 
 class Auxiliary(Protocol):
@@ -47,14 +52,13 @@ class Target(Protocol):
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         """Logits after the root and after each node, float32 [R, 1 + N, V], in one pass; valid until the next."""
 
-    def accept(self, batch: Batch, draft: Draft | None, logits: Tensor, adjusted: Tensor) -> Accepted:
+    def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
         """Decide the block.
 
         Args:
             batch: of the block.
             draft: what was scored.
             logits: what `score` returned.
-            adjusted: the same under the requests' constraints; the same tensor where there are none.
         """
 
     def commit(self, batch: Batch, accepted: Accepted) -> None:
@@ -79,6 +83,7 @@ class _EngineRole:
     def __init__(self, engine: Engine, vocab_size: int, functions: Functions | None = None) -> None:
         self.engine, self.vocab_size, self.functions = engine, vocab_size, functions or TorchFunctions()
         self._contexts: dict[int, Context] = {}
+        self._steps: dict[int, tuple[Inputs, Step, Tensor]] = {}
         self._kept: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._logits = torch.empty(0, dtype=engine.spec.torch_dtype)
         self._nothing = torch.zeros(0, dtype=torch.int64)
@@ -113,9 +118,14 @@ class _EngineRole:
 
     def _step(self, inputs: Inputs, first: int, end: int) -> Tensor:
         """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
-        rows = inputs.tokens.shape[0]
-        out, plain, keep = self._memory(rows, first, end)
-        logits = self.engine.step(Step(*inputs[:3], inputs.mask, keep, out=out))
+        known = self._steps.get(id(inputs))
+        if known is None or known[0] is not inputs:
+            out, plain, keep = self._memory(inputs.tokens.shape[0], first, end)
+            if len(self._steps) >= STEPS:
+                self._steps.clear()
+            known = self._steps[id(inputs)] = inputs, Step(*inputs, keep, out=out), plain
+        _, step, plain = known
+        logits = self.engine.step(step)
         return (
             logits
             if logits.shape == plain.shape and logits.dtype == plain.dtype
@@ -130,6 +140,7 @@ class _EngineRole:
             if count * spec.vocab_size > self._logits.numel():
                 self._logits = torch.empty(count * spec.vocab_size, dtype=spec.torch_dtype)
                 self._kept.clear()
+                self._steps.clear()
             out = self._logits[: count * spec.vocab_size].view(rows, end - first, spec.vocab_size)
             plain = out
             if (spec.vocab_size, spec.torch_dtype) != (self.vocab_size, torch.float32):
@@ -153,11 +164,15 @@ class EngineAuxiliary(_EngineRole):
         begun = functions.begin(context, rows)
         logits = self._step(begun.inputs, 1, 2)
         level, sees, levels = batch.root, begun.sees, []
+        paths = root_paths(len(batch.committed)) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
+            if paths and batch.constraints:
+                logits = batch.constraints.adjust(logits, *paths)
             noise, place = batch.noise.gumbel[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
+            paths = extend(paths, level) if paths else None
             if depth < shape.draft_len:
                 logits = self._step(grown.inputs, 0, shape.width)
         return functions.finish(levels, rows)
@@ -186,8 +201,12 @@ class EngineTarget(_EngineRole):
         at = column + (self._columns[: len(column)] * (1 + nodes))[:, None]
         return logits.flatten(0, 1).index_select(0, at.flatten()).view_as(logits)
 
-    def accept(self, batch: Batch, draft: Draft | None, logits: Tensor, adjusted: Tensor) -> Accepted:
-        """See `Target.accept`."""
+    def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
+        """See `Target.accept`. Both models are filtered under the same constraints; log-probabilities are without."""
+        adjusted = logits
+        if batch.constraints:
+            paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))
+            adjusted = batch.constraints.adjust(logits, *paths)
         context = self._context(batch, batch.shape.draft_len * batch.shape.score_width)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
         return functions.decide(draft, adjusted, logits, batch.noise, batch.committed, batch.rows)

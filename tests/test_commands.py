@@ -84,14 +84,15 @@ def test_prompts_come_from_arguments_files_or_standard_input(
     file = tmp_path / "prompt.txt"
     file.write_text("How many\nsingers?", encoding="utf-8")
     both = run("mtad-generate", pair, "SELECT", "--file", file, *OPTIONS)
-    assert both == Outcome(0, f"{expected('SELECT')}\n{expected(file.read_text())}\n", "")
+    memory = f"{LLM(open_pair(pair, 1)).memory}\n"
+    assert both == Outcome(0, f"{expected('SELECT')}\n{expected(file.read_text())}\n", memory)
     typed = run("mtad-generate", pair, *OPTIONS, stdin="where? 日本".encode())
-    assert typed == Outcome(0, expected("where? 日本") + "\n", "")
+    assert typed == Outcome(0, expected("where? 日本") + "\n", memory)
 
 
 def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
     outcome = run("mtad-generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err.startswith("memory: ")) == (0, True)
     results = LLM(open_pair(pair, 1)).generate(["SELECT", "Ωμέγα"], PARAMS)
     for line, result in zip(outcome.out.splitlines(), results, strict=True):
         values = json.loads(line)

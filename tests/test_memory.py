@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_more_rows_than_exported_run_together(pair_folders: Callable[[str], Path
     ],
 )
 def test_a_bad_limit_is_refused_by_field(
-    pair_folders: Callable[[str], Path], values: dict[str, int], field: str
+    pair_folders: Callable[[str], Path], values: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
         LLM(pair_folders("onnx"), threads=1, **values)

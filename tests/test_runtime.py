@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -360,7 +361,7 @@ BAD = [
 
 @pytest.mark.parametrize(("field", "prompt", "values"), BAD)
 def test_bad_input_is_refused_by_field_and_nothing_of_its_batch_runs(
-    llm: LLM, field: str, prompt: object, values: dict[str, int]
+    llm: LLM, field: str, prompt: object, values: dict[str, Any]
 ) -> None:
     before = llm.pair.target.kv.clone()
     with pytest.raises(InvalidInput) as caught:
@@ -384,7 +385,7 @@ def test_parameters_must_be_one_or_one_for_each_prompt(llm: LLM) -> None:
     ("field", "values"),
     [("max_draft_len", {"max_draft_len": 32, "max_beam_width": 8}), ("max_prefill_tokens", {"max_prefill_tokens": 0})],
 )
-def test_limits_that_leave_no_room_are_refused(llm: LLM, field: str, values: dict[str, int]) -> None:
+def test_limits_that_leave_no_room_are_refused(llm: LLM, field: str, values: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         LLM(llm.pair, **values)
     assert caught.value.field == field

@@ -12,6 +12,7 @@ import torch
 
 from mtad.params import DecodingParams
 from runtime.caches import Caches
+from runtime.constraints import Constrainer
 from runtime.costs import StepCosts, StepTable
 from runtime.loop import DecodingLoop
 from runtime.prefix import PrefixCache
@@ -58,6 +59,7 @@ def make_mock(
         mock_tokenizer(),
         VOCAB,
         (EOS,),
+        Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
         max_prefill_tokens,
     )
     loop.planner = Planner(costs, max_draft_len=4) if costs else None
