@@ -56,8 +56,10 @@ def main() -> None:
 
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     llm = LLM(options.pair, options.threads, options.rows, options.memory)
-    print(llm.memory, file=sys.stderr)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
+    for prompt in prompts:
+        llm.requests(prompt, params)  # refuses what is unusable before anything is said
+    print(llm.memory, file=sys.stderr)
     show = len(prompts) > 1 and sys.stderr.isatty()
     for result in llm.generate(prompts, params, progress=show):
         print(json.dumps(result.to_dict(), ensure_ascii=False) if options.json else result.text)

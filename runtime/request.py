@@ -85,7 +85,7 @@ class Result:
             first: (token id, log-probability); else empty.
         index: which of the prompt's `n` choices it is.
         statistics: what it cost.
-        seed: reproduces the result.
+        seed: reproduces the result, unless its drafts were adaptive and its temperature above 0.
         prompt_token_ids: the prompt as it was run.
     """
 

@@ -226,8 +226,8 @@ def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], 
     exported = run_installed("mtad-export", *options, "--capacity", 192)
     assert (exported.code, exported.out) == (0, f"{tmp_path / 'pair'}\n"), exported.err
     generated = run_installed("mtad-generate", tmp_path / "pair", "SELECT", *OPTIONS)
-    expected = LLM(open_pair(tmp_path / "pair", 1)).generate("SELECT", PARAMS)[0].text
-    assert generated == Outcome(0, expected + "\n", "")
+    llm = LLM(open_pair(tmp_path / "pair", 1))
+    assert generated == Outcome(0, llm.generate("SELECT", PARAMS)[0].text + "\n", f"{llm.memory}\n")
 
 
 def test_export_refuses_incomplete_weights_in_one_line(
