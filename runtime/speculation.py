@@ -108,6 +108,11 @@ class Planner:
         self._columns = max((request.committed for request in requests), default=0)
         return self._used
 
+    @property
+    def drafting(self) -> bool:
+        """Whether adaptive requests are being drafted for, so that a new one's prompt had better be in both caches."""
+        return (self._probe or self._choice).draft_len > 0
+
     def observe(
         self, requests: Sequence[Planned], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
     ) -> None:
@@ -163,7 +168,8 @@ class Planner:
         self._fixed = _largest([row.params for row in self._batch if not row.adaptive])
         for row, request in zip(self._batch, requests, strict=True):
             if row.joined is None:
-                row.joined = _missed(request) <= 0
+                missed, choice = _missed(request), self._probe or self._choice
+                row.joined = missed <= 0 or self._pays(row, request, missed, choice, hopeful=False) > 0
         if len(ids) <= 2 or len(ids).bit_length() != before.bit_length():
             self._countdown, self._advantage = 0, 0.5  # no loyalty to a choice made for another batch
         self._apply(self._probe or self._choice)
@@ -195,7 +201,9 @@ class Planner:
         """Make the choice anew: keep it, change it, or learn about another."""
         self._decided += 1
         idle = self._choice == OFF and not self._fixed.draft_len  # nothing is learnt meanwhile
-        interval = self._countdown = max(1, min(max(8 if idle else 4, len(self._batch)), self._decided // 4))
+        interval = self._countdown = max(
+            1, min(max(8, len(self._batch)) if idle else max(4, len(self._batch) // 2), self._decided // 4)
+        )
         self._pooled.clear()
         self._probe = None
         rates = self._rates(requests, hopeful=False)
@@ -458,7 +466,7 @@ class _Row:
         self.idle = 0
         self.fresh.append((drafted, width, accepted))
         if width not in self._seen:
-            self._seen[width] = Lengths(self._deepest, memory=64)
+            self._seen[width] = Lengths(self._deepest, memory=48)
         self._seen[width].add(drafted, accepted)
 
     def acceptance(self, width: int, pooled: Callable[[str, int], list[float]]) -> list[float]:
