@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,14 @@ def test_clearing_a_row_leaves_the_others() -> None:
     expected[:, :, 1] = 0
     clear_row(cache, 1)
     assert torch.equal(cache, expected)
+
+
+def test_a_step_in_memory_that_comes_again_reads_what_is_there_now(engine: Engine) -> None:
+    """An engine may keep its bindings to the tensors of a step with an `out`, never their contents."""
+    tokens = more_tokens(4, 5)
+    plain = make_step(tokens, LENGTHS)
+    out = torch.empty(4, 5, engine.spec.vocab_size)
+    kept = replace(plain, tokens=tokens.clone(), write_at=plain.write_at.clone(), out=out)
+    for shift in range(3):
+        kept.tokens.copy_(tokens.roll(shift, 1))
+        assert_same(engine, engine.step(kept), engine.step(replace(plain, tokens=kept.tokens.clone())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,3 +169,15 @@ def test_a_value_is_rounded_alike_wherever_it_is(compiled: CompiledFunctions) ->
     assert together.isfinite().sum() > 10
     for row in range(7):
         assert torch.equal(joint([row])[0], together[row])
+
+
+def test_rows_that_ask_for_the_same_share_their_tensors() -> None:
+    batches = Batches(50, (0,))
+    one, other = DecodingParams(seed=1), DecodingParams(seed=2, max_tokens=5)
+    first = batches.batch([one, other], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
+    second = batches.batch([other, one], [(5, 6)] * 2, [7, 8], [(1, 0), (2, 1)])
+    assert second.rows is first.rows
+    assert second.committed.tolist() == [7, 8]
+    wider = batches.batch([one, replace(other, beam_width=8)], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
+    assert wider.rows is not first.rows
+    assert wider.shape.width == 8
