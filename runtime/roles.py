@@ -19,7 +19,6 @@ from mtad.tree import TokenTree
 from runtime.batch import Batch
 from runtime.functions import Functions, TorchFunctions
 
-
 STEPS = 512
 """Steps kept for inputs that come again in the same memory."""
 
