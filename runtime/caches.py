@@ -25,39 +25,32 @@ class Caches:
     ) -> None:
         self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
 
-    def store(self, request: Request, row: int, budget: int, running: Sequence[Request]) -> int:
-        """Store up to `budget` more tokens of a prompt in `row`, in both caches; returns how many.
-
-        The auxiliary's part is left out where it may never be needed: no draft, or adaptive ones.
+    def store(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
+        """Store up to `budget` more tokens of a prompt in `row`; returns how many.
 
         Args:
             request: not running yet.
+            both: in the auxiliary's cache as well, not in the target's only.
             row: where it joins.
             budget: at least 1.
             running: requests whose rows may be copied from, by row.
         """
         prompt, end = request.prompt, len(request.prompt) - 1
-        drafts = self._both(request)
         if not request.target_held:
             request.target_held = self._reuse(self.target, request, row, running)
             request.statistics.reused_tokens = request.target_held
-        if drafts and not request.auxiliary_held:
+        if both and not request.auxiliary_held:
             request.auxiliary_held = self._reuse(self.auxiliary, request, row, running)
-        held = min(request.target_held, request.auxiliary_held) if drafts else request.target_held
+        held = min(request.target_held, request.auxiliary_held) if both else request.target_held
         upto = min(end, held + budget)
         if request.target_held < upto:
             self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
             request.target_held = upto
             if upto == end and self.prefixes:
                 self.prefixes[1].store(row, prompt[:end])
-        if drafts:
+        if both:
             self._extend(request, row, upto)
         return upto - held
-
-    def stored(self, request: Request) -> bool:
-        """Whether a prompt is stored as far as it has to be before the request runs."""
-        end = len(request.prompt) - 1
-        return request.target_held == end and (request.auxiliary_held == end or not self._both(request))
 
     def catch_up(self, request: Request, row: int, budget: int, running: Sequence[Request]) -> int:
         """Bring a running request's auxiliary cache up to date, by at most `budget` tokens; returns how many."""
@@ -81,10 +74,6 @@ class Caches:
             request.auxiliary_held = upto
             if held < end <= upto and self.prefixes:
                 self.prefixes[0].store(row, request.prompt[:end])
-
-    @staticmethod
-    def _both(request: Request) -> bool:
-        return request.params.drafted > 0 and not request.params.adaptive
 
     def _reuse(self, role: Auxiliary | Target, request: Request, row: int, running: Sequence[Request]) -> int:
         """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""

@@ -99,15 +99,20 @@ class DecodingLoop:
             try:
                 if request.id not in self._texts:
                     self._begin(request)
-                row = len(self.scheduler.running)
-                budget -= self.caches.store(request, row, budget, self.scheduler.running)
+                both, running = self._drafts(request), self.scheduler.running
+                budget -= self.caches.store(request, both, len(running), budget, running)
             except Exception as error:
                 self._fail({request: error})
                 continue
             self._stored(request, started)
-            if self.caches.stored(request):
+            if min(request.target_held, request.auxiliary_held if both else math.inf) == len(request.prompt) - 1:
                 self.scheduler.join()
         return budget
+
+    def _drafts(self, request: Request) -> bool:
+        """Whether a request that joins is going to be drafted for at once."""
+        adaptive = request.params.adaptive and self.planner is not None
+        return request.params.drafted > 0 and (not adaptive or self.planner is None or self.planner.drafting)
 
     def _stored(self, request: Request, started: float) -> None:
         seconds = time.perf_counter() - started
@@ -115,21 +120,25 @@ class DecodingLoop:
         self.totals.prefill_seconds += seconds
 
     def _plan(self, requests: list[Request], budget: int) -> list[DecodingParams]:
-        """Parameters of the next block; a row whose auxiliary cache cannot catch up within `budget` drafts nothing."""
+        """Parameters of the next block.
+
+        Auxiliary caches that lag are brought up to date first. If `budget` does not last for all of them, adaptive rows
+        wait for each other: a block costs what its largest row's draft costs, be it for that row alone.
+        """
         if self.planner is None:
             return [request.params for request in requests]
         used = self.planner.plan(requests)
-        for row, request in enumerate(requests):
-            if used[row].drafted and self.caches.lags(request):
-                if budget > 0:
-                    started = time.perf_counter()
-                    try:
-                        budget -= self.caches.catch_up(request, row, budget, requests)
-                    except Exception as error:
-                        raise RowFailed(request, error) from error
-                    self._stored(request, started)
-                if self.caches.lags(request):
-                    used = [*used[:row], replace(request.params, method="sample"), *used[row + 1 :]]
+        behind = [row for row, request in enumerate(requests) if used[row].drafted and self.caches.lags(request)]
+        for row in behind:
+            started = time.perf_counter()
+            if budget > 0:
+                try:
+                    budget -= self.caches.catch_up(requests[row], row, budget, requests)
+                except Exception as error:
+                    raise RowFailed(requests[row], error) from error
+            self._stored(requests[row], started)
+        if any(self.caches.lags(requests[row]) for row in behind):
+            return [replace(p, method="sample") if p.adaptive and p.drafted else p for p in used]
         return used
 
     def _begin(self, request: Request) -> None:

@@ -133,17 +133,18 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
             for name, params in compared.items():
                 for row in range(rows):
                     prompt = long[row * 500 : row * 500 + length]
-                    llm.add(prompt, replace(params, seed=row, ignore_eos=True, max_tokens=blocks * 6))
+                    llm.add(prompt, replace(params, seed=row, ignore_eos=True, max_tokens=400))
+                while len(llm.loop.scheduler.running) < rows:  # turns that store prompts as well
+                    llm.step()
                 for block in range(4 + blocks // rounds):
                     clock.update(target=0.0, auxiliary=0.0)
                     started = time.perf_counter()
                     llm.step()
                     whole = time.perf_counter() - started
-                    if block >= 4:  # the first ones prefill and warm up
+                    if block >= 4:  # the first ones warm up
                         times = whole, clock["target"], clock["auxiliary"]
                         samples.setdefault((name, length, rows), []).append(times)
-                while not llm.loop.scheduler.idle:
-                    llm.step()
+                llm.cancel(*llm.loop.scheduler.running)
     for undo in restore:
         undo()
     report: dict[str, Any] = {}
