@@ -11,7 +11,7 @@ from torch import Tensor
 from engines.base import Engine, EngineSpec, Step
 from engines.binding import Binding, open_session
 
-KEPT = 256
+KEPT = 64
 """Bindings kept, of steps that come again in the same memory."""
 
 

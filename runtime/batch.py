@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.binding import leaves
 from mtad.draft import Level, root
 from mtad.noise import Noise, NoiseBuffers
 from mtad.params import DecodingParams
 from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
 from runtime.constraints import Constraint, Constraints
 
-KEPT = 64
-"""Batches of parameters whose tensors are kept."""
+KEPT, KEPT_BYTES = 64, 2**24
+"""Batches of parameters whose tensors are kept, and the memory they may take together; the latest is always kept."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Batches:
         content = tuple(map(_content, params))
         layout = self._layouts.get(content)
         if layout is None:
-            layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos)
-            if len(self._layouts) > KEPT:
+            while len(self._layouts) >= KEPT or sum(kept.bytes for kept in self._layouts.values()) > KEPT_BYTES:
                 self._layouts.popitem(last=False)
+            layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos)
         else:
             self._layouts.move_to_end(content)
         batch = layout.batch(last_two, committed, keys)
@@ -116,6 +117,7 @@ class _Layout:
         self._last_two = np.zeros((len(params), 2), dtype=np.int64)
         self._committed = np.zeros(len(params), dtype=np.int64)
         self.last_two, self.committed = torch.from_numpy(self._last_two), torch.from_numpy(self._committed)
+        self.bytes = sum(tensor.nbytes for tensor in leaves((self.rows, self.root, self.places, self.noise.noise)))
 
     def batch(
         self, last_two: Sequence[tuple[int, int]], committed: Sequence[int], keys: Sequence[tuple[int, int]]

@@ -30,8 +30,8 @@ from mtad.tree import TokenTree
 GRAPHS = Path(__file__).parent / "graphs"
 """The compiled functions, part of the package; `python -m export.functions` writes them."""
 
-PLANS = 64
-"""Block shapes whose memory and bindings are kept."""
+PLANS, PLAN_BYTES = 64, 2**25
+"""Block shapes whose memory and bindings are kept, and the memory they may take together; the latest is always kept."""
 
 
 class BlockFunctions(Protocol):
@@ -140,9 +140,9 @@ class CompiledFunctions:
             if shape.candidates < shape.width:
                 problem = "the vocabulary is smaller; give at most its size"
                 raise InvalidInput("beam_width", shape.width, problem)
-            plan = self._plans[key] = _Plan(self.session, shape)
-            if len(self._plans) > PLANS:
+            while len(self._plans) >= PLANS or sum(kept.bytes for kept in self._plans.values()) > PLAN_BYTES:
                 self._plans.popitem(last=False)
+            plan = self._plans[key] = _Plan(self.session, shape)
         else:
             self._plans.move_to_end(key)
         return plan
@@ -162,6 +162,11 @@ class _Plan:
         self._calls: dict[tuple[str, int], _Call] = {}
         self._levels: _Levels | None = None
         self._draft: Draft | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of its memory."""
+        return sum(tensor.nbytes for call in self._calls.values() for tensor in leaves(call.outcome))
 
     def begin(self, context: Context, rows: Rows) -> Begun:
         call = self._calls.get(("begin", 0))

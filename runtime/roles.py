@@ -19,7 +19,7 @@ from mtad.tree import TokenTree
 from runtime.batch import Batch
 from runtime.functions import Functions, TorchFunctions
 
-STEPS = 512
+STEPS = 64
 """Steps kept for inputs that come again in the same memory."""
 
 

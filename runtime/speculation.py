@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -12,6 +10,8 @@ from operator import mul
 from typing import NamedTuple, Protocol
 
 from mtad.params import DecodingParams
+from runtime.acceptance import Lengths, shift, surprise
+from runtime.block_times import BlockTimes
 from runtime.costs import BlockShape, StepCosts
 
 PRIOR = 0.7
@@ -19,9 +19,6 @@ PRIOR = 0.7
 
 WIDER = 1.25
 """What twice the beams are taken to do to the odds of acceptance, where that width has not been tried."""
-
-_WEIGHT = 8.0
-"""Observations that an expectation counts for."""
 
 PROBE_SHARE = 0.0075
 """Of all decoding time may be lost on blocks whose only purpose is to learn."""
@@ -360,65 +357,11 @@ class Planner:
             near = min(tried, key=lambda w: (abs(math.log2(w / width)), w))
             odds = WIDER ** math.log2(width / near)
             other = self._pool[method, near].conditional([PRIOR] * self._deepest)
-            prior = [_shift(rate, odds) for rate in other]
+            prior = [shift(rate, odds) for rate in other]
         else:
-            prior = [_shift(PRIOR, WIDER ** math.log2(width / 4))] * self._deepest
+            prior = [shift(PRIOR, WIDER ** math.log2(width / 4))] * self._deepest
         own = self._pool.get((method, width))
         return own.conditional(prior) if own else prior
-
-
-class Lengths:
-    """How many drafted tokens were accepted, as weights that fade. A draft accepted in full says nothing of its rest.
-
-    Args:
-        deepest: longest draft.
-        memory: blocks after which an observation counts 1/e.
-    """
-
-    def __init__(self, deepest: int, memory: float) -> None:
-        self._deepest, self._growth, self._unit = deepest, math.exp(1 / memory), 1.0
-        self._stopped = [0.0] * (deepest + 1)
-        self._whole = [0.0] * (deepest + 1)
-
-    def add(self, drafted: int, accepted: int) -> None:
-        """One row's block."""
-        drafted = min(drafted, self._deepest)
-        self._unit *= self._growth  # newer observations weigh more, instead of older ones less
-        if accepted < drafted:
-            self._stopped[accepted] += self._unit
-        else:
-            self._whole[drafted] += self._unit
-        if self._unit > 1e9:
-            self.fade(1.0)
-
-    def fade(self, factor: float) -> None:
-        """Give all observations so far `factor` of their weight."""
-        scale = factor / self._unit
-        self._stopped = [weight * scale for weight in self._stopped]
-        self._whole = [weight * scale for weight in self._whole]
-        self._unit = 1.0
-
-    def total(self) -> float:
-        """Blocks observed, faded."""
-        return (sum(self._stopped) + sum(self._whole)) / self._unit
-
-    def counts(self) -> tuple[list[float], list[float]]:
-        """For each depth 1, 2, ..: how often the tokens before were accepted and this one drafted; and accepted."""
-        trials, successes, reached = [], [], 0.0
-        for depth in range(self._deepest, 0, -1):
-            reached += self._whole[depth]
-            successes.append(reached / self._unit)
-            reached += self._stopped[depth - 1]
-            trials.append(reached / self._unit)
-        return trials[::-1], successes[::-1]
-
-    def conditional(self, prior: Sequence[float]) -> list[float]:
-        """Acceptance at each depth given that all before were accepted, on top of `prior`."""
-        trials, successes = self.counts()
-        whole = _surprise(trials, successes, prior)
-        if whole != 1.0:
-            prior = [_shift(rate, whole) for rate in prior]
-        return [(s + _WEIGHT * rate) / (t + _WEIGHT) for t, s, rate in zip(trials, successes, prior, strict=True)]
 
 
 class _Row:
@@ -482,11 +425,11 @@ class _Row:
             return self._seen[width].conditional(pooled(self.method, width))[:deepest]
         counts = [(*lengths.counts(), pooled(self.method, other)) for other, lengths in self._seen.items()]
         trials, successes, expected = ([x for count in counts for x in count[kind]] for kind in range(3))
-        whole = _surprise(trials, successes, expected)
+        whole = surprise(trials, successes, expected)
         rates = []
         for depth, prior in enumerate(pooled(self.method, width)[:deepest]):
-            here = [(tried[depth], passed[depth], _shift(hoped[depth], whole)) for tried, passed, hoped in counts]
-            rates.append(_shift(prior, whole * _surprise(*zip(*here, strict=True))))
+            here = [(tried[depth], passed[depth], shift(hoped[depth], whole)) for tried, passed, hoped in counts]
+            rates.append(shift(prior, whole * surprise(*zip(*here, strict=True))))
         return rates
 
     def seen(self) -> float:
@@ -502,107 +445,6 @@ class _Row:
         if self.idle >= 32:
             for lengths in self._seen.values():
                 lengths.fade(0.25)
-
-
-class BlockTimes:
-    """Expected seconds of a block: the table, corrected by the blocks that have run.
-
-    log(measured / table) is taken as g + own: g, common to everything (the machine is slower now than when the table
-    was measured), follows within some blocks; own, a shape's constant error, is learnt when the shape is new and
-    hardly moves afterwards. Both are medians, so single slow blocks change neither.
-
-    Args:
-        costs: the table.
-    """
-
-    def __init__(self, costs: StepCosts) -> None:
-        self.costs = costs
-        self._common: deque[float] = deque(maxlen=9)
-        self._g = 0.0
-        self._own: dict[tuple[int, BlockShape], _Own] = {}
-        self._kind: dict[tuple[int, bool], float] = {}
-        self._count: Counter[tuple[int, bool]] = Counter()
-        self._table: dict[tuple[int, BlockShape, int], float] = {}
-
-    def expect(self, rows: int, shape: BlockShape, columns: int) -> float:
-        """Seconds of the next block of this shape."""
-        return self._base(rows, shape, columns) * math.exp(self._g + self._error(rows, shape))
-
-    def scale(self) -> float:
-        """What the machine's present speed makes of the table's seconds."""
-        return math.exp(self._g)
-
-    def hope(self, rows: int, drafts: bool) -> float:
-        """Factor by which blocks of about so many rows, with a draft or without, may yet turn out faster."""
-        return 1 - 0.3 / math.sqrt(1 + self.timed(rows, drafts))
-
-    def timed(self, rows: int, drafts: bool) -> int:
-        """Blocks of about so many rows that have been timed."""
-        return self._count[rows.bit_length(), drafts]
-
-    def observe(self, rows: int, shape: BlockShape, columns: int, seconds: float) -> None:
-        """Learn from one block; not the first after a change of rows or shape, which rebuilds tensors."""
-        self._count[rows.bit_length(), shape.draft_len > 0] += 1
-        ratio = math.log(max(seconds, 1e-9) / self._base(rows, shape, columns))
-        kind, key = (rows.bit_length(), shape.draft_len > 0), (rows.bit_length(), shape)
-        if len(self._common) < 5:  # the first blocks say how fast the machine is, nothing about shapes
-            self._common.append(ratio)
-            self._g = statistics.median(self._common)
-            return
-        own = self._own.get(key)
-        if own is None:
-            own = self._own[key] = _Own(self._kind.get(kind, 0.0))
-        if own.settled:
-            self._common.append(ratio - own.value)
-            self._g = statistics.median(self._common)
-        own.add(ratio - self._g)
-        self._kind[kind] = own.value
-
-    def _error(self, rows: int, shape: BlockShape) -> float:
-        own = self._own.get((rows.bit_length(), shape))
-        return own.value if own else self._kind.get((rows.bit_length(), shape.draft_len > 0), 0.0)
-
-    def _base(self, rows: int, shape: BlockShape, columns: int) -> float:
-        key = rows, shape, columns // 64
-        if key not in self._table:
-            self._table[key] = max(self.costs.block(rows, shape, columns // 64 * 64 + 64), 1e-9)
-        return self._table[key]
-
-
-class _Own:
-    """A shape's own log-error: the median of its first blocks and two guesses, then a slow, clipped average."""
-
-    def __init__(self, guess: float) -> None:
-        self.value = guess
-        self._first = [guess, guess]
-
-    @property
-    def settled(self) -> bool:
-        return len(self._first) >= 7
-
-    def add(self, error: float) -> None:
-        if len(self._first) < 11:
-            self._first.append(error)
-            self.value = statistics.median(self._first[2:] if len(self._first) > 4 else self._first)
-        else:
-            self.value += 0.05 * max(-0.2, min(0.2, error - self.value))
-        self.value = max(-0.7, min(0.7, self.value))  # beyond that the machine was busy while the shape was new
-
-
-def _surprise(trials: Sequence[float], successes: Sequence[float], expected: Sequence[float]) -> float:
-    """Factor on the odds of acceptance by which observations differ from expectation, drawn towards 1."""
-    tried, passed, hoped = sum(trials), sum(successes), sum(map(mul, trials, expected))
-    if tried <= 0:
-        return 1.0
-    rate = min(max(hoped / tried, 0.01), 0.99)
-    won, lost = (passed + _WEIGHT * rate), (tried - passed + _WEIGHT * (1 - rate))
-    odds: float = won / lost * (1 - rate) / rate
-    return odds
-
-
-def _shift(rate: float, odds: float) -> float:
-    """The probability whose odds are `odds` times those of `rate`."""
-    return rate * odds / (rate * odds + 1 - rate)
 
 
 def _missed(request: Planned) -> int:
