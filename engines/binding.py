@@ -19,14 +19,16 @@ to the other sessions."""
 _NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.bool: np.bool_}
 
 
-def open_session(path: Path, threads: int) -> ort.InferenceSession:
+def open_session(path: Path, threads: int, arena: bool = True) -> ort.InferenceSession:
     """A session of the CPU provider.
 
     Args:
         path: an ONNX file.
         threads: intra-op threads.
+        arena: keep the memory of intermediate results, which never shrinks; faster for large ones.
     """
     options = ort.SessionOptions()
+    options.enable_cpu_mem_arena = arena
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3

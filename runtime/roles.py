@@ -84,6 +84,8 @@ class _EngineRole:
         self._contexts: dict[int, Context] = {}
         self._steps: dict[int, tuple[Inputs, Step, Tensor]] = {}
         self._kept: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._spare: dict[str, Tensor] = {}
+        self._copies: dict[tuple[str, torch.Size], Tensor] = {}
         self._logits = torch.empty(0, dtype=engine.spec.torch_dtype)
         self._nothing = torch.zeros(0, dtype=torch.int64)
         self._columns = torch.arange(engine.spec.capacity)
@@ -131,6 +133,21 @@ class _EngineRole:
             else plain.copy_(logits[..., : self.vocab_size])
         )
 
+    def _keep(self, what: str, logits: Tensor) -> Tensor:
+        """Logits in memory of this role, one for each `what`.
+
+        What a compiled function is given, its binding keeps alive, one for each shape of block: new logits each time
+        would add up.
+        """
+        kept = self._copies.get((what, logits.shape))
+        if kept is None:
+            size, memory = logits.numel(), self._spare.get(what)
+            if memory is None or memory.numel() < size:
+                memory = self._spare[what] = torch.empty(size, dtype=logits.dtype)
+                self._copies.clear()
+            kept = self._copies[what, logits.shape] = memory[:size].view(logits.shape)
+        return kept.copy_(logits)
+
     def _memory(self, rows: int, first: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
         """Memory for the engine's logits and for their plain form, and the positions they belong to."""
         found = self._kept.get((rows, first, end))
@@ -166,7 +183,7 @@ class EngineAuxiliary(_EngineRole):
         paths = root_paths(len(batch.committed)) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
-                logits = batch.constraints.adjust(logits, *paths)
+                logits = self._keep("adjusted", batch.constraints.adjust(logits, *paths))
             noise, place = batch.noise.gumbel[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows)
             levels.append(grown)
@@ -198,14 +215,14 @@ class EngineTarget(_EngineRole):
             return logits
         column = pad(batch.rows.score_layout.column + 1, (1, 0))
         at = column + (self._columns[: len(column)] * (1 + nodes))[:, None]
-        return logits.flatten(0, 1).index_select(0, at.flatten()).view_as(logits)
+        return self._keep("mixed", logits.flatten(0, 1).index_select(0, at.flatten()).view_as(logits))
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
         """See `Target.accept`. Both models are filtered under the same constraints; log-probabilities are without."""
         adjusted = logits
         if batch.constraints:
             paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))
-            adjusted = batch.constraints.adjust(logits, *paths)
+            adjusted = self._keep("adjusted", batch.constraints.adjust(logits, *paths))
         context = self._context(batch, batch.shape.draft_len * batch.shape.score_width)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
         return functions.decide(draft, adjusted, logits, batch.noise, batch.committed, batch.rows)
