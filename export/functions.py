@@ -23,7 +23,7 @@ from tqdm import tqdm
 from engines.binding import leaves
 from engines.folder import write_folder
 from engines.graphs import ARGUMENT, write_manifest
-from export.graph import _quiet
+from export.graph import quiet
 from mtad import block
 from mtad.block import Begun, Context, Draft, Grown
 from mtad.distribution import Candidates
@@ -172,7 +172,7 @@ def compile_function(path: Path, function: Callable[..., Any], arguments: tuple[
     dims |= {1 + LEVELS: dims[LEVELS] + 1, **{1 + n: torch.export.Dim("scored") for n in nodes}}
     dims |= {2 + n: torch.export.Dim(f"held{n}") for n in (LEVELS, *nodes)}
     dynamic = [{i: dims[n] for i, n in enumerate(x.shape) if n in dims} for x in tensors]
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         program = torch.export.export(
             _Flat(function, arguments, split),
             (tensors,),

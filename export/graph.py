@@ -130,7 +130,7 @@ def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
         cache,
         cache,
     )
-    with _operators(model), _quiet(), torch.no_grad():
+    with _operators(model), quiet(), torch.no_grad():
         program = torch.onnx.export(
             StepModel(model, scatter_operator),
             example,
@@ -175,7 +175,7 @@ def _name_dimensions(path: Path, spec: EngineSpec) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter talks to stdout and warns about its own internals; neither is for our users."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.llm import LLM, Prompt
 from runtime.pair import Pair
@@ -152,6 +153,8 @@ class AsyncLLM:
     """
 
     def __init__(self, llm: LLM | Pair | Path | str, **options: Any) -> None:
+        if isinstance(llm, LLM) and options:
+            raise InvalidInput("options", sorted(options), "the LLM is made already; give them to LLM")
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, **options)
         self._inbox = _Inbox()
         self._preparing = threading.Lock()  # tokenizers are not safe for two threads at once
@@ -194,7 +197,7 @@ class AsyncLLM:
         with self._inbox.changed:
             self._check_open()
             scheduler, handed = self.llm.loop.scheduler, self._inbox.requests
-            scheduler.check(requests[0])
+            scheduler.check(*requests)
             if len(requests) > scheduler.room - handed:
                 raise QueueFull(scheduler.max_waiting - scheduler.room + handed, scheduler.pace * len(requests))
             self._inbox.submitted.append(stream)

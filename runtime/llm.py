@@ -88,6 +88,9 @@ class LLM:
         ):
             if value < least:
                 raise InvalidInput(name, value, f"give at least {least}")
+        for name, given in (("threads", threads), ("rows", rows), ("memory", memory)):
+            if isinstance(pair, Pair) and given is not None:
+                raise InvalidInput(name, given, "the pair is open already; give it to open_pair")
         nodes = max_draft_len * max_beam_width
         self.pair = pair if isinstance(pair, Pair) else open_pair(pair, threads, rows, memory, nodes, prefix_tokens)
         spec = self.pair.target.spec
@@ -162,7 +165,11 @@ class LLM:
         Raises:
             InvalidInput: prompt or parameters are unusable.
         """
-        params = params or self.pair.defaults
+        params = self.pair.defaults if params is None else params
+        if not isinstance(params, DecodingParams):
+            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidInput("priority", priority, "give an integer")
         self._constrainer.check(params)
         ids = self._token_ids(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed

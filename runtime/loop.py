@@ -111,8 +111,9 @@ class DecodingLoop:
 
     def _drafts(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
-        adaptive = request.params.adaptive and self.planner is not None
-        return request.params.drafted > 0 and (not adaptive or self.planner is None or self.planner.drafting)
+        if not request.params.drafted:
+            return False
+        return not request.params.adaptive or self.planner is None or self.planner.drafting
 
     def _stored(self, request: Request, started: float) -> None:
         seconds = time.perf_counter() - started

@@ -52,13 +52,19 @@ class Scheduler:
         self._waiting: list[tuple[int, int, Request]] = []  # heap of (-priority, order of arrival, request)
         self._arrivals = itertools.count()
 
-    def check(self, request: Request) -> None:
-        """Refuse a request that could never run.
+    def check(self, *requests: Request) -> None:
+        """Refuse requests that could never run, or never be queued together.
 
         Raises:
-            InvalidInput: its draft is larger than this scheduler allows.
+            InvalidInput: a draft is larger than this scheduler allows, or they are more than the queue ever holds.
             CapacityExceeded: prompt, new tokens and draft tree do not fit a row.
         """
+        if len(requests) > self.max_waiting:
+            raise InvalidInput("n", len(requests), f"at most {self.max_waiting} here (max_waiting)")
+        for request in requests:
+            self._check(request)
+
+    def _check(self, request: Request) -> None:
         p = request.params
         if p.drafted > self.max_draft_len:
             raise InvalidInput("draft_len", p.draft_len, f"at most {self.max_draft_len} here (max_draft_len)")
@@ -75,13 +81,10 @@ class Scheduler:
         """Queue requests, all or none of them.
 
         Raises:
-            InvalidInput: one of them is refused by `check`, or they are more than the queue ever holds.
+            InvalidInput: `check` refuses them.
             QueueFull: the queue has no room for them all just now.
         """
-        for request in requests:
-            self.check(request)
-        if len(requests) > self.max_waiting:
-            raise InvalidInput("n", len(requests), f"at most {self.max_waiting} here (max_waiting)")
+        self.check(*requests)
         if len(requests) > self.room:
             raise QueueFull(len(self._waiting), self.pace * (len(requests) - self.room))
         for request in requests:

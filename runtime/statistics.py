@@ -24,23 +24,17 @@ repetition."""
 
 
 @dataclass
-class Statistics:
-    """What one request cost.
+class Counts:
+    """What one request and all of them have in common.
 
     Attributes:
         prompt_tokens: tokens of the prompt.
         reused_tokens: of them, those whose keys and values the target took from an earlier prompt.
         tokens: tokens of the result.
-        target_passes: forward passes of the target that scored this request (prefill not counted).
+        target_passes: forward passes of the target that scored a request (prefill not counted).
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
-        queue_seconds: from submission until a row was free.
-        prefill_seconds: steps that stored this prompt's keys and values, both models, catching up included.
-        draft_seconds, score_seconds, commit_seconds: of the blocks this request took part in, shared by the batch:
-            drafting, the target's pass, and everything after it (acceptance, cache, text).
-        first_token_seconds: from submission to the first token; None before.
-        total_seconds: from submission to the end; None before.
-        acceptance_alarm: `low` or `high` once the acceptance rate of 32 drafted blocks in a row was (nearly) 0 or 1.
+        prefill_seconds, draft_seconds, score_seconds, commit_seconds: see the classes.
     """
 
     prompt_tokens: int = 0
@@ -49,15 +43,10 @@ class Statistics:
     target_passes: int = 0
     drafted: int = 0
     accepted: int = 0
-    queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     score_seconds: float = 0.0
     commit_seconds: float = 0.0
-    first_token_seconds: float | None = None
-    total_seconds: float | None = None
-    acceptance_alarm: Alarm | None = None
-    _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
     @property
     def block_efficiency(self) -> float:
@@ -68,6 +57,27 @@ class Statistics:
     def acceptance_rate(self) -> float:
         """Accepted / drafted tokens; 0 without a draft."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass
+class Statistics(Counts):
+    """What one request cost.
+
+    Attributes:
+        queue_seconds: from submission until a row was free.
+        prefill_seconds: steps that stored this prompt's keys and values, both models, catching up included.
+        draft_seconds, score_seconds, commit_seconds: of the blocks this request took part in, shared by the batch:
+            drafting, the target's pass, and everything after it (acceptance, cache, text).
+        first_token_seconds: from submission to the first token; None before.
+        total_seconds: from submission to the end; None before.
+        acceptance_alarm: `low` or `high` once the acceptance rate of 32 drafted blocks in a row was (nearly) 0 or 1.
+    """
+
+    queue_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+    acceptance_alarm: Alarm | None = None
+    _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
     def block(self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
@@ -141,12 +151,11 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass
-class Totals:
+class Totals(Counts):
     """Running totals of a loop since it began; plain numbers that only grow, and histograms.
 
     Attributes:
         requests: ended requests by how they ended.
-        prompt_tokens, reused_tokens, tokens, target_passes, drafted, accepted: sums as in `Statistics`.
         turns: decoding blocks, each of one or more rows.
         prefill_seconds, draft_seconds, score_seconds, commit_seconds: sums over turns, each counted once.
         alarms: acceptance alarms by kind.
@@ -157,17 +166,7 @@ class Totals:
     """
 
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    tokens: int = 0
-    target_passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
     turns: int = 0
-    prefill_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    score_seconds: float = 0.0
-    commit_seconds: float = 0.0
     alarms: dict[str, int] = field(default_factory=lambda: {"low": 0, "high": 0})
     queue: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -176,16 +175,6 @@ class Totals:
     prompt: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     accepted_lengths: Histogram = field(default_factory=lambda: Histogram((*range(17), 24, 32, 48, 64)))
-
-    @property
-    def block_efficiency(self) -> float:
-        """Tokens per target pass and row."""
-        return self.tokens / self.target_passes if self.target_passes else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted / drafted tokens."""
-        return self.accepted / self.drafted if self.drafted else 0.0
 
     def turn(self, draft: float, score: float, commit: float) -> None:
         """Count one block's seconds, whatever its rows."""

@@ -191,14 +191,28 @@ def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
                 ("prompt", "", BASE),
                 ("max_tokens", "S", replace(BASE, max_tokens=999)),
                 ("draft_len", "S", replace(BASE, draft_len=9)),
+                ("n", "S", replace(BASE, n=9)),
+                ("params", "S", {"max_tokens": 3}),
             ]:
                 with pytest.raises(InvalidInput) as caught:
-                    await engine.submit(prompt, params)
+                    await engine.submit(prompt, params)  # type: ignore[arg-type]
                 assert caught.value.field == field
             with pytest.raises(CapacityExceeded):
                 await engine.submit("word " * 1000, BASE)
+            with pytest.raises(InvalidInput, match="priority"):
+                await engine.submit("S", BASE, priority="high")  # type: ignore[arg-type]
+            assert (await (await engine.submit("S", BASE)).result()).finish_reason == "length", "still serving"
 
     run(test())
+
+
+def test_options_of_what_is_made_already_are_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidInput, match="options"):
+        AsyncLLM(llm, rows=2)
+    for name, value in {"rows": 2, "memory": "1GiB", "threads": 1}.items():
+        with pytest.raises(InvalidInput) as caught:
+            LLM(llm.pair, **{name: value})  # type: ignore[arg-type]
+        assert caught.value.field == name
 
 
 def test_a_full_queue_says_when_to_try_again(llm: LLM) -> None:
