@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from engines.binding import leaves
 from engines.folder import write_folder
-from engines.graphs import ARGUMENT, write_manifest
+from engines.graphs import ARGUMENT, COMPILED, write_manifest
 from export.graph import quiet
 from mtad import block
 from mtad.block import Begun, Context, Draft, Grown
@@ -30,13 +30,14 @@ from mtad.distribution import Candidates
 from mtad.draft import Level, root, stack
 from mtad.errors import Parser, command
 from mtad.noise import Noise, draw_noise
-from mtad.params import DecodingParams
+from mtad.params import DecodingParams, Rule
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 
 OPSET = 22
 FOLDER = Path(__file__).parent.parent / "runtime" / "graphs"
 
 ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 3, 11, 64, 53
+BRANCHING, STORED = (4, 2, 1, 1, 1), 36
 NAMES = {
     ROWS: "rows",
     LEVELS: "levels",
@@ -46,6 +47,9 @@ NAMES = {
     LENGTH: "length",
     VOCABULARY: "vocabulary",
     WIDTH * CANDIDATES: "pairs",
+    BRANCHING[0]: "children",
+    STORED: "stored",
+    2 + STORED: "held",
 }
 """Sizes of the example a function is traced on. They all differ, so that a size names its dimension."""
 
@@ -67,7 +71,7 @@ class Example:
         above, sees = root(self.rows, self.shape), self.begun.sees
         for depth in range(1, self.shape.draft_len + 1):
             self.grow_arguments = (above, sees, *self._grow_arguments(depth, above.tokens.shape[1]))
-            self.grown.append(block.grow(*self.grow_arguments))
+            self.grown.append(block.grow(*self.grow_arguments, self.shape.children > 0))
             above, sees = self.grown[-1].level, self.grown[-1].inputs.mask
         self.levels: Level = stack([grown.level for grown in self.grown])
         tree, origin = block.finish(self.levels, self.rows, self.shape.selects)
@@ -86,16 +90,25 @@ class Example:
         return draft, logits, logits.clone(), noise.accept, noise.bonus, self.context.committed, self.rows
 
 
+def _branching(*arguments: Any) -> Grown:
+    return block.grow(*arguments, True)
+
+
 def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shape]]:
     """Every function to compile: name, the function, arguments to trace it on, and the block's shape."""
     base = DecodingParams(method="mtad", draft_len=LEVELS, beam_width=WIDTH, top_k=CANDIDATES)
     narrow = DecodingParams(method="mmtad", draft_len=LEVELS, beam_width=NARROW, top_k=CANDIDATES)
     wide = DecodingParams(method="mmtad", draft_len=LEVELS, beam_width=WIDTH, top_k=CANDIDATES)
+    branching = DecodingParams(method="specinfer", draft_len=LEVELS, branching=BRANCHING, top_k=CANDIDATES)
     best, mixed, whole = Example(base, base), Example(narrow, base), Example(wide, wide)
+    branches = Example(branching, base)
     yield "begin", block.begin, (mixed.context, mixed.rows), mixed.shape
     first = (root(mixed.rows, mixed.shape), mixed.begun.sees, *mixed._grow_arguments(1, 1))
     yield "grow_first", block.grow, first, mixed.shape
     yield "grow", block.grow, mixed.grow_arguments, mixed.shape
+    first = (root(branches.rows, branches.shape), branches.begun.sees, *branches._grow_arguments(1, 1))
+    yield "grow_branches_first", _branching, first, branches.shape
+    yield "grow_branches", _branching, branches.grow_arguments, branches.shape
     for name, example in (("best", best), ("mixed", mixed), ("whole", whole)):
 
         def finish(levels: Level, rows: Rows, selects: bool = example.shape.selects) -> Any:
@@ -105,31 +118,32 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     for name, example, tree in (
         ("root", best, None),
         ("chain", best, best.draft.tree),
-        ("tree", mixed, mixed.draft.tree),
+        ("tree", branches, branches.draft.tree),
     ):
         yield f"arrange_{name}", block.arrange, (tree, example.context, example.rows), example.shape
-    for name, rules, example, draft in (
-        ("root", (), best, None),
-        ("lossless_chain", ("lossless",), best, best.draft),
-        ("joint_chain", ("joint",), best, best.draft),
-        ("joint_lossless_chain", ("joint", "lossless"), best, best.draft),
-        ("joint_tree", ("joint",), mixed, mixed.draft),
-        ("joint_lossless_tree", ("joint", "lossless"), mixed, mixed.draft),
-    ):
+    yield "decide_root", _decide(()), best.decide_arguments(None), best.shape
+    for rule in COMPILED:
+        for name, example in (("chain", best), ("tree", mixed)):
+            arguments = example.decide_arguments(example.draft)
+            yield f"decide_{rule}_{name}", _decide((rule,)), arguments, example.shape
 
-        def decide(
-            draft: Draft | None,
-            adjusted: Tensor,
-            logits: Tensor,
-            accept: Tensor,
-            bonus: Tensor,
-            committed: Tensor,
-            rows: Rows,
-            rules: Any = rules,
-        ) -> Any:
-            return block.decide(draft, adjusted, logits, Noise((), accept, bonus), committed, rows, rules)
 
-        yield f"decide_{name}", decide, example.decide_arguments(draft), example.shape
+def _decide(rules: tuple[Rule, ...]) -> Callable[..., Any]:
+    """`mtad.block.decide` for rows of one rule, on tensors alone."""
+
+    def decide(
+        draft: Draft | None,
+        adjusted: Tensor,
+        logits: Tensor,
+        accept: Tensor,
+        bonus: Tensor,
+        committed: Tensor,
+        rows: Rows,
+    ) -> Any:
+        noise = Noise((), accept, bonus, accept[:, :0])
+        return block.decide(draft, adjusted, logits, noise, committed, rows, rules)
+
+    return decide
 
 
 class _Flat(torch.nn.Module):
@@ -167,7 +181,7 @@ def compile_function(path: Path, function: Callable[..., Any], arguments: tuple[
     for tensor in leaves(arguments):
         width = nodes.get(tensor.shape[1]) if tensor.dim() > 1 else None
         split.append(width is not None)
-        tensors.append((tensor if width is None else torch.unflatten(tensor, 1, (LEVELS, width))).contiguous())
+        tensors.append((tensor if width is None else torch.unflatten(tensor, 1, (LEVELS, width))).clone())
     dims: dict[int, Any] = {n: torch.export.Dim(name) for n, name in NAMES.items()}
     dims |= {1 + LEVELS: dims[LEVELS] + 1, **{1 + n: torch.export.Dim("scored") for n in nodes}}
     dims |= {2 + n: torch.export.Dim(f"held{n}") for n in (LEVELS, *nodes)}

@@ -72,12 +72,14 @@ class Grown(NamedTuple):
     Attributes:
         level: the level.
         first: the distribution its slot 0 was drawn from, [R, K].
-        inputs: the auxiliary's step over the level; not to be run for the last one.
+        inputs: the drafter's step over the level; not to be run for the last one.
+        above: of a branching draft, the distributions after each node of the level above, [R, B, K]; else None.
     """
 
     level: Level
     first: Candidates
     inputs: Inputs
+    above: Candidates | None = None
 
 
 class Draft(NamedTuple):
@@ -87,21 +89,25 @@ class Draft(NamedTuple):
         tree: what the target is to score.
         origin: int64 [R, N], for each node of `tree` the node of the auxiliary's own tree that it is.
         q: distributions that slot 0 of each level was drawn from, [draft_len, R, K].
+        above: of a branching draft, see `Grown`, level by level; else ().
     """
 
     tree: TokenTree
     origin: Tensor
     q: Candidates
+    above: tuple[Candidates, ...] = ()
 
 
 def begin(context: Context, rows: Rows) -> Begun:
     """Start a draft.
 
     The first step runs the last two committed tokens: after a fully accepted block the last drafted token has never
-    been run, and a fixed step of two tokens costs less than a branch on how much was accepted.
+    been run, and a fixed step of two tokens costs less than a branch on how much was accepted. A row that drafts nothing
+    runs them behind its committed columns, where they change nothing.
     """
     last_two, committed, columns = context
-    tail = (committed[:, None] + index(2, committed.device) - 2).clamp(min=0)
+    idle = (rows.draft_len == 0).long() * 2
+    tail = (committed[:, None] + index(2, committed.device) - 2 + idle).clamp(min=0)
     write_at = tail[:, 0]
     # a sequence of one token has it twice, in columns 0 and 1
     mask = columns <= (write_at[:, None] + index(2, committed.device))[:, :, None]
@@ -118,6 +124,7 @@ def grow(
     holds: Tensor,
     context: Context,
     rows: Rows,
+    branches: bool = False,
 ) -> Grown:
     """Draw a level and prepare the auxiliary's step over it.
 
@@ -129,13 +136,15 @@ def grow(
         place: of the level.
         holds: as of `begin`.
         context, rows: of the block.
+        branches: whether some row's draft branches.
     """
     candidates = process(logits, rows)
-    level = expand(above, candidates, noise, rows, place)
+    level = expand(above, candidates, noise, rows, place, branches)
     mask = along(sees.squeeze(1), level.parents) | (holds == place.held)
     positions = context.committed[:, None] + place.ahead
     first = Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0])
-    return Grown(level, first, Inputs(level.tokens, positions, context.committed + place.behind, mask[:, None]))
+    inputs = Inputs(level.tokens, positions, context.committed + place.behind, mask[:, None])
+    return Grown(level, first, inputs, candidates if branches else None)
 
 
 def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:
@@ -148,7 +157,7 @@ def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]
     """
     tree = assemble(levels)
     if selects:
-        return keep_best(tree, rows.tree, rows.slots)
+        return keep_best(tree, rows)
     return tree, index(tree.tokens.shape[1], tree.tokens.device).expand_as(tree.tokens)
 
 
@@ -170,7 +179,8 @@ def arrange(tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
     tokens = torch.cat([root, tree.tokens.gather(1, layout.node_at)], 1)
     depth = depths(levels, tree.width, at.device)
     positions = at + pad(depth[layout.node_at + 1], (1, 0))
-    sees = tree.ancestors.gather(1, layout.node_at[:, :, None].expand_as(tree.ancestors))
+    ancestors = tree.ancestors
+    sees = ancestors.gather(1, layout.node_at[:, :, None].expand(-1, -1, ancestors.shape[2]))
     mask = attend(pad(sees, (0, 0, 1, 0)), tree_columns(committed, columns, layout))
     return Inputs(tokens, positions, at[:, 0], mask)
 
@@ -194,5 +204,5 @@ def decide(
     if draft is None:
         return accept(None, adjusted, logits, None, noise, rows, rules)
     q = Candidates(draft.q.ids.transpose(0, 1), draft.q.log_prob.transpose(0, 1))
-    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules)
+    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above)
     return accepted._replace(moves=moves(accepted, draft.tree, draft.origin, committed, rows))

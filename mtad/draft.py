@@ -42,12 +42,17 @@ def root(rows: Rows, shape: Shape) -> Level:
     return Level(zero, zero, zero.float(), zero.bool(), rows.draft_len > 0, paths)
 
 
-def expand(above: Level, candidates: Candidates, noise: Tensor, rows: Rows, place: Place) -> Level:
+def expand(
+    above: Level, candidates: Candidates, noise: Tensor, rows: Rows, place: Place, branches: bool = False
+) -> Level:
     """Draw the next level: W (beam, token) pairs without replacement, with probability q(path) each.
 
     Gumbel top-k over beam x token (equal to drawing pairs one by one from the renormalised joint, arXiv 2407.09722
     section 4, without replacement). Pairs of distinct beams are distinct paths, so no prefix is drafted twice. An
     ended beam competes as a single candidate, itself, with the weight it has.
+
+    The rows whose draft branches draw each beam's children from its own distribution instead, in order, without
+    replacement (arXiv 2305.09781).
 
     Args:
         above: the previous level, B beams.
@@ -55,17 +60,25 @@ def expand(above: Level, candidates: Candidates, noise: Tensor, rows: Rows, plac
         noise: Gumbel noise [R, W, K], of which the first B beams' is used; 0 gives deterministic beam search.
         rows: parameters of the rows; a row whose own width or support is smaller than W has dead slots.
         place: of the level.
+        branches: whether some row's draft branches.
     """
     (_, beams, k), width = candidates.ids.shape, noise.shape[1]
     conditional = torch.where(above.growing[:, :, None], candidates.log_prob, rows.itself)
-    joint = flat(conditional + above.log_q[:, :, None])
+    each = conditional + above.log_q[:, :, None]
+    joint = flat(each)
     # a vocabulary smaller than the width, which graphs are never given, leaves slots without any candidate
     missing = 0 if torch.compiler.is_exporting() else max(0, width - beams * k)
-    choice = (joint + flat(noise if beams == width else noise[:, :beams])).topk(width - missing, dim=-1).indices
-    log_q = joint.gather(1, choice)
-    if missing:
-        choice, log_q = pad(choice, (0, missing)), pad(log_q, (0, missing), value=-math.inf)
-    log_q = log_q + rows.slot_bias
+    scores = joint + flat(noise if beams == width else noise[:, :beams])
+    choice = scores.topk(width - missing, dim=-1).indices
+    if branches:
+        order = (each + noise[:, :beams]).topk(k, dim=-1).indices
+        own = flat(order + index(beams, choice.device, k)[:, None]).gather(1, place.branch_at)
+        choice = torch.where(rows.branches, own, pad(choice, (0, missing)))
+    if missing and not branches:
+        log_q = pad(joint.gather(1, choice), (0, missing), value=-math.inf) + place.bias
+        choice = pad(choice, (0, missing))
+    else:
+        log_q = joint.gather(1, choice) + place.bias
     if beams > 1:
         parents = rows.beam_of[choice]
         grew = above.growing.gather(1, parents)
@@ -75,7 +88,8 @@ def expand(above: Level, candidates: Candidates, noise: Tensor, rows: Rows, plac
     drafted = (log_q > -math.inf) & grew
     tokens = flat(candidates.ids).gather(1, choice)
     stops = (rows.ends[tokens] & rows.heeds) | place.ends
-    return Level(tokens, parents, log_q, drafted, drafted & ~stops, paths)
+    growing = drafted & ~stops & (log_q >= rows.log_confidence)
+    return Level(tokens, parents, log_q, drafted, growing, paths)
 
 
 def along(values: Tensor, parents: Tensor) -> Tensor:

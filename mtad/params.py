@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
 
-Rule = Literal["joint", "lossless"]
+Rule = Literal["lossless", "block", "rounds", "joint", "modal", "typical", "threshold", "rollback", "whole"]
+Drafter = Literal["auxiliary", "target"]
+Form = Literal["chain", "beams", "branches"]
 Speculation = Literal["fixed", "adaptive"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the method table: how tokens are drafted, what the target scores, which rule accepts.
+    """One row of the method table: who drafts what, what the target scores, which rule accepts.
 
     Attributes:
-        drafts: whether the auxiliary model is used at all.
-        beams: whether the draft is beam sampled (`beam_width` beams) rather than one sampled chain.
-        tree: whether the target scores every beam (True) or the best final beam only (False).
-        rule: the acceptance rule of `mtad.accept`.
+        drafter: the model that drafts; None where nothing is drafted.
+        form: of the draft: one sampled `chain`, `beams` (beam sampling, `beam_width` beams), or `branches` (each node
+            has its own children, drawn without replacement, as many as `branching` says).
+        tree: whether the target scores the whole draft rather than one path of it.
+        rule: the acceptance rule (`mtad.rules`).
         lossless: whether the output is distributed as the target's own samples.
+        drawn: whether that path is the one drawn first rather than the likeliest.
+        threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
+        confidence: default of `draft_confidence`.
     """
 
-    drafts: bool
-    beams: bool
+    drafter: Drafter | None
+    form: Form
     tree: bool
     rule: Rule
     lossless: bool
+    drawn: bool = False
+    threshold: float | None = None
+    confidence: float = 0.0
 
 
 METHODS: dict[str, Method] = {
-    "sample": Method(drafts=False, beams=False, tree=False, rule="lossless", lossless=True),
-    "speculative": Method(drafts=True, beams=False, tree=False, rule="lossless", lossless=True),
-    "mtad": Method(drafts=True, beams=True, tree=False, rule="joint", lossless=False),
-    "mmtad": Method(drafts=True, beams=True, tree=True, rule="joint", lossless=False),
+    "sample": Method(None, "chain", tree=False, rule="lossless", lossless=True),
+    "speculative": Method("auxiliary", "chain", tree=False, rule="lossless", lossless=True),
+    "block": Method("auxiliary", "chain", tree=False, rule="block", lossless=True),
+    "specinfer": Method("auxiliary", "branches", tree=True, rule="rounds", lossless=True),
+    "mtad": Method("auxiliary", "beams", tree=False, rule="joint", lossless=False, threshold=0.5),
+    "mmtad": Method("auxiliary", "beams", tree=True, rule="joint", lossless=False, threshold=0.5),
+    "modal": Method("auxiliary", "beams", tree=False, rule="modal", lossless=False, threshold=1.0),
+    "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
+    "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
+    "bild": Method("auxiliary", "chain", tree=False, rule="rollback", lossless=False, threshold=2.0, confidence=0.3),
+    "mtjd": Method("target", "beams", tree=False, rule="whole", lossless=False, drawn=True),
+    "beam": Method("target", "beams", tree=False, rule="whole", lossless=False),
 }
 
 
@@ -52,16 +71,26 @@ class DecodingParams:
     top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
 
     Attributes:
-        method: `sample` (one target token a pass), `speculative` (token-wise speculative sampling, lossless), `mtad`
-            (joint acceptance of the best beam) or `mmtad` (joint acceptance over the whole beam tree).
-        draft_len: gamma, drafted tokens a block, >= 1. Unused by `sample`.
-        beam_width: B, beams of the draft, >= 1. Unused by `sample` and `speculative`.
-        accept_threshold: tau, >= 0; a drafted prefix is accepted while p(prefix) / q(prefix) > tau. 0 accepts whatever
-            the target's own filtered distribution allows; 1 asks the target to find it likelier than the auxiliary
-            does; more is stricter still. Unused by the lossless methods.
-        temperature: divides the logits of both models, >= 0. 0 removes all randomness: greedy decoding for `sample`
-            and `speculative`; for `mtad` and `mmtad` a deterministic beam search by the auxiliary, joint acceptance on
-            the distributions of temperature 1, and the target's most likely token as bonus.
+        method: a key of `METHODS`: `sample` (one target token a pass), `speculative` (token-wise speculative sampling),
+            `block` (block verification), `specinfer` (multi-round verification of a tree), `mtad` (joint acceptance of
+            the best beam), `mmtad` (joint acceptance over the whole beam tree), `modal` (joint distance to the target's
+            own mode), `typical`, `threshold`, `bild`; `mtjd` and `beam`, in which the target itself drafts.
+        draft_len: gamma, drafted tokens a block at most, >= 1. Unused by `sample`.
+        beam_width: B, beams of the draft, >= 1. Unused by methods that draft no beams.
+        branching: children of each node of `specinfer`'s tree, level by level; the first `draft_len` levels count.
+        accept_threshold: >= 0; what it bounds is the rule's (`mtad.rules`); None takes the method's own. `mtad`,
+            `mmtad`: tau, a drafted prefix is accepted if p(prefix) / q(prefix) > tau; 0 accepts whatever the target's
+            own filtered distribution allows; 1 asks the target to find it likelier than the auxiliary does; more is
+            stricter still. `threshold`: the same ratio, token by token. `modal`: nats that a block may lie below the
+            target's mode. `typical`: epsilon, least probability of a token that is always accepted. `bild`: nats of a
+            token at which the target takes over. Unused by the other methods.
+        draft_confidence: 0 .. 1. A drafted path whose joint likelihood under the auxiliary falls below it is not
+            continued, so a block drafts as far as the auxiliary is sure of what it drafts, up to `draft_len`. 0 always
+            drafts on. `bild`: the target decides wherever the auxiliary's most likely token is less likely than this.
+            None takes the method's own.
+        temperature: divides the logits of both models, >= 0. 0 removes all randomness: greedy decoding for the lossless
+            methods; the others draft by deterministic beam search, accept on the distributions of temperature 1, and
+            add the target's most likely token.
         top_k: both models keep their `top_k` most likely tokens; 0 keeps all.
         top_p: both models then keep the fewest tokens whose probability reaches `top_p`, in (0, 1]; 1 keeps all.
         seed: key of the request's random numbers, 0 .. 2**63 - 1; None draws one.
@@ -88,7 +117,9 @@ class DecodingParams:
     method: str = "mtad"
     draft_len: int = 4
     beam_width: int = 4
-    accept_threshold: float = 0.5
+    branching: tuple[int, ...] = (4, 2, 2)
+    accept_threshold: float | None = None
+    draft_confidence: float | None = None
     temperature: float = 1.0
     top_k: int = 10
     top_p: float = 0.9
@@ -111,13 +142,22 @@ class DecodingParams:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
-        _integer("draft_len", self.draft_len, 1, 64)
+        _integer("draft_len", self.draft_len, 1, 128)
         _integer("beam_width", self.beam_width, 1, 64)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
         _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
-        _real("accept_threshold", self.accept_threshold, 0.0, math.inf, "at least 0 and finite")
+        if not isinstance(self.branching, tuple) or not self.branching:
+            raise InvalidInput("branching", self.branching, "give children a node, one number a level, such as 4,2,2")
+        for children in self.branching:
+            _integer("branching", children, 1, 64)
+        if math.prod(self.branching) > 64:
+            raise InvalidInput("branching", self.branching, "a level may have at most 64 nodes; give fewer children")
+        if self.accept_threshold is not None:
+            _real("accept_threshold", self.accept_threshold, 0.0, math.inf, "at least 0 and finite")
+        if self.draft_confidence is not None:
+            _real("draft_confidence", self.draft_confidence, 0.0, 1.0, "from 0 to 1")
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
@@ -146,6 +186,8 @@ class DecodingParams:
             raise InvalidInput("ignore_eos", True, "a constrained text ends where its language ends; leave it out")
         if self.speculation not in (None, "fixed", "adaptive"):
             raise InvalidInput("speculation", self.speculation, "give fixed or adaptive")
+        if self.speculation == "adaptive" and self.drafts and not self.flexible:
+            raise InvalidInput("speculation", "adaptive", f"{self.method} has one draft only; leave it out")
 
     @property
     def spec(self) -> Method:
@@ -158,19 +200,43 @@ class DecodingParams:
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
+    def threshold(self) -> float:
+        """`accept_threshold`, or the method's own; 0 for a rule without one."""
+        return self.accept_threshold if self.accept_threshold is not None else self.spec.threshold or 0.0
+
+    @property
+    def confidence(self) -> float:
+        """`draft_confidence`, or the method's own."""
+        return self.draft_confidence if self.draft_confidence is not None else self.spec.confidence
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted."""
+        return self.spec.drafter is not None
+
+    @property
     def drafted(self) -> int:
         """Levels of the draft tree; 0 for `sample`."""
-        return self.draft_len if self.spec.drafts else 0
+        if not self.drafts:
+            return 0
+        return min(self.draft_len, len(self.branching)) if self.spec.form == "branches" else self.draft_len
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Nodes of each level of the draft."""
+        if self.spec.form == "branches":
+            return tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
+        return (self.beam_width if self.spec.form == "beams" else 1,) * self.drafted
 
     @property
     def draft_width(self) -> int:
-        """Beams the auxiliary runs: `beam_width`, 1 for a chain, 0 without a draft."""
-        return (self.beam_width if self.spec.beams else 1) if self.spec.drafts else 0
+        """Nodes of the draft's widest level; 0 without a draft."""
+        return max(self.widths, default=0)
 
     @property
     def score_width(self) -> int:
-        """Nodes a level that the target scores: `beam_width` for a tree, 1 for a chain, 0 without a draft."""
-        return self.beam_width if self.spec.tree else min(self.draft_width, 1)
+        """Nodes of the widest level that the target scores; 1 for a chain, 0 without a draft."""
+        return self.draft_width if self.spec.tree else min(self.draft_width, 1)
 
     @property
     def constrained(self) -> bool:
@@ -178,30 +244,42 @@ class DecodingParams:
         return any(getattr(self, name) is not None for name in LANGUAGES)
 
     @property
+    def flexible(self) -> bool:
+        """Whether the draft may be made shorter or narrower without changing what the method promises."""
+        return self.spec.drafter == "auxiliary" and self.spec.form != "branches"
+
+    @property
     def adaptive(self) -> bool:
         """Whether the runtime may draft less than asked."""
         if self.speculation is None:
-            return self.spec.lossless and self.spec.drafts and (self.seed is None or self.temperature == 0)
-        return self.speculation == "adaptive" and self.spec.drafts
+            return self.spec.lossless and self.flexible and (self.seed is None or self.temperature == 0)
+        return self.speculation == "adaptive" and self.flexible
 
     @property
     def longest_tree(self) -> int:
         """KV columns a block may write beyond the committed tokens, in either cache."""
-        return self.drafted * self.draft_width
+        return sum(self.widths)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:
-        """Parameters from untyped values, on top of `base`; an unknown field is refused by name."""
+        """Parameters from untyped values, on top of `base`; an unknown field is refused by name.
+
+        Another method than the base's does not inherit what means something else to each: threshold and confidence.
+        """
         known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {', '.join(sorted(known))}")
         values = dict(values)
-        if isinstance(values.get("stop"), list):
-            values["stop"] = tuple(values["stop"])
+        for name in ("stop", "branching"):
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys
             values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
-        return replace(base or cls(), **values)
+        base = base or cls()
+        if values.get("method", base.method) != base.method:
+            base = replace(base, accept_threshold=None, draft_confidence=None, speculation=None)
+        return replace(base, **values)
 
 
 def _token(key: object) -> object:

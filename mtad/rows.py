@@ -19,34 +19,38 @@ class Shape(NamedTuple):
 
     Attributes:
         draft_len: D, levels of the tree.
-        width: W, beams the auxiliary drafts a level.
-        score_width: nodes a level that the target scores.
+        width: W, nodes of a drafted level.
+        score_width: nodes of a level that may be scored.
+        scored: nodes that the target scores, padded to the row with most of them.
         candidates: K, most likely tokens looked at per position; V where any row has no top-k, else at least W, so that
             the root alone has a candidate for every slot.
-        selects: whether some row is scored along its best beam only, out of several.
+        selects: whether some row is scored along one path only, out of several.
         rules: acceptance rules of the rows that draft.
-        mixed: whether some row's scored tree is narrower than the batch's, so that its nodes do not lie in order.
+        mixed: whether some row's scored tree has fewer nodes than the batch's, so that they do not lie in order.
+        children: C, most children a node of a branching draft has; 0 where no row's draft branches.
     """
 
     draft_len: int
     width: int
     score_width: int
+    scored: int
     candidates: int
     selects: bool
     rules: tuple[Rule, ...]
     mixed: bool
+    children: int
 
 
 class Layout(NamedTuple):
     """In which cache column, behind the committed ones, each node of a padded tree lies.
 
-    A row narrower than the batch's tree keeps its own nodes together, in the columns they would have without the rest
+    A row with fewer nodes than the batch's tree keeps its own together, in the columns they would have without the rest
     of the batch: attention then adds them up in the same order, to the bit.
 
     Attributes:
-        node_at: int64 [R, N], node of each column.
-        column: int64 [R, N], column of each node.
-        held: int64 [R, N + 2], `node_at` + 1 between a 0 and an N + 1: what the columns from the last committed one to
+        node_at: int64 [R, M], node of each of the M columns that are stored.
+        column: int64 [R, N], column of each node; beyond M for nodes that are not stored.
+        held: int64 [R, M + 2], `node_at` + 1 between a 0 and an N + 1: what the columns from the last committed one to
             the first beyond the tree hold.
     """
 
@@ -62,16 +66,24 @@ class Rows(NamedTuple):
         inverse_temperature: float32 [R, 1, 1].
         rank_bias: float32 [R, 1, K], 0 for the `top_k` most likely tokens, -inf below.
         top_p: float32 [R, 1, 1]; 2 where top-p is off, so that rounding of the mass cannot drop a token.
-        log_threshold: float32 [R, 1], log tau; -inf for tau = 0.
+        threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
+            `threshold` its logarithm, -inf for 0.
+        log_confidence: float32 [R, 1], log-likelihood below which a path is not continued; -inf for never.
+        log_fallback: float32 [R, 1], `bild`: log-probability below which the target decides; -inf for never.
         itself: float32 [K], conditional log-probability of an ended beam's only candidate, itself: 0, -inf, -inf, ..
-        width: int64 [R], beams the row's draft is stored with: its own, or W where it drafts nothing.
+        level_at: int64 [D, R], column of each level's first node behind the committed ones, in the draft's cache.
         draft_layout, score_layout: columns of the draft's and the scored tree's nodes; where every row is as wide as
             the batch, node n is in column n.
-        slot_bias: float32 [R, W], 0 for the slots of the row's own beams, -inf for the others.
+        level_bias: float32 [D, R, W], 0 for the slots of the row's own nodes, -inf for the others.
+        branch_at: int64 [D, R, W], of a branching draft: the slot's place among what its level is drawn from, its
+            parent x K + the rank at which it was drawn.
+        branches: bool [R, 1], the row's draft branches.
+        child_at: int64 [R, 1 + N, C], scored node of each child of root and nodes, of a branching draft; -1 for none.
         slots: int64 [score_width], 0, 1, ..
         draft_len: int64 [R, 1], tokens a path of the row's draft has at most.
-        tree: bool [R], the target scores all beams of this row rather than the best one.
-        lossless: bool [R], the row is accepted by the `lossless` rule, else by `joint`.
+        tree: bool [R], the target scores all of this row's draft rather than one path.
+        drawn: bool [R], that path is the one drawn first, in slot 0, rather than the likeliest.
+        rule: int64 [R], the row's rule, as its index in the shape's; -1 where nothing is drafted: any rule will do.
         beam_of: int64 [W K], the beam of each (beam, candidate) pair.
         ends: bool [V], tokens that end a text.
         heeds: bool [R, 1], whether they end this row's.
@@ -80,16 +92,22 @@ class Rows(NamedTuple):
     inverse_temperature: Tensor
     rank_bias: Tensor
     top_p: Tensor
-    log_threshold: Tensor
+    threshold: Tensor
+    log_confidence: Tensor
+    log_fallback: Tensor
     itself: Tensor
-    width: Tensor
+    level_at: Tensor
     draft_layout: Layout
     score_layout: Layout
-    slot_bias: Tensor
+    level_bias: Tensor
+    branch_at: Tensor
+    branches: Tensor
+    child_at: Tensor
     slots: Tensor
     draft_len: Tensor
     tree: Tensor
-    lossless: Tensor
+    drawn: Tensor
+    rule: Tensor
     beam_of: Tensor
     ends: Tensor
     heeds: Tensor
@@ -106,15 +124,24 @@ def block_shape(params: Sequence[DecodingParams], vocab_size: int) -> Shape:
     """The smallest block shape that holds every row."""
     width = max(p.draft_width for p in params)
     score_width = max(p.score_width for p in params)
+    levels = max(p.drafted for p in params)
+    branching = [p.branching[: p.drafted] for p in params if p.spec.form == "branches"]
     return Shape(
-        draft_len=max(p.drafted for p in params),
+        draft_len=levels,
         width=width,
         score_width=score_width,
+        scored=max(sum(_scored(p)) for p in params),
         candidates=min(vocab_size, max(width, *(top_k_of(p, vocab_size) for p in params))),
         selects=width > 1 and not all(p.spec.tree for p in params),
         rules=tuple(sorted({p.spec.rule for p in params if p.drafted})),
-        mixed=any(p.score_width not in (0, score_width) for p in params),
+        mixed=bool(branching) or any(p.score_width not in (0, score_width) for p in params),
+        children=max((c for row in branching for c in row), default=0),
     )
+
+
+def _scored(params: DecodingParams) -> tuple[int, ...]:
+    """Nodes of each level that the target scores."""
+    return params.widths if params.spec.tree else (1,) * params.drafted
 
 
 def stack_rows(
@@ -145,35 +172,92 @@ def stack_rows(
         beyond = torch.arange(size, device=device) >= torch.tensor(counts, device=device)[:, None]
         return torch.zeros(len(counts), size, device=device).masked_fill(beyond, -math.inf)
 
-    def layout(beams: list[int], width: int) -> Layout:
-        node = torch.arange(shape.draft_len * width, device=device)
+    def layout(widths: Tensor, width: int, stored: int) -> Layout:
+        node = torch.arange(levels * width, device=device)
         level, slot = node // max(width, 1), node % max(width, 1)
-        mine = torch.tensor(beams, device=device)[:, None]
-        node_at = torch.where(slot < mine, level * mine + slot, len(node) + node).argsort(-1)
+        mine = slot < widths[:, level]
+        order = torch.where(mine, node, len(node) + node).argsort(-1)
+        node_at = order[:, :stored].contiguous()
         held = pad(pad(node_at + 1, (1, 0)), (0, 1), value=len(node) + 1)
-        return Layout(node_at, node_at.argsort(-1), held)
+        return Layout(node_at, order.argsort(-1), held)
 
-    ends = frozenset(eos)
-    own = [p.draft_width for p in params]
-    widths = [w or shape.width for w in own]
+    levels, ends = shape.draft_len, frozenset(eos)
+
+    def by_level(values: list[tuple[int, ...]]) -> Tensor:
+        """[R, D], 0 for levels that a row has not."""
+        padded = [row + (0,) * (levels - len(row)) for row in values]
+        return torch.tensor(padded, dtype=torch.int64, device=device).view(len(params), levels)
+
+    own = by_level([p.widths for p in params])
+    # a row that drafts nothing is laid out as the batch is: it has no nodes to keep together
+    drafted = by_level([p.widths or (shape.width,) * levels for p in params])
+    scored = by_level([_scored(p) or (shape.score_width,) * levels for p in params])
+    bias = torch.zeros(levels, len(params), shape.width, device=device)
+    # beams that end are carried down to the batch's last level; branches are not
+    kept = by_level([p.widths if p.spec.form == "branches" else p.widths[-1:] * levels for p in params])
+    beyond = torch.arange(shape.width, device=device) >= kept.T[:, :, None]
+    children = by_level([p.branching[: p.drafted] if p.spec.form == "branches" else () for p in params])
+    branch_at, child_at = _branches(children, own, shape)
+    bild = [p.spec.rule == "rollback" for p in params]
+    confidence = [0.0 if b else p.confidence for b, p in zip(bild, params, strict=True)]
     return Rows(
         inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
         rank_bias=first([top_k_of(p, vocab_size) for p in params], shape.candidates)[:, None],
         top_p=column([p.top_p if p.top_p < 1 else 2.0 for p in params])[:, :, None],
-        log_threshold=column([math.log(p.accept_threshold) if p.accept_threshold > 0 else -math.inf for p in params]),
+        threshold=column([_threshold(p) for p in params]),
+        log_confidence=column(list(map(_log, confidence))),
+        log_fallback=column([_log(p.confidence) if b else -math.inf for b, p in zip(bild, params, strict=True)]),
         itself=first([1], shape.candidates)[0],
-        width=torch.tensor(widths, device=device),
-        draft_layout=layout(widths, shape.width),
-        score_layout=layout([p.score_width or shape.score_width for p in params], shape.score_width),
-        slot_bias=first(own, shape.width),
+        level_at=(drafted.cumsum(1) - drafted).T.contiguous(),
+        draft_layout=layout(drafted, shape.width, levels * shape.width),
+        score_layout=layout(scored, shape.score_width, shape.scored),
+        level_bias=bias.masked_fill(beyond, -math.inf),
+        branch_at=branch_at,
+        branches=torch.tensor([[p.spec.form == "branches"] for p in params], device=device),
+        child_at=child_at,
         slots=torch.arange(shape.score_width, device=device),
         draft_len=torch.tensor([[p.drafted] for p in params], device=device),
         tree=torch.tensor([p.spec.tree for p in params], device=device),
-        lossless=torch.tensor([p.spec.rule == "lossless" for p in params], device=device),
+        drawn=torch.tensor([p.spec.drawn and p.temperature > 0 for p in params], device=device),
+        rule=torch.tensor([shape.rules.index(p.spec.rule) if p.drafted else -1 for p in params], device=device),
         beam_of=torch.arange(shape.width * shape.candidates, device=device) // shape.candidates,
         ends=torch.tensor([token in ends for token in range(vocab_size)], device=device),
         heeds=torch.tensor([[not p.ignore_eos] for p in params], device=device),
     )
+
+
+RATIOS = ("joint", "threshold")
+"""Rules that bound a likelihood ratio."""
+
+
+def _threshold(params: DecodingParams) -> float:
+    """As `Rows` has it; nothing is bounded where nothing is drafted, whatever the rule of the others."""
+    if not params.drafts:
+        return math.inf
+    return _log(params.threshold) if params.spec.rule in RATIOS else params.threshold
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _branches(children: Tensor, own: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """`Rows.branch_at` and `Rows.child_at`, from the children [R, D] and the nodes [R, D] of each row's levels."""
+    (count, levels), width, device = own.shape, shape.score_width, own.device
+    if not shape.children:
+        return torch.zeros(levels, count, shape.width, dtype=torch.int64, device=device), torch.zeros(count, 0, 0, dtype=torch.int64, device=device)
+    drafted, slots = torch.arange(shape.width, device=device), torch.arange(width, device=device)
+    each = children.T[:, :, None].clamp(min=1)
+    mine = (drafted < own.T[:, :, None]) & (children.T[:, :, None] > 0)
+    at = torch.where(mine, drafted // each * shape.candidates + drafted % each, 0)
+    child, found = torch.arange(shape.children, device=device), []
+    for level in range(levels):
+        parents = slots[: 1 if level == 0 else width]
+        slot = parents[:, None] * children[:, level, None, None] + child
+        alive = (child < children[:, level, None, None]) & (slot < own[:, level, None, None])
+        found.append(torch.where(alive, slot + level * width, -1))
+    found.append(torch.full((count, width, shape.children), -1, device=device))
+    return at, torch.cat(found, 1)
 
 
 class Place(NamedTuple):
@@ -186,6 +270,8 @@ class Place(NamedTuple):
         ahead: int64 [1, W], how far behind the first committed column its tokens' positions are: depth - 1.
         behind: int64 [R], how many columns after the committed ones its first node is.
         ends: bool [R, 1], whether a path that reaches this level is as long as the row drafts.
+        bias: float32 [R, W], of `Rows.level_bias`.
+        branch_at: int64 [R, W], of `Rows.branch_at`.
     """
 
     here: Tensor
@@ -194,11 +280,13 @@ class Place(NamedTuple):
     ahead: Tensor
     behind: Tensor
     ends: Tensor
+    bias: Tensor
+    branch_at: Tensor
 
 
 def places(rows: Rows, shape: Shape) -> tuple[Place, ...]:
     """The levels of a draft, first to last."""
-    levels, width, device = shape.draft_len, shape.width, rows.width.device
+    levels, width, device = shape.draft_len, shape.width, rows.rule.device
     slots = torch.arange(width, device=device)[:, None]
     return tuple(
         Place(
@@ -206,8 +294,10 @@ def places(rows: Rows, shape: Shape) -> tuple[Place, ...]:
             slots=slots,
             held=slots + (level * width + 1),
             ahead=torch.full((1, width), level, device=device),
-            behind=rows.width * level,
+            behind=rows.level_at[level],
             ends=rows.draft_len <= level + 1,
+            bias=rows.level_bias[level],
+            branch_at=rows.branch_at[level],
         )
         for level in range(levels)
     )

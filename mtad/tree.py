@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.rows import Layout, index
+from mtad.rows import Layout, Rows, index
 
 
 class TokenTree(NamedTuple):
@@ -74,16 +74,16 @@ class TokenTree(NamedTuple):
         with dead slots or levels changes none.
         """
         if self.width == 1:
-            return _running_sum(values)
+            return running_sum(values)
         rows, nodes = values.shape
         at = (self.paths + index(self.levels, values.device, self.width)).flatten(1)
         level = depths(self.levels, self.width, values.device)[1:]
         below = index(self.levels, values.device) >= level[:, None]
         on_path = values.gather(1, at).view(rows, nodes, self.levels).masked_fill(below, 0.0)
-        return _running_sum(on_path)[..., -1]
+        return running_sum(on_path)[..., -1]
 
 
-def _running_sum(values: Tensor) -> Tensor:
+def running_sum(values: Tensor) -> Tensor:
     """Running sum over the last axis, rounded at every step: as the operator CumSum adds; torch's cumsum does not."""
     if torch.compiler.is_exporting():
         return values.cumsum(-1)
@@ -135,37 +135,38 @@ def _depths(levels: int, width: int, device: torch.device) -> Tensor:
 _cached_depths = lru_cache(maxsize=256)(_depths)
 
 
-def keep_best(tree: TokenTree, whole: Tensor, slots: Tensor) -> tuple[TokenTree, Tensor]:
-    """What the target scores of a draft: the whole tree of some rows, the best final beam of the others.
+def keep_best(tree: TokenTree, rows: Rows) -> tuple[TokenTree, Tensor]:
+    """What the target scores of a draft: the whole tree of some rows, one path of the others.
 
     Args:
         tree: the draft.
-        whole: bool [R], rows whose whole tree is scored; their own width must be <= the result's.
-        slots: int64 [width], 0, 1, ..: nodes a level of the result; other rows' chain is in slot 0.
+        rows: parameters; `tree`, whose own width must be <= the result's, `drawn`, and `slots`, as many as the result
+            has nodes a level. Other rows' path is in slot 0.
 
     Returns:
         the scored tree, and for each of its nodes the node of the draft it came from, int64 [R, levels * width].
     """
-    rows, levels, width = tree.tokens.shape[0], tree.levels, slots.shape[0]
-    best = tree.path(tree.best_final())
+    count, levels, width = tree.tokens.shape[0], tree.levels, rows.slots.shape[0]
+    first = (rows.draft_len.squeeze(1) - 1).clamp(min=0) * tree.width  # slot 0 of the row's own last level
+    best = tree.path(torch.where(rows.drawn, first, tree.best_final()))
     base = index(levels, best.device)
     if width == 1:
         chain = TokenTree(
             tokens=tree.tokens.gather(1, best),
-            parents=(base - 1).expand(rows, levels),
+            parents=(base - 1).expand(count, levels),
             log_q=tree.log_q.gather(1, best),
             drafted=tree.drafted.gather(1, best),
-            paths=torch.zeros_like(tree.paths[:, :1]).expand(rows, levels, levels),
+            paths=torch.zeros_like(tree.paths[:, :1]).expand(count, levels, levels),
         )
         return chain, best
-    keep = whole[:, None, None]
+    keep, slots = rows.tree[:, None, None], rows.slots
     origin = torch.where(keep, (base * tree.width)[:, None] + slots, best[:, :, None]).flatten(1)
-    alive = (keep | (slots == 0)).expand(rows, levels, width).flatten(1)
-    up = tree.parents.gather(1, origin).view(rows, levels, width)
+    alive = (keep | (slots == 0)).expand(count, levels, width).flatten(1)
+    up = tree.parents.gather(1, origin).view(count, levels, width)
     above = (base - 1)[:, None]
     slot = torch.where(keep, up - above * tree.width, 0).clamp(max=width - 1)
     up = torch.where(up < 0, -1, slot + above * width)
-    paths = tree.paths.gather(1, origin[:, :, None].expand(rows, levels * width, levels))
+    paths = tree.paths.gather(1, origin[:, :, None].expand(count, levels * width, levels))
     scored = TokenTree(
         tokens=tree.tokens.gather(1, origin),
         parents=up.flatten(1),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.binding import Binding, leaves, open_session
-from engines.graphs import ARGUMENT, GraphFolder
+from engines.graphs import ARGUMENT, COMPILED, GraphFolder
 from mtad import block
 from mtad.accept import Accepted
 from mtad.block import Begun, Context, Draft, Grown, Inputs
@@ -24,6 +24,7 @@ from mtad.distribution import Candidates
 from mtad.draft import Level, stack
 from mtad.errors import InvalidInput
 from mtad.noise import Noise
+from mtad.params import Rule
 from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
 
@@ -100,12 +101,12 @@ class _Eager:
         context: Context,
         rows: Rows,
     ) -> Grown:
-        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows)
+        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows, self._shape.children > 0)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         tree, origin = block.finish(stack([grown.level for grown in levels]), rows, self._shape.selects)
         first = zip(*(grown.first for grown in levels), strict=True)
-        return Draft(tree, origin, Candidates(*(torch.stack(column) for column in first)))
+        return Draft(tree, origin, Candidates(*(torch.stack(column) for column in first)), _above(levels))
 
     def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
         return block.arrange(tree, context, rows)
@@ -191,17 +192,20 @@ class _Plan:
         arguments = above, sees, logits, noise, place, begun.holds, context, rows
         call = self._calls.get(("grow", depth))
         if call is None:
-            like = block.grow(*arguments)
+            like = block.grow(*arguments, self._shape.children > 0)
             if self._levels is None:
                 self._levels = _Levels.like(like, self._shape.draft_len)
-            name = "grow_first" if above.tokens.shape[1] == 1 else "grow"
-            call = self._add("grow", name, self._levels.at(depth - 1, like.inputs), depth)
+            kind = ("_branches" if self._shape.children else "") + ("_first" if above.tokens.shape[1] == 1 else "")
+            call = self._add("grow", f"grow{kind}", self._levels.at(depth - 1, like), depth)
         call(*arguments)
         grown: Grown = call.outcome
         return grown
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
-        assert self._levels is not None, "finish comes after grow"
+        if self._levels is None:  # a draft that stopped early was grown as one of another shape
+            self._levels = _Levels.like(levels[0], len(levels))
+        if levels[0].level.tokens.data_ptr() != self._levels.level.tokens.data_ptr():
+            self._levels.take(levels)
         call = self._calls.get(("finish", 0))
         if call is None:
             kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
@@ -211,7 +215,7 @@ class _Plan:
             self._draft = Draft(tree, origin, self._levels.first)
         call(self._levels.level, rows)
         assert self._draft is not None
-        return self._draft
+        return self._draft._replace(above=_above(levels)) if self._shape.children else self._draft
 
     def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
         call = self._calls.get(("arrange", 0))
@@ -225,13 +229,33 @@ class _Plan:
     def decide(
         self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
     ) -> Accepted:
-        arguments = draft, adjusted, logits, noise.accept, noise.bonus, committed, rows
-        call = self._calls.get(("decide", 0))
+        rules = self._shape.rules if draft else ()
+        outcomes = [self._decide(rule, draft, adjusted, logits, noise, committed, rows) for rule in rules or (None,)]
+        accepted = outcomes[0]
+        for number, other in enumerate(outcomes[1:], 1):
+            accepted = _choose(rows.rule == number, other, accepted)
+        return accepted
+
+    def _decide(
+        self,
+        rule: Rule | None,
+        draft: Draft | None,
+        adjusted: Tensor,
+        logits: Tensor,
+        noise: Noise,
+        committed: Tensor,
+        rows: Rows,
+    ) -> Accepted:
+        """The outcome under one rule, for all rows."""
+        if rule is not None and rule not in COMPILED:
+            return block.decide(draft, adjusted, logits, noise, committed, rows, (rule,))
+        plain = draft._replace(above=()) if draft and draft.above else draft
+        arguments = plain, adjusted, logits, noise.accept, noise.bonus, committed, rows
+        name = "decide_root" if draft is None else f"decide_{rule}_{'chain' if draft.tree.width == 1 else 'tree'}"
+        call = self._calls.get((name, 0))
         if call is None:
-            shape = "root" if draft is None else "chain" if draft.tree.width == 1 else "tree"
-            accepted = self._eager.decide(draft, adjusted, logits, noise, committed, rows)
-            name = "_".join(["decide", *(self._shape.rules if draft else ()), shape])
-            call = self._add("decide", name, _memory(accepted))
+            rules = () if rule is None else (rule,)
+            call = self._add(name, name, _memory(block.decide(draft, adjusted, logits, noise, committed, rows, rules)))
         call(*arguments)
         decided: Accepted = call.outcome
         return decided
@@ -249,13 +273,20 @@ class _Levels(NamedTuple):
 
     @classmethod
     def like(cls, grown: Grown, count: int) -> _Levels:
-        level = Level(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.level))
+        one = grown.level._replace(paths=grown.level.paths[..., :count])
+        level = Level(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in one))
         return cls(level, Candidates(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.first)))
 
-    def at(self, index: int, inputs: Inputs) -> Grown:
-        """One level's memory, that of its step being like `inputs`."""
+    def at(self, index: int, like: Grown) -> Grown:
+        """One level's memory; what is not stacked is like `like`'s."""
         first = Candidates(*(x[index] for x in self.first))
-        return Grown(Level(*(x[index] for x in self.level)), first, _memory(inputs))
+        return Grown(Level(*(x[index] for x in self.level)), first, _memory(like.inputs), _memory(like.above))
+
+    def take(self, levels: Sequence[Grown]) -> None:
+        """Copy levels that lie in other memory."""
+        for index, grown in enumerate(levels):
+            for ours, theirs in zip((*self.level, *self.first), (*grown.level, *grown.first), strict=True):
+                ours[index] = theirs[..., : ours.shape[-1]]
 
 
 class _Call:
@@ -283,6 +314,17 @@ class _Call:
         """The shape of [R, N, ..] with its nodes by levels and slots, as a graph takes them."""
         levels = max(self._levels, 1)
         return tensor.shape[0], levels, tensor.shape[1] // levels, *tensor.shape[2:]
+
+
+def _above(levels: Sequence[Grown]) -> tuple[Candidates, ...]:
+    return tuple(grown.above for grown in levels if grown.above is not None)
+
+
+def _choose(own: Tensor, these: Any, others: Any) -> Any:
+    """Of two nested tuples of tensors, the rows [R] of the first, and the other rows of the second."""
+    if isinstance(these, Tensor):
+        return torch.where(own.view(-1, *[1] * (these.dim() - 1)), these, others)
+    return type(these)(*(_choose(own, a, b) for a, b in zip(these, others, strict=True)))
 
 
 def _memory(like: Any) -> Any:

@@ -27,10 +27,11 @@ from mtad.distribution import draw as draw_tokens
 from mtad.distribution import process as process_rows
 from mtad.draft import assemble, expand, root, stack
 from mtad.noise import Noise, draw_noise
-from mtad.params import DecodingParams
+from mtad.params import METHODS, DecodingParams
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 from mtad.tree import TokenTree, keep_best
 
+BEAMS = ("mtad", "mmtad", "modal", "typical", "mtjd", "beam")
 Tokens = tuple[int, ...]
 Model = Callable[[Tokens], NDArray[np.float32]]
 Distribution = dict[int, float]
@@ -73,7 +74,9 @@ class Settings:
     method: str
     draft_len: int
     beam_width: int
+    branching: tuple[int, ...]
     threshold: float
+    confidence: float
     temperature: float
     top_k: int
     top_p: float
@@ -86,13 +89,15 @@ class Randomness(NamedTuple):
     gumbel: NDArray[np.float32]
     accept: NDArray[np.float32]
     bonus: float
+    nodes: NDArray[np.float32]
 
 
 class Beam(NamedTuple):
-    """A drafted path and its joint log-likelihood under the auxiliary."""
+    """A drafted path and its joint log-likelihood under the drafter; of a branching draft, its slot."""
 
     tokens: Tokens
     log_q: float
+    slot: int = 0
 
 
 class Outcome(NamedTuple):
@@ -133,27 +138,46 @@ def log_likelihood(model: Model, context: Tokens, path: Tokens, settings: Settin
 
 
 def draft(
-    auxiliary: Model, context: Tokens, settings: Settings, gumbel: NDArray[np.float32], ties: Ties
+    drafter: Model, context: Tokens, settings: Settings, gumbel: NDArray[np.float32], ties: Ties
 ) -> list[list[Beam]]:
-    """Beam sampling without replacement: the beams after each level. A beam that ended competes as itself."""
-    width = settings.beam_width if settings.method in ("mtad", "mmtad") else 1
+    """Beam sampling without replacement: the beams after each level. A beam that ended competes as itself.
+
+    A branching draft draws each node's children from its own distribution instead; a node that has none is left out.
+    """
+    width = settings.beam_width if settings.method in BEAMS else 1
     beams, levels = [Beam((), 0.0)], []
+    log_confidence = math.log(settings.confidence) if settings.confidence and settings.method != "bild" else -math.inf
     for level in range(settings.draft_len):
         pool: list[tuple[float, Beam]] = []
+        branches: list[Beam] = []
         for slot, beam in enumerate(beams):
-            if beam.tokens and beam.tokens[-1] in settings.eos:
+            if beam.tokens:
+                ties.note(beam.log_q, log_confidence)
+            if beam.tokens and (beam.tokens[-1] in settings.eos or beam.log_q < log_confidence):
                 pool.append((beam.log_q + float(gumbel[level, slot, 0]), beam))
                 continue
-            q = process(auxiliary(context + beam.tokens), settings, ties)
+            q = process(drafter(context + beam.tokens), settings, ties)
+            own = []
             for rank, (token, probability) in enumerate(q.items()):
                 longer = Beam((*beam.tokens, token), beam.log_q + math.log(probability))
-                pool.append((longer.log_q + float(gumbel[level, slot, rank]), longer))
-        pool.sort(key=lambda entry: -entry[0])
-        for (above, _), (below, _) in itertools.pairwise(pool[: width + 1]):
-            ties.note(above, below)
-        beams = [beam for _, beam in pool[:width]]
+                own.append((longer.log_q + float(gumbel[level, beam.slot or slot, rank]), longer))
+            pool += own
+            if settings.method == "specinfer":
+                children = settings.branching[level]
+                branches += [
+                    child._replace(slot=beam.slot * children + at) for at, child in enumerate(drawn(own, children, ties))
+                ]
+        beams = branches if settings.method == "specinfer" else drawn(pool, width, ties)
         levels.append(beams)
     return levels
+
+
+def drawn(pool: list[tuple[float, Beam]], count: int, ties: Ties) -> list[Beam]:
+    """The beams of largest score, in order."""
+    pool = sorted(pool, key=lambda entry: -entry[0])
+    for (above, _), (below, _) in itertools.pairwise(pool[: count + 1]):
+        ties.note(above, below)
+    return [beam for _, beam in pool[:count]]
 
 
 def best_of(beams: Sequence[Beam], ties: Ties) -> Beam:
@@ -204,6 +228,108 @@ def accept_token_wise(
     return chain, process(pair.target(context + chain), settings, ties)
 
 
+def accept_jointly_lossless(
+    pair: Pair, context: Tokens, settings: Settings, chain: Tokens, uniform: NDArray[np.float32], ties: Ties
+) -> tuple[Tokens, Distribution]:
+    """Block verification, arXiv 2403.10444 algorithm 2, as it is written there."""
+    weight, weights, residuals = 1.0, [1.0], []
+    for at in range(len(chain) + 1):
+        p = process(pair.target(context + chain[:at]), settings, ties)
+        if at == len(chain):
+            residuals.append(p)
+            break
+        q = process(pair.auxiliary(context + chain[:at]), settings, ties)
+        residuals.append({t: max(weight * value - q.get(t, 0.0), 0.0) for t, value in p.items()})
+        weight = min(weight * p.get(chain[at], 0.0) / q[chain[at]], 1.0)
+        weights.append(weight)
+    kept = 0
+    for at in range(1, len(chain) + 1):
+        total = sum(residuals[at].values())
+        bound = weights[at] if at == len(chain) else total / (total + 1 - weights[at]) if total else 0.0
+        ties.note(float(uniform[at - 1]), bound)
+        if uniform[at - 1] < bound:
+            kept = at
+    total = sum(residuals[kept].values())
+    ties.note(total, 0.0)
+    return chain[:kept], {t: value / total for t, value in residuals[kept].items()} if total else {}
+
+
+def accept_in_rounds(
+    pair: Pair, context: Tokens, settings: Settings, levels: list[list[Beam]], random: Randomness, ties: Ties
+) -> tuple[Tokens, Distribution]:
+    """Multi-round speculative sampling of children drawn without replacement, one node after the other."""
+    at = Beam((), 0.0)
+    p = process(pair.target(context), settings, ties)
+    for level, nodes in enumerate(levels):
+        children = [node for node in nodes if node.tokens[:-1] == at.tokens]
+        q = process(pair.auxiliary(context + at.tokens), settings, ties) if children else {}
+        for child in children:
+            token = child.tokens[-1]
+            uniform = float(random.nodes[level, child.slot])
+            ties.note(uniform, p.get(token, 0.0) / q[token])
+            if uniform * q[token] < p.get(token, 0.0):
+                at, p = child, process(pair.target(context + child.tokens), settings, ties)
+                break
+            p = {t: max(value - q.get(t, 0.0), 0.0) for t, value in p.items()}
+            total = sum(p.values())
+            ties.note(total, 0.0)
+            p = {t: value / (total or 1.0) for t, value in p.items()}
+            q = {t: value / (1 - q[token]) for t, value in q.items() if t != token}
+        else:
+            break
+    return at.tokens, p
+
+
+def accept_prefix(
+    pair: Pair, context: Tokens, settings: Settings, paths: list[Tokens], passes: Callable[[Tokens], bool], ties: Ties
+) -> tuple[Tokens, Distribution]:
+    """The deepest path of which every prefix passes, of several the one the target likes most."""
+    good = [path for path in paths if path and all(passes(path[: at + 1]) for at in range(len(path)))]
+    depth = max(map(len, good), default=0)
+    ranked = [Beam(path, log_likelihood(pair.target, context, path, settings, ties)) for path in good]
+    best = best_of([beam for beam in ranked if len(beam.tokens) == depth] or [Beam((), 0.0)], ties).tokens
+    return best, process(pair.target(context + best), settings, ties)
+
+
+def accept_by_threshold(
+    pair: Pair, context: Tokens, settings: Settings, paths: list[Tokens], ties: Ties
+) -> tuple[Tokens, Distribution]:
+    """`modal`, `typical`, `threshold` and `bild`."""
+
+    def noted(left: float, right: float) -> float:
+        ties.note(left, right)
+        return left - right
+
+    def distance(path: Tokens) -> float:
+        total = 0.0
+        for at, token in enumerate(path):
+            p = process(pair.target(context + path[:at]), settings, ties)
+            total += math.log(max(p.values())) - (math.log(p[token]) if p.get(token) else -math.inf)
+        return total
+
+    def passes(path: Tokens) -> bool:
+        p = process(pair.target(context + path[:-1]), settings, ties)
+        q = process(pair.auxiliary(context + path[:-1]), settings, ties)
+        value = p.get(path[-1], 0.0)
+        if settings.method == "modal":
+            return noted(distance(path), settings.threshold) <= 0
+        if settings.method == "typical":
+            entropy = -sum(x * math.log(x) for x in p.values() if x)
+            return noted(value, min(settings.threshold, math.sqrt(settings.threshold) * math.exp(-entropy))) > 0
+        if settings.method == "threshold":
+            return noted(value / q[path[-1]], settings.threshold) > 0
+        sure = noted(max(q.values()), settings.confidence) >= 0
+        return sure and value > 0 and noted(-math.log(value), settings.threshold) <= 0
+
+    accepted, bonus = accept_prefix(pair, context, settings, paths, passes, ties)
+    if settings.method == "modal":
+        top, left = max(bonus.values()), settings.threshold - distance(accepted)
+        bonus = {t: v for t, v in bonus.items() if v and noted(math.log(top) - math.log(v), left) <= 0}
+        total = sum(bonus.values())
+        bonus = {t: v / total for t, v in bonus.items()}
+    return accepted, bonus
+
+
 def draw(distribution: Distribution, uniform: float, ties: Ties) -> int:
     """Inversion of the cumulative distribution, most likely token first."""
     mass = 0.0
@@ -224,13 +350,27 @@ def block(pair: Pair, context: Tokens, settings: Settings, random: Randomness, t
     accepted: Tokens = ()
     if settings.method == "sample":
         bonus = process(pair.target(context), settings, ties)
+        return Outcome(accepted, bonus, draw(bonus, random.bonus, ties), levels)
+    if settings.method in ("mtjd", "beam"):
+        levels = draft(pair.target, context, settings, random.gumbel, ties)
+        path = (levels[-1][0] if settings.method == "mtjd" and random.gumbel.any() else best_of(levels[-1], ties)).tokens
+        return Outcome(path[:-1], {path[-1]: 1.0}, path[-1], levels)
+    levels = draft(pair.auxiliary, context, settings, random.gumbel, ties)
+    chain = levels[-1][0].tokens if levels[-1] else ()
+    if settings.method == "speculative":
+        accepted, bonus = accept_token_wise(pair, context, settings, chain, random.accept, ties)
+    elif settings.method == "block":
+        accepted, bonus = accept_jointly_lossless(pair, context, settings, chain, random.accept, ties)
+    elif settings.method == "specinfer":
+        accepted, bonus = accept_in_rounds(pair, context, settings, levels, random, ties)
+    elif settings.method in ("mtad", "mmtad"):
+        accepted, bonus = accept_jointly(pair, context, settings, levels, ties)
     else:
-        levels = draft(pair.auxiliary, context, settings, random.gumbel, ties)
-        if settings.method == "speculative":
-            chain = levels[-1][0].tokens
-            accepted, bonus = accept_token_wise(pair, context, settings, chain, random.accept, ties)
-        else:
-            accepted, bonus = accept_jointly(pair, context, settings, levels, ties)
+        best = best_of(levels[-1], ties).tokens
+        paths = [best[: at + 1] for at in range(len(best))]
+        if settings.method == "typical":
+            paths = [beam.tokens for level, beams in enumerate(levels) for beam in beams if len(beam.tokens) == level + 1]
+        accepted, bonus = accept_by_threshold(pair, context, settings, paths, ties)
     return Outcome(accepted, bonus, draw(bonus, random.bonus, ties), levels)
 
 
@@ -246,15 +386,22 @@ class Case:
     context: Tokens
     key: tuple[int, int]
 
+    @property
+    def drafter(self) -> Model:
+        """The model that drafts."""
+        return self.pair.target if self.params.method in ("mtjd", "beam") else self.pair.auxiliary
+
     def settings(self, eos: Collection[int]) -> Settings:
         """The case in the reference's terms; temperature 0 is top-k 1 without loss, else temperature 1."""
         p = self.params
-        greedy = p.temperature == 0 and p.method in ("sample", "speculative")
+        greedy = p.temperature == 0 and p.method in ("sample", "speculative", "block", "specinfer")
         return Settings(
             method=p.method,
-            draft_len=p.draft_len,
+            draft_len=min(p.draft_len, len(p.branching)) if p.method == "specinfer" else p.draft_len,
             beam_width=p.beam_width,
-            threshold=p.accept_threshold,
+            branching=p.branching,
+            threshold=p.threshold,
+            confidence=p.confidence,
             temperature=p.temperature or 1.0,
             top_k=1 if greedy else p.top_k,
             top_p=p.top_p,
@@ -281,7 +428,9 @@ class Run(NamedTuple):
     def randomness(self, row: int) -> Randomness:
         """The row's noise."""
         gumbel = np.array([level[row].numpy() for level in self.noise.gumbel])
-        return Randomness(gumbel, self.noise.accept[row].numpy(), float(self.noise.bonus[row]))
+        levels = self.shape.draft_len if self.shape.children else 0
+        nodes = self.noise.nodes[row].numpy().reshape(levels, -1 if levels else 0)
+        return Randomness(gumbel, self.noise.accept[row].numpy(), float(self.noise.bonus[row]), nodes)
 
 
 def paths_below(above: list[list[Tokens]], parents: Tensor, tokens: Tensor, drafted: Tensor) -> list[list[Tokens]]:
@@ -307,20 +456,23 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
     noise = draw_noise(params, [case.key for case in cases], shape, vocab)
     start: list[list[Tokens]] = [[()] for _ in cases]
     draft = tree = q = None
+    above: list[Candidates] = []
     paths: list[list[Tokens]] = [[] for _ in cases]
     if shape.draft_len:
         level, levels, first, beams = root(rows, shape), [], [], start
         for depth in range(1, shape.draft_len + 1):
-            logits = logits_after([case.pair.auxiliary for case in cases], cases, beams)
+            logits = logits_after([case.drafter for case in cases], cases, beams)
             candidates = process_rows(logits, rows)
-            level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
+            place = places(rows, shape)[depth - 1]
+            level = expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            above.append(candidates)
             beams = paths_below(beams, level.parents, level.tokens, level.drafted)
             levels.append(level)
             first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
         q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
         draft = tree = assemble(stack(levels))
         if shape.selects:
-            tree, _ = keep_best(draft, rows.tree, rows.slots)
+            tree, _ = keep_best(draft, rows)
         for row, known in enumerate(paths):
             nodes = zip(tree.parents[row].tolist(), tree.tokens[row].tolist(), tree.drafted[row].tolist(), strict=True)
             for parent, token, new in nodes:
@@ -328,9 +480,9 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
     visited = [start[row] + paths[row] for row in range(len(cases))]
     logits = logits_after([case.pair.target for case in cases], cases, visited)
     with patch.object(mtad.accept, "draw", wraps=draw_tokens) as drawn:
-        accepted = mtad.accept.accept(tree, logits, logits, q, noise, rows, shape.rules)
+        accepted = mtad.accept.accept(tree, logits, logits, q, noise, rows, shape.rules, tuple(above))
     ids, weights, _ = drawn.call_args.args
-    bonus = torch.zeros(len(cases), vocab).scatter_(1, ids, weights / weights.sum(-1, keepdim=True))
+    bonus = torch.zeros(len(cases), vocab).scatter_add_(1, ids, weights / weights.sum(-1, keepdim=True))
     return Run(rows, shape, noise, draft, tree, paths, accepted, bonus)
 
 
@@ -348,8 +500,9 @@ def generate(pair: Pair, params: Sequence[DecodingParams], vocab: int, length: i
 
 
 def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
-    """Requests that differ in everything."""
+    """Requests that differ in everything; every third batch has the paper's methods alone."""
     generator = np.random.default_rng(seed)
+    methods = ["sample", "speculative", "mtad", "mmtad"] if seed % 3 == 0 else [*METHODS, "mtad", "mmtad"]
 
     def pick(*values: float) -> float:
         return float(generator.choice(values))
@@ -357,10 +510,12 @@ def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
     cases = []
     for index in range(count):
         params = DecodingParams(
-            method=str(generator.choice(["sample", "speculative", "mtad", "mmtad"], p=[0.1, 0.2, 0.35, 0.35])),
+            method=str(generator.choice(methods)),
             draft_len=int(generator.integers(1, 6)),
             beam_width=int(generator.integers(1, 6)),
+            branching=[(4, 2, 2), (1, 3), (2, 2, 1, 2), (5,)][int(generator.integers(4))],
             accept_threshold=pick(0, 0.1, 0.5, 1, 3, 1e3) if index % 3 else pick(0, 0.1, 0.3, 0.5),
+            draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),
             temperature=pick(0, 0.5, 1, 1, 2),
             top_k=int(pick(0, 1, 2, 3, 10)),
             top_p=pick(1, 1, 0.9, 0.6, 0.2),

@@ -181,7 +181,7 @@ def test_a_block_has_static_shapes_and_no_branch_on_data() -> None:
         level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
         levels.append(level)
     q = torch.empty(len(params), shape.draft_len, shape.candidates, device="meta")
-    tree, _ = keep_best(assemble(stack(levels)), rows.tree, rows.slots)
+    tree, _ = keep_best(assemble(stack(levels)), rows)
     logits = torch.empty(len(params), 1 + tree.tokens.shape[1], vocab, device="meta")
     accepted = accept(tree, logits, logits, Candidates(q.long(), q), noise, rows, shape.rules)
     assert accepted.tokens.shape == (len(params), shape.draft_len + 1)

@@ -206,7 +206,7 @@ def test_paths_of_a_draft_and_of_a_scored_tree_are_those_of_the_parents() -> Non
                 if new:
                     assert found[row][node + 1] == run.paths[row][node]
                     lengths[len(run.paths[row][node])] += 1
-    assert min(lengths[depth] for depth in range(1, 6)) > 100
+    assert min(lengths[depth] for depth in range(1, 6)) > 50
 
 
 def as_tuples(paths: Paths) -> list[list[Tokens]]:

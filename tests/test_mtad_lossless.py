@@ -1,4 +1,4 @@
-"""`speculative` emits the target's own distribution; without randomness, its most likely tokens."""
+"""Lossless methods emit the target's own distribution; without randomness, its most likely tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from scipy.stats import chisquare
 
-from mtad.params import DecodingParams
-from tests.reference import Case, Ties, Tokens, generate, log_likelihood, mock_pair
+from mtad.params import METHODS, DecodingParams
+from tests.reference import Case, Ties, Tokens, generate, log_likelihood, mock_pair, run_block
 
 VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
@@ -46,18 +46,81 @@ def p_value(params: DecodingParams) -> float:
         replace(FREE, top_p=0.8),
         replace(FREE, temperature=1.7, top_k=3, top_p=0.9, draft_len=3),
         replace(FREE, method="sample"),
+        *(
+            replace(base, method=method, draft_confidence=confidence)
+            for method in ("speculative", "block", "specinfer")
+            for base in (
+                replace(FREE, draft_len=3, branching=(2, 2, 1)),
+                replace(FREE, temperature=0.6, branching=(3, 1)),
+                replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
+            )
+            for confidence in (0.0, 0.4)
+        ),
     ],
-    ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}",
+    ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}-{p.confidence}",
 )
 def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
     assert p_value(params) > 1e-3
 
 
-def test_a_lossy_rule_would_be_noticed() -> None:
-    assert p_value(replace(FREE, method="mtad", beam_width=1, accept_threshold=0.1)) < 1e-6
+@pytest.mark.parametrize("method", ["mtad", "modal", "typical", "threshold", "bild"])
+def test_a_lossy_rule_is_noticed(method: str) -> None:
+    assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["sample", "speculative"])
+def test_mtjd_draws_from_the_targets_joint_if_its_beams_hold_it_all() -> None:
+    """Wide enough, three tokens at once are one draw from the enumerated joint; of two beams they are not."""
+    wide = replace(FREE, method="mtjd", draft_len=LENGTH, beam_width=VOCAB ** (LENGTH - 1))
+    assert p_value(wide) > 1e-3
+    assert p_value(replace(wide, beam_width=2)) < 1e-6
+
+
+def test_beam_without_randomness_is_beam_search() -> None:
+    """Wide enough, the likeliest text of all; of one beam, the greedy one."""
+    base = DecodingParams(method="beam", temperature=0.0, draft_len=LENGTH, top_k=0, top_p=1.0)
+    differ = 0
+    for seed in range(40):
+        pair = mock_pair(seed, VOCAB, peak=1.0, noise=0.7)
+        settings = Case(pair, base, (), (0, 0)).settings(())
+        texts = itertools.product(range(VOCAB), repeat=LENGTH)
+        best = max(texts, key=lambda text: log_likelihood(pair.target, (), text, settings, Ties()))
+        greedy: Tokens = ()
+        while len(greedy) < LENGTH:
+            greedy += (int(pair.target(greedy).argmax()),)
+        wide, narrow = replace(base, beam_width=VOCAB**2), replace(base, beam_width=1)
+        assert generate(pair, [wide, narrow], VOCAB, LENGTH) == [best, greedy]
+        differ += best != greedy
+    assert differ > 5
+
+
+def test_modal_at_threshold_0_is_greedy_decoding() -> None:
+    for seed in range(20):
+        pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
+        params = [DecodingParams(method="modal", accept_threshold=0, beam_width=b, top_k=k) for b in (1, 4) for k in (0, 5)]
+        greedy: Tokens = ()
+        while len(greedy) < 12:
+            greedy += (int(pair.target(greedy).argmax()),)
+        assert generate(pair, params, 9, 12) == [greedy] * len(params)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 2.0])
+def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
+    """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
+    params = DecodingParams(method="modal", accept_threshold=threshold, top_k=0, top_p=1.0)
+    near = 0
+    for seed in range(300):
+        pair = mock_pair(seed, 9, peak=1.0, noise=3.0)
+        distance = 0.0
+        text = run_block([Case(pair, params, (), (seed, 0))], 9).emitted(0)
+        for at, token in enumerate(text):
+            logits = pair.target(text[:at])
+            distance += float(logits.max() - logits[token])
+        assert distance <= threshold + 1e-5
+        near += distance > threshold / 2
+    assert near > 20
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])
 def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
     length = 12
     params = [
@@ -71,7 +134,7 @@ def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
         assert generate(pair, params, 9, length) == [greedy] * len(params)
 
 
-@pytest.mark.parametrize("method", ["mtad", "mmtad"])
+@pytest.mark.parametrize("method", METHODS)
 def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
     params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 5
     for seed in range(20):

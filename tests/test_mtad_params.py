@@ -12,10 +12,12 @@ from mtad.params import METHODS, DecodingParams
 from mtad.rows import top_k_of
 
 INVALID: dict[str, list[Any]] = {
-    "method": ["beam", "", "MTAD"],
-    "draft_len": [0, -1, 65, 1.5, True, "4", None],
+    "method": ["beams", "", "MTAD"],
+    "draft_len": [0, -1, 129, 1.5, True, "4", None],
     "beam_width": [0, -1, 65, 2.0, False, "4", None],
-    "accept_threshold": [-0.1, math.inf, math.nan, "0.5", True, None],
+    "branching": [(), 4, (0,), (2, 1.5), (65,), (8, 3, 3), "4,2", None],
+    "accept_threshold": [-0.1, math.inf, math.nan, "0.5", True],
+    "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
     "temperature": [-1.0, math.inf, math.nan, 1e-3, "1", True, None],
     "top_k": [-1, 2**31, 1.0, True, None],
     "top_p": [0.0, -0.5, 1.01, math.nan, "1", True, None],
@@ -42,7 +44,7 @@ def test_an_invalid_value_is_refused_by_the_fields_name(field: str, value: Any) 
     with pytest.raises(InvalidInput) as caught:
         DecodingParams.from_dict({field: value})
     assert caught.value.field == field
-    assert caught.value.value is value or field == "logit_bias"  # its error names the entry
+    assert caught.value.value is value or field in ("logit_bias", "branching")  # these name the entry
     assert field in str(caught.value)
 
 
@@ -67,7 +69,7 @@ def test_from_dict_changes_its_base_where_told() -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("draft_len", [1, 64]),
+        ("draft_len", [1, 128]),
         ("beam_width", [1, 64]),
         ("accept_threshold", [0, 0.0, 1, 1e6]),
         ("temperature", [0, 0.0, 0.01, 5]),
@@ -92,8 +94,32 @@ def test_greedy_keeps_one_token_and_no_filter_the_vocabulary() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_sizes_follow_the_method(method: str) -> None:
     params = DecodingParams(method=method, draft_len=3, beam_width=5)
+    chain, best, whole = (3, 1, 1, 3), (3, 5, 1, 15), (3, 5, 5, 15)
     sizes = params.drafted, params.draft_width, params.score_width, params.longest_tree
-    assert (
-        sizes
-        == {"sample": (0, 0, 0, 0), "speculative": (3, 1, 1, 3), "mtad": (3, 5, 1, 15), "mmtad": (3, 5, 5, 15)}[method]
-    )
+    expected = {
+        "sample": (0, 0, 0, 0),
+        "specinfer": (3, 16, 16, 28),
+        **dict.fromkeys(("speculative", "block", "threshold", "bild"), chain),
+        **dict.fromkeys(("mtad", "modal", "mtjd", "beam"), best),
+        **dict.fromkeys(("mmtad", "typical"), whole),
+    }
+    assert sizes == expected[method]
+
+
+def test_draft_len_cuts_a_branching_draft() -> None:
+    params = DecodingParams(method="specinfer", draft_len=2, branching=(3, 2, 2))
+    assert params.widths == (3, 6)
+
+
+def test_another_method_does_not_inherit_a_threshold_of_another_meaning() -> None:
+    base = DecodingParams(method="mtad", accept_threshold=0.03, draft_confidence=0.2)
+    assert DecodingParams.from_dict({"method": "typical"}, base).threshold == METHODS["typical"].threshold
+    assert DecodingParams.from_dict({"method": "bild"}, base).confidence == METHODS["bild"].confidence
+    assert DecodingParams.from_dict({"method": "mtad", "draft_len": 2}, base).threshold == 0.03
+
+
+def test_a_method_with_one_draft_cannot_be_adaptive() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DecodingParams(method="specinfer", speculation="adaptive")
+    assert caught.value.field == "speculation"
+    assert not DecodingParams(method="specinfer").adaptive

@@ -43,9 +43,7 @@ def test_log_q_is_the_sum_of_the_conditionals_along_the_ancestors() -> None:
             paths = draft_paths(run, row)
             for level in range(run.shape.draft_len):
                 for node, log_q in beams(run, row, level).items():
-                    expected = log_likelihood(
-                        case.pair.auxiliary, case.context, paths[node], case.settings(eos), Ties()
-                    )
+                    expected = log_likelihood(case.drafter, case.context, paths[node], case.settings(eos), Ties())
                     assert log_q == pytest.approx(expected, abs=1e-5)
 
 
@@ -59,7 +57,8 @@ def test_an_ended_beam_stays_as_it_is_and_keeps_its_weight() -> None:
             for level in range(1, run.shape.draft_len):
                 for node, log_q in beams(run, row, level).items():
                     parent = int(run.draft.parents[row, node])
-                    complete = paths[parent][-1] in ends or len(paths[parent]) == case.params.draft_len
+                    complete = paths[parent][-1] in ends or len(paths[parent]) == case.params.drafted
+                    complete |= bool(run.draft.log_q[row, parent] < run.rows.log_confidence[row, 0])
                     assert bool(run.draft.drafted[row, node]) != complete
                     if complete:
                         carried += 1

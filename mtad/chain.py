@@ -1,0 +1,116 @@
+"""Acceptance rules for one drafted path, token by token or as a whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtad.distribution import Candidates
+from mtad.rows import Rows, index
+from mtad.scored import Chain, Scored, Verdict, after_node
+from mtad.tree import running_sum
+
+
+def lossless(scored: Scored, rows: Rows) -> Verdict:
+    """Token-wise speculative sampling (arXiv 2211.17192, algorithm 1).
+
+    A token is accepted with probability min(1, p/q); at the first rejection the bonus token comes from the residual
+    max(p - q, 0), after full acceptance from p. The output is distributed as the target's own samples.
+    """
+    chain = Chain.of(scored)
+    length = _until_first_failure(chain.drafted & (scored.noise.accept < (chain.log_p - chain.log_q).exp()))
+    node = chain.node(length)
+    p, q = after_node(scored.after, node), _at(chain.q, length)
+    residual = (p.log_prob.exp() - _read(q, p.ids, scored.vocab)).clamp(min=0)
+    return _bonus(chain, node, length, p, residual)
+
+
+def block(scored: Scored, rows: Rows) -> Verdict:
+    """Block verification (arXiv 2403.10444, algorithm 2): lossless, and joint.
+
+    With w_i = min(w_{i-1} p_i / q_i, 1), w_0 = 1, and s_i the sum over tokens of max(w_i p - q, 0) after i tokens, the
+    longest prefix with u_i < s_i / (s_i + 1 - w_i) is kept, or the whole draft if u < w. The bonus token comes from
+    max(w_i p - q, 0), after full acceptance from p. Accepts no fewer tokens than `lossless` in expectation.
+    """
+    chain = Chain.of(scored)
+    walk = running_sum((chain.log_p - chain.log_q).masked_fill(~chain.drafted, 0.0))
+    # w_i = min(w_{i-1} r_i, 1) keeps the walk of log r below 0: the walk, less its highest point so far
+    levels = index(walk.shape[1], walk.device)
+    highest = walk[:, None].masked_fill(levels > levels[:, None], 0.0).amax(-1).clamp(min=0)
+    w = (walk - highest).exp()
+    p = Candidates(chain.after.ids[:, :-1], chain.after.log_prob[:, :-1])
+    before = torch.cat([torch.ones_like(w[:, :1]), w[:, :-1]], 1)
+    residual = (before[:, :, None] * p.log_prob.exp() - _read(chain.q, p.ids, scored.vocab)).clamp(min=0)
+    # of the distributions after token i, which exist where the draft goes on behind it
+    left = torch.cat([residual[:, 1:].sum(-1), torch.zeros_like(w[:, :1])], 1)
+    goes_on = torch.cat([chain.drafted[:, 1:], torch.zeros_like(chain.drafted[:, :1])], 1)
+    bound = torch.where(goes_on, left / (left + 1 - w).clamp(min=1e-30), w)
+    length = ((chain.drafted & (scored.noise.accept < bound)) * (levels + 1)).amax(-1)
+    node = chain.node(length)
+    at = length.clamp(max=residual.shape[1] - 1)[:, None, None].expand(-1, 1, residual.shape[2])
+    return _bonus(chain, node, length, after_node(scored.after, node), residual.gather(1, at).squeeze(1))
+
+
+def threshold(scored: Scored, rows: Rows) -> Verdict:
+    """A fixed ratio, token by token: p / q > `accept_threshold`, where `lossless` draws the bound from U(0, 1)."""
+    chain = Chain.of(scored)
+    return _plain(scored, chain, chain.log_p - chain.log_q > rows.threshold)
+
+
+def rollback(scored: Scored, rows: Rows) -> Verdict:
+    """BiLD (arXiv 2302.07863): tokens that the target does not find too unlikely, as long as the auxiliary is sure.
+
+    Fallback: a token is the target's to choose where the auxiliary's most likely one is less likely than
+    `draft_confidence`. Rollback: the first token with -log p above `accept_threshold` goes, and all behind it.
+    """
+    chain = Chain.of(scored)
+    sure = chain.q.log_prob[:, :, 0] >= rows.log_fallback
+    return _plain(scored, chain, sure & (-chain.log_p <= rows.threshold))
+
+
+def whole(scored: Scored, rows: Rows) -> Verdict:
+    """All that the target itself has drafted: the path's last token takes the bonus token's place."""
+    chain = Chain.of(scored)
+    count = chain.drafted.sum(-1)
+    length = (count - 1).clamp(min=0)
+    node = chain.node(length)
+    p = after_node(scored.after, node)
+    own = (count > 0)[:, None]  # a row that drafts nothing takes a token of p
+    ids = torch.where(own, chain.tokens.gather(1, length[:, None]), p.ids)
+    weights = torch.where(own, (index(ids.shape[1], ids.device) == 0).float(), p.log_prob.exp())
+    return Verdict(node, length, ids, weights)
+
+
+def _plain(scored: Scored, chain: Chain, passes: Tensor) -> Verdict:
+    """The tokens before the first that fails, and the target's distribution behind them."""
+    length = _until_first_failure(chain.drafted & passes)
+    node = chain.node(length)
+    bonus = after_node(scored.after, node)
+    return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
+
+
+def _bonus(chain: Chain, node: Tensor, length: Tensor, p: Candidates, residual: Tensor) -> Verdict:
+    """The bonus from the residual where a drafted token was rejected, else from p.
+
+    p == q up to rounding leaves no residual; a rejection then has probability ~0 and p itself is right.
+    """
+    at = length.clamp(max=chain.drafted.shape[1] - 1)[:, None]
+    rejected = (length < chain.drafted.shape[1]) & chain.drafted.gather(1, at).squeeze(1) & (residual.sum(-1) > 0)
+    return Verdict(node, length, p.ids, torch.where(rejected[:, None], residual, p.log_prob.exp()))
+
+
+def _until_first_failure(passes: Tensor) -> Tensor:
+    return ((~passes).long().cumsum(-1) == 0).sum(-1)
+
+
+def _at(q: Candidates, length: Tensor) -> Candidates:
+    """The draft's distribution behind `length` [R] tokens, or the last one: [R, 1, K]."""
+    at = length.clamp(max=q.ids.shape[1] - 1)[:, None, None].expand(-1, 1, q.ids.shape[2])
+    return Candidates(q.ids.gather(1, at), q.log_prob.gather(1, at))
+
+
+def _read(q: Candidates, ids: Tensor, vocab: int) -> Tensor:
+    """Probabilities under q [R, S, K] of `ids` [R, S, K] or [R, K], spread over the vocabulary to be read."""
+    dense = torch.zeros(*q.ids.shape[:2], vocab, device=ids.device)
+    found = dense.scatter_(2, q.ids, q.log_prob.exp()).gather(2, ids.view(*q.ids.shape[:2], -1))
+    return found.view(ids.shape)
