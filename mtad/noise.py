@@ -14,6 +14,9 @@ from torch import Tensor
 from mtad.params import DecodingParams
 from mtad.rows import Shape, top_k_of
 
+WINDOW = 2**14
+"""Numbers of one request that are drawn at once and kept at most."""
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -31,44 +34,42 @@ class Noise(NamedTuple):
     bonus: Tensor
 
 
-class NoiseBuffers:
-    """Where the noise of a batch is drawn, block after block: always the same memory.
+class Draws:
+    """What the rows of a batch draw, block after block.
 
     A row draws exactly the numbers its own parameters call for and they are then placed in the batch's shape, so what
     else is in the batch does not change them. Temperature 0 is noise 0.
 
     Args:
         params: parameters of the R requests.
-        shape: the block's shape, at least as large as each request's own.
         vocab_size: V.
     """
 
-    def __init__(self, params: Sequence[DecodingParams], shape: Shape, vocab_size: int) -> None:
-        rows = len(params)
-        self._accept = np.zeros((rows, shape.draft_len), dtype=np.float32)
-        self._bonus = np.zeros(rows, dtype=np.float32)
-        self._gumbel = np.zeros((shape.draft_len, rows, shape.width, shape.candidates), dtype=np.float32)
+    def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
         self._rows = []
         for row, p in enumerate(params):
             levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
-            length = max(1, min(32, 2**14 // max(1, levels * beams * k)))
+            length = max(1, min(32, WINDOW // max(1, levels * beams * k)))
             draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
             if p.temperature != 0:
-                places = self._accept[row, :levels], self._gumbel[:levels, row, :beams, :k]
-                self._rows.append((row, draw, (length, levels, beams, k), *places))
-        gumbel = tuple(torch.from_numpy(level) for level in self._gumbel)
-        self.noise = Noise(gumbel, torch.from_numpy(self._accept), torch.from_numpy(self._bonus))
+                self._rows.append((row, draw, (length, levels, beams, k)))
 
-    def draw(self, keys: Sequence[tuple[int, int]]) -> Noise:
-        """The noise of one block, `self.noise`, valid until the next; `keys` are (seed, block index) of each row."""
-        for row, draw, (length, *sizes), accept, gumbel in self._rows:
+    def into(self, gumbel: Floats, accept: Floats, bonus: Floats, keys: Sequence[tuple[int, int]]) -> None:
+        """Write the noise of one block; what a row does not draw is left as it is.
+
+        Args:
+            gumbel: float32 [draft_len, R, width, K].
+            accept: float32 [R, draft_len].
+            bonus: float32 [R].
+            keys: (seed, block index) of each row.
+        """
+        for row, draw, (length, levels, beams, k) in self._rows:
             seed, block = keys[row]
             window, at = divmod(block, length)
-            uniforms, gumbels = draw(seed, window, length, *sizes)
-            self._bonus[row] = uniforms[at, 0]
-            accept[:] = uniforms[at, 1:]
-            gumbel[:] = gumbels[at]
-        return self.noise
+            uniforms, gumbels = draw(seed, window, length, levels, beams, k)
+            bonus[row] = uniforms[at, 0]
+            accept[row, :levels] = uniforms[at, 1:]
+            gumbel[:levels, row, :beams, :k] = gumbels[at]
 
 
 def draw_noise(
@@ -78,12 +79,16 @@ def draw_noise(
     vocab_size: int,
     device: torch.device | str = "cpu",
 ) -> Noise:
-    """Noise of one block in memory of its own; see `NoiseBuffers`."""
-    gumbel, accept, bonus = NoiseBuffers(params, shape, vocab_size).draw(keys)
-    return Noise(tuple(level.to(device) for level in gumbel), accept.to(device), bonus.to(device))
+    """Noise of one block, of a shape at least as large as each request's own, in memory of its own; see `Draws`."""
+    gumbel = np.zeros((shape.draft_len, len(params), shape.width, shape.candidates), dtype=np.float32)
+    accept = np.zeros((len(params), shape.draft_len), dtype=np.float32)
+    bonus = np.zeros(len(params), dtype=np.float32)
+    Draws(params, vocab_size).into(gumbel, accept, bonus, keys)
+    levels = (torch.from_numpy(level).to(device) for level in gumbel)
+    return Noise(tuple(levels), torch.from_numpy(accept).to(device), torch.from_numpy(bonus).to(device))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)  # 16 MiB of full windows
 def _window(seed: int, window: int, length: int, levels: int, beams: int, k: int) -> tuple[Floats, Floats]:
     """Noise of `length` consecutive blocks of one request, drawn at once: [length, 1 + levels], [length, levels, ..].
 

@@ -1,7 +1,7 @@
 """What runs between the steps of the two models: the functions of `mtad.block`, eager or compiled for ONNX Runtime.
 
-Both have the same signatures. The compiled ones write to memory of their own, the same for every block of a shape: what
-they return is valid until the next block of that shape begins.
+Both have the same signatures. The compiled ones write to memory of their own, the same for every block: what they
+return is valid until the next block begins.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from mtad.errors import InvalidInput
 from mtad.noise import Noise
 from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
+from runtime.slab import Slab, size_of
 
 GRAPHS = Path(__file__).parent / "graphs"
 """The compiled functions, part of the package; `python -m export.functions` writes them."""
 
-PLANS, PLAN_BYTES = 64, 2**25
-"""Block shapes whose memory and bindings are kept, and the memory they may take together; the latest is always kept."""
+PLANS = 64
+"""Block shapes whose bindings are kept. All have the same memory."""
 
 
 class BlockFunctions(Protocol):
@@ -117,7 +118,9 @@ class _Eager:
 
 
 class CompiledFunctions:
-    """The graphs of `runtime/graphs`. Owns their sessions and, for each shape of block, their memory and bindings.
+    """The graphs of `runtime/graphs`. Owns their sessions, the memory they write to and, for each shape, bindings.
+
+    A draft and its scoring may be of different shapes, so each of the two has memory of its own.
 
     Args:
         folder: of the graphs.
@@ -131,6 +134,7 @@ class CompiledFunctions:
         self._folder, self._threads = GraphFolder(folder), threads
         self._sessions: dict[str, Any] = {}
         self._plans: OrderedDict[tuple[int, Shape, int], _Plan] = OrderedDict()
+        self._slabs = Slab(), Slab()
 
     def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
         """See `Functions.of`."""
@@ -140,9 +144,9 @@ class CompiledFunctions:
             if shape.candidates < shape.width:
                 problem = "the vocabulary is smaller; give at most its size"
                 raise InvalidInput("beam_width", shape.width, problem)
-            while len(self._plans) >= PLANS or sum(kept.bytes for kept in self._plans.values()) > PLAN_BYTES:
+            if len(self._plans) >= PLANS:
                 self._plans.popitem(last=False)
-            plan = self._plans[key] = _Plan(self.session, shape)
+            plan = self._plans[key] = _Plan(self.session, shape, *self._slabs)
         else:
             self._plans.move_to_end(key)
         return plan
@@ -155,23 +159,19 @@ class CompiledFunctions:
 
 
 class _Plan:
-    """The calls of one block shape, in order, each on memory of its own."""
+    """The calls of one block shape, in order, each on its part of the memory."""
 
-    def __init__(self, session: Callable[[str], Any], shape: Shape) -> None:
+    def __init__(self, session: Callable[[str], Any], shape: Shape, drafting: Slab, scoring: Slab) -> None:
         self._session, self._shape, self._eager = session, shape, _Eager(shape)
+        self._drafting, self._scoring = _Memory(drafting), _Memory(scoring)
         self._calls: dict[tuple[str, int], _Call] = {}
         self._levels: _Levels | None = None
         self._draft: Draft | None = None
 
-    @property
-    def bytes(self) -> int:
-        """Size of its memory."""
-        return sum(tensor.nbytes for call in self._calls.values() for tensor in leaves(call.outcome))
-
     def begin(self, context: Context, rows: Rows) -> Begun:
         call = self._calls.get(("begin", 0))
         if call is None:
-            call = self._add("begin", "begin", _memory(block.begin(context, rows)))
+            call = self._add("begin", "begin", self._drafting.like(block.begin(context, rows)))
         call(context, rows)
         begun: Begun = call.outcome
         return begun
@@ -193,9 +193,9 @@ class _Plan:
         if call is None:
             like = block.grow(*arguments)
             if self._levels is None:
-                self._levels = _Levels.like(like, self._shape.draft_len)
+                self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
             name = "grow_first" if above.tokens.shape[1] == 1 else "grow"
-            call = self._add("grow", name, self._levels.at(depth - 1, like.inputs), depth)
+            call = self._add("grow", name, self._levels.at(depth - 1, self._drafting.like(like.inputs)), depth)
         call(*arguments)
         grown: Grown = call.outcome
         return grown
@@ -206,7 +206,7 @@ class _Plan:
         if call is None:
             kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
             tree, origin, _ = self._eager.finish(levels, rows)
-            call = self._add("finish", f"finish_{kind}", (_memory(tree), _memory(origin)))
+            call = self._add("finish", f"finish_{kind}", self._drafting.like((tree, origin)))
             tree, origin = call.outcome
             self._draft = Draft(tree, origin, self._levels.first)
         call(self._levels.level, rows)
@@ -217,7 +217,7 @@ class _Plan:
         call = self._calls.get(("arrange", 0))
         if call is None:
             kind = "root" if tree is None else "chain" if tree.width == 1 else "tree"
-            call = self._add("arrange", f"arrange_{kind}", _memory(block.arrange(tree, context, rows)))
+            call = self._add("arrange", f"arrange_{kind}", self._scoring.like(block.arrange(tree, context, rows)))
         call(tree, context, rows)
         inputs: Inputs = call.outcome
         return inputs
@@ -231,7 +231,7 @@ class _Plan:
             shape = "root" if draft is None else "chain" if draft.tree.width == 1 else "tree"
             accepted = self._eager.decide(draft, adjusted, logits, noise, committed, rows)
             name = "_".join(["decide", *(self._shape.rules if draft else ()), shape])
-            call = self._add("decide", name, _memory(accepted))
+            call = self._add("decide", name, self._scoring.like(accepted))
         call(*arguments)
         decided: Accepted = call.outcome
         return decided
@@ -241,6 +241,19 @@ class _Plan:
         return call
 
 
+class _Memory:
+    """One plan's part of a slab, from its beginning on."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab, self._end = slab, 0
+
+    def like(self, tensors: Any) -> Any:
+        """The next part, shaped like `tensors`."""
+        start = self._end
+        self._end += size_of(tensors)
+        return self._slab.like(tensors, start)
+
+
 class _Levels(NamedTuple):
     """Memory of a draft's levels, stacked: what each `grow` writes a slice of and `finish` reads whole."""
 
@@ -248,14 +261,17 @@ class _Levels(NamedTuple):
     first: Candidates
 
     @classmethod
-    def like(cls, grown: Grown, count: int) -> _Levels:
-        level = Level(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.level))
-        return cls(level, Candidates(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.first)))
+    def of(cls, grown: Grown, count: int) -> _Levels:
+        """The shapes of `count` levels like `grown`."""
+
+        def stacked(x: Tensor) -> Tensor:
+            return torch.empty(count, *x.shape, dtype=x.dtype, device="meta")
+
+        return cls(Level(*map(stacked, grown.level)), Candidates(*map(stacked, grown.first)))
 
     def at(self, index: int, inputs: Inputs) -> Grown:
-        """One level's memory, that of its step being like `inputs`."""
-        first = Candidates(*(x[index] for x in self.first))
-        return Grown(Level(*(x[index] for x in self.level)), first, _memory(inputs))
+        """One level's memory, and that of its step."""
+        return Grown(Level(*(x[index] for x in self.level)), Candidates(*(x[index] for x in self.first)), inputs)
 
 
 class _Call:
@@ -283,10 +299,3 @@ class _Call:
         """The shape of [R, N, ..] with its nodes by levels and slots, as a graph takes them."""
         levels = max(self._levels, 1)
         return tensor.shape[0], levels, tensor.shape[1] // levels, *tensor.shape[2:]
-
-
-def _memory(like: Any) -> Any:
-    """Memory for tensors like these, in the same structure."""
-    if isinstance(like, Tensor):
-        return torch.empty(like.shape, dtype=like.dtype)
-    return None if like is None else type(like)(*map(_memory, like))

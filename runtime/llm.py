@@ -156,7 +156,8 @@ class LLM:
                     for request in ended:
                         Result.of(request)  # raises if it failed
         finally:
-            self.loop.drop(requests)  # interrupted, or something broke: nobody will ask for the rest any more
+            # interrupted, or something broke: nobody asks for the rest any more
+            self.loop.drop(requests, report=False)
         return [Result.of(request) for request in requests]
 
     def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:

@@ -266,12 +266,21 @@ class DecodingLoop:
         for request in failures:
             self._release(request)
 
-    def drop(self, requests: Sequence[Request]) -> None:
-        """Cancel requests, wherever they are; their rows are free at once. Those that have ended stay as they are."""
+    def drop(self, requests: Sequence[Request], report: bool = True) -> None:
+        """Cancel requests, wherever they are; their rows are free at once.
+
+        Args:
+            requests: those that have ended or were never queued stay as they are.
+            report: whether the next turn returns them; else nobody asks for them any more.
+        """
+        queued = self.scheduler.requests
         for request in requests:
-            if request.finish_reason is None:
+            if request in queued and request.finish_reason is None:
                 request.finish_reason = "cancelled"
                 self._release(request)
+        if not report:
+            gone = set(requests)
+            self._ended = [request for request in self._ended if request not in gone]
 
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""

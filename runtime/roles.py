@@ -18,6 +18,7 @@ from mtad.constrain import extend, root_paths, tree_paths
 from mtad.tree import TokenTree
 from runtime.batch import Batch
 from runtime.functions import Functions, TorchFunctions
+from runtime.slab import Slab
 
 STEPS = 64
 """Steps kept for inputs that come again in the same memory."""
@@ -83,10 +84,8 @@ class _EngineRole:
         self.engine, self.vocab_size, self.functions = engine, vocab_size, functions or TorchFunctions()
         self._contexts: dict[int, Context] = {}
         self._steps: dict[int, tuple[Inputs, Step, Tensor]] = {}
-        self._kept: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._spare: dict[str, Tensor] = {}
-        self._copies: dict[tuple[str, torch.Size], Tensor] = {}
-        self._logits = torch.empty(0, dtype=engine.spec.torch_dtype)
+        self._slabs = {what: Slab() for what in ("engine", "plain", "adjusted", "mixed")}
+        self._logits: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._nothing = torch.zeros(0, dtype=torch.int64)
         self._columns = torch.arange(engine.spec.capacity)
 
@@ -121,10 +120,13 @@ class _EngineRole:
         """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
         known = self._steps.get(id(inputs))
         if known is None or known[0] is not inputs:
-            out, plain, keep = self._memory(inputs.tokens.shape[0], first, end)
+            spec, shape = self.engine.spec, (inputs.tokens.shape[0], end - first)
+            out = plain = self._memory("engine", (*shape, spec.vocab_size), spec.torch_dtype)
+            if (spec.vocab_size, spec.torch_dtype) != (self.vocab_size, torch.float32):
+                plain = self._memory("plain", (*shape, self.vocab_size))
             if len(self._steps) >= STEPS:
                 self._steps.clear()
-            known = self._steps[id(inputs)] = inputs, Step(*inputs, keep, out=out), plain
+            known = self._steps[id(inputs)] = inputs, Step(*inputs, self._columns[first:end], out=out), plain
         _, step, plain = known
         logits = self.engine.step(step)
         return (
@@ -134,34 +136,15 @@ class _EngineRole:
         )
 
     def _keep(self, what: str, logits: Tensor) -> Tensor:
-        """Logits in memory of this role, one for each `what`.
+        """Logits in memory of this role: what a compiled function is given, its bindings keep alive."""
+        return self._memory(what, logits.shape).copy_(logits)
 
-        What a compiled function is given, its binding keeps alive, one for each shape of block: new logits each time
-        would add up.
-        """
-        kept = self._copies.get((what, logits.shape))
-        if kept is None:
-            size, memory = logits.numel(), self._spare.get(what)
-            if memory is None or memory.numel() < size:
-                memory = self._spare[what] = torch.empty(size, dtype=logits.dtype)
-                self._copies.clear()
-            kept = self._copies[what, logits.shape] = memory[:size].view(logits.shape)
-        return kept.copy_(logits)
-
-    def _memory(self, rows: int, first: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Memory for the engine's logits and for their plain form, and the positions they belong to."""
-        found = self._kept.get((rows, first, end))
+    def _memory(self, what: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory for logits, one for each `what`; the same tensor for the same shape."""
+        found = self._logits.get((what, shape))
         if found is None:
-            spec, count = self.engine.spec, rows * (end - first)
-            if count * spec.vocab_size > self._logits.numel():
-                self._logits = torch.empty(count * spec.vocab_size, dtype=spec.torch_dtype)
-                self._kept.clear()
-                self._steps.clear()
-            out = self._logits[: count * spec.vocab_size].view(rows, end - first, spec.vocab_size)
-            plain = out
-            if (spec.vocab_size, spec.torch_dtype) != (self.vocab_size, torch.float32):
-                plain = torch.empty(rows, end - first, self.vocab_size)
-            found = self._kept[rows, first, end] = out, plain, self._columns[first:end]
+            found = self._slabs[what].like(torch.empty(shape, dtype=dtype, device="meta"))
+            self._logits[what, shape] = found
         return found
 
 

@@ -100,6 +100,11 @@ class Scheduler:
         """Waiting requests, the next one first."""
         return [request for _, _, request in sorted(self._waiting, key=lambda entry: entry[:2])]
 
+    @property
+    def requests(self) -> set[Request]:
+        """All that run, join or wait."""
+        return {request for _, _, request in self._waiting}.union(self.running, filter(None, [self.joining]))
+
     def next(self) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
         if self.joining is None and self._waiting and len(self.running) < self.rows:

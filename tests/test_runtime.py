@@ -416,3 +416,28 @@ def test_an_interrupted_generate_leaves_nothing_behind(
             llm.generate(PROMPTS * 3, replace(BASE, seed=0))
     assert llm.loop.scheduler.idle
     assert llm.generate(PROMPTS[0], replace(BASE, seed=1))[0].token_ids == expected.token_ids
+
+
+def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_step_meets_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = LLM(llm.pair, max_waiting=2)
+    calls, step = itertools.count(), llm.pair.target.step
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.pair.target, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            small.generate([PROMPTS[0]] * 40, replace(BASE, seed=0))
+    ended = small.loop.totals.to_dict()["requests"]
+    assert 2 <= sum(ended.values()) <= 2 + small.loop.scheduler.rows, "what never left the list was not cancelled"
+    mine = small.add(PROMPTS[0], replace(BASE, seed=1))
+    seen = []
+    while not small.loop.scheduler.idle:
+        seen += small.step()
+    assert seen == [mine]
+    assert mine.finish_reason in ("stop", "length")
