@@ -154,7 +154,7 @@ class CompiledFunctions:
     def session(self, name: str) -> Any:
         """The session of a graph, opened when first asked for."""
         if name not in self._sessions:
-            self._sessions[name] = open_session(self._folder.path(name), self._threads, arena=False)
+            self._sessions[name] = open_session(self._folder.path(name), self._threads, shared=True)
         return self._sessions[name]
 
 

@@ -135,12 +135,11 @@ class _EngineRole:
             else plain.copy_(logits[..., : self.vocab_size])
         )
 
-    def _keep(self, what: str, logits: Tensor) -> Tensor:
-        """Logits in memory of this role: what a compiled function is given, its bindings keep alive."""
-        return self._memory(what, logits.shape).copy_(logits)
-
     def _memory(self, what: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory for logits, one for each `what`; the same tensor for the same shape."""
+        """Memory for logits, one for each `what`; the same tensor for the same shape.
+
+        What a compiled function is given its bindings keep alive, so it must not be new each time.
+        """
         found = self._logits.get((what, shape))
         if found is None:
             found = self._slabs[what].like(torch.empty(shape, dtype=dtype, device="meta"))
@@ -166,7 +165,7 @@ class EngineAuxiliary(_EngineRole):
         paths = root_paths(len(batch.committed)) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
-                logits = self._keep("adjusted", batch.constraints.adjust(logits, *paths))
+                logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
             noise, place = batch.noise.gumbel[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows)
             levels.append(grown)
@@ -198,14 +197,16 @@ class EngineTarget(_EngineRole):
             return logits
         column = pad(batch.rows.score_layout.column + 1, (1, 0))
         at = column + (self._columns[: len(column)] * (1 + nodes))[:, None]
-        return self._keep("mixed", logits.flatten(0, 1).index_select(0, at.flatten()).view_as(logits))
+        mixed = self._memory("mixed", logits.shape)
+        torch.index_select(logits.flatten(0, 1), 0, at.flatten(), out=mixed.flatten(0, 1))
+        return mixed
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
         """See `Target.accept`. Both models are filtered under the same constraints; log-probabilities are without."""
         adjusted = logits
         if batch.constraints:
             paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))
-            adjusted = self._keep("adjusted", batch.constraints.adjust(logits, *paths))
+            adjusted = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
         context = self._context(batch, batch.shape.draft_len * batch.shape.score_width)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
         return functions.decide(draft, adjusted, logits, batch.noise, batch.committed, batch.rows)
