@@ -28,8 +28,7 @@ class Slab:
         """Its first `size` bytes, uint8 [size]; whatever is in them."""
         have = len(self._memory)
         if size > have:
-            with torch.inference_mode(False):  # written to in either mode
-                self._memory = torch.empty(max(size, have + have // 2), dtype=torch.uint8)
+            self._memory = torch.empty(max(size, have + have // 2), dtype=torch.uint8)
         return self._memory[:size]
 
     def like(self, tensors: Any, start: int = 0) -> Any:
