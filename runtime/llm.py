@@ -16,9 +16,10 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
 from runtime.constraints import Constrainer
-from runtime.costs import StepCosts, measure_costs
+from runtime.costs import StepCosts
 from runtime.functions import CompiledFunctions, TorchFunctions
 from runtime.loop import DecodingLoop
+from runtime.measurement import measure_costs
 from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
 from runtime.prefix import PrefixCache

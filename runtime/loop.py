@@ -15,6 +15,7 @@ from mtad.accept import Accepted
 from mtad.alternatives import alternatives
 from mtad.params import DecodingParams
 from runtime.batch import Batch, Batches
+from runtime.block import decode_block
 from runtime.caches import Caches
 from runtime.constraints import Constrainer, Constraint
 from runtime.request import Request
@@ -157,18 +158,9 @@ class DecodingLoop:
         try:
             used = self._plan(requests, budget)
             started = time.perf_counter()
-            batch = self._batch(requests, used)
-            draft = self.caches.auxiliary.draft(batch) if batch.shape.draft_len else None
-            drafted = time.perf_counter()
-            logits = self.caches.target.score(batch, draft.tree if draft else None)
-            scored = time.perf_counter()
-            accepted = self.caches.target.accept(batch, draft, logits)
-            if draft:
-                self.caches.target.commit(batch, accepted)
-                self.caches.auxiliary.commit(batch, draft, accepted)
-            top = self._alternatives(requests, logits, accepted)
-            tokens, log_probs = accepted.tokens.tolist(), accepted.log_probs.tolist()
-            lengths = accepted.length.tolist()
+            block = decode_block(self.caches.auxiliary, self.caches.target, self._batch(requests, used))
+            draft, accepted, lengths = block.draft, block.accepted, block.lengths
+            top = self._alternatives(requests, block.logits, accepted)
             joint = draft.tree.log_q.tolist() if draft else [[]] * len(requests)
             broken = [any(map(math.isnan, row)) for row in joint]
         except RowFailed as failure:  # the others' block has not happened; it runs in the next turn
@@ -181,15 +173,17 @@ class DecodingLoop:
         for row, request in enumerate(requests):
             count, before = lengths[row] + 1, len(request.tokens)
             try:
-                if broken[row] or not all(map(math.isfinite, log_probs[row][:count])):
+                if broken[row] or not all(map(math.isfinite, block.log_probs[row][:count])):
                     raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
-                self._append(request, tokens[row][:count], log_probs[row][:count], top[row] if top else None)
+                self._append(
+                    request, block.tokens[row][:count], block.log_probs[row][:count], top[row] if top else None
+                )
                 request.auxiliary_held = request.committed - 2 if used[row].drafted else request.auxiliary_held
             except Exception as error:
                 failures[request] = error
             gained.append(len(request.tokens) - before)
         ended = time.perf_counter()
-        seconds = drafted - started, scored - drafted, ended - scored
+        seconds = block.drafted - started, block.scored - block.drafted, ended - block.scored
         self.totals.turn(*seconds)
         for row, request in enumerate(requests):
             if request not in failures:

@@ -1,0 +1,49 @@
+"""A block of the loop."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mtad.accept import Accepted
+from mtad.block import Draft
+from runtime.batch import Batch
+from runtime.roles import Auxiliary, Target
+
+
+class Block(NamedTuple):
+    """What a block of R rows gave. Tensors are valid until the next block begins.
+
+    Attributes:
+        draft: None where nothing was drafted.
+        logits: of the target, float32 [R, 1 + N, V].
+        accepted: what was decided.
+        tokens, log_probs, lengths: the same as lists, by row: emitted tokens and their log-probabilities, of which the
+            first length + 1 count, and accepted draft tokens.
+        drafted, scored: `time.perf_counter()` when the draft was there, and when it was scored.
+    """
+
+    draft: Draft | None
+    logits: Tensor
+    accepted: Accepted
+    tokens: list[list[int]]
+    log_probs: list[list[float]]
+    lengths: list[int]
+    drafted: float
+    scored: float
+
+
+def decode_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Block:
+    """Draft, score, accept, commit."""
+    draft = auxiliary.draft(batch) if batch.shape.draft_len else None
+    drafted = time.perf_counter()
+    logits = target.score(batch, draft.tree if draft else None)
+    scored = time.perf_counter()
+    accepted = target.accept(batch, draft, logits)
+    if draft:
+        target.commit(batch, accepted)
+        auxiliary.commit(batch, draft, accepted)
+    tokens, log_probs, lengths = accepted.tokens.tolist(), accepted.log_probs.tolist(), accepted.length.tolist()
+    return Block(draft, logits, accepted, tokens, log_probs, lengths, drafted, scored)
