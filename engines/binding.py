@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,32 @@ to the other sessions."""
 _NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.bool: np.bool_}
 
 
-def open_session(path: Path, threads: int, arena: bool = True) -> ort.InferenceSession:
+def open_session(path: Path, threads: int, shared: bool = False) -> ort.InferenceSession:
     """A session of the CPU provider.
 
     Args:
         path: an ONNX file.
         threads: intra-op threads.
-        arena: keep the memory of intermediate results, which never shrinks; faster for large ones.
+        shared: take the memory of intermediate results from one arena that all such sessions of this process share:
+            for sessions that are many and small, and run one at a time. Else the session has an arena of its own.
+            Either grows to the largest step seen and stays.
     """
     options = ort.SessionOptions()
-    options.enable_cpu_mem_arena = arena
+    if shared:
+        _register_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@lru_cache(maxsize=1)
+def _register_arena() -> None:
+    """Make the process's shared arena; ONNX Runtime takes one for each kind of memory."""
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(kind, ort.OrtArenaCfg({}))
 
 
 class Binding:

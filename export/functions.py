@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ OPSET = 22
 FOLDER = Path(__file__).parent.parent / "runtime" / "graphs"
 
 ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 3, 11, 64, 53
-BRANCHING, STORED = (4, 2, 1, 1, 1), 36
+BRANCHING = (4, 2, 1, 1, 1)
+STORED = (LEVELS - 1) * NARROW, 36
+"""Nodes that are scored of a mixed batch and of a branching draft: fewer than the padded tree has."""
 NAMES = {
     ROWS: "rows",
     LEVELS: "levels",
@@ -48,8 +51,8 @@ NAMES = {
     VOCABULARY: "vocabulary",
     WIDTH * CANDIDATES: "pairs",
     BRANCHING[0]: "children",
-    STORED: "stored",
-    2 + STORED: "held",
+    **dict.fromkeys(STORED, "stored"),
+    **{2 + nodes: "held" for nodes in STORED},
 }
 """Sizes of the example a function is traced on. They all differ, so that a size names its dimension."""
 
@@ -71,7 +74,7 @@ class Example:
         above, sees = root(self.rows, self.shape), self.begun.sees
         for depth in range(1, self.shape.draft_len + 1):
             self.grow_arguments = (above, sees, *self._grow_arguments(depth, above.tokens.shape[1]))
-            self.grown.append(block.grow(*self.grow_arguments, self.shape.children > 0))
+            self.grown.append(partial(block.grow, branches=self.shape.children > 0)(*self.grow_arguments))
             above, sees = self.grown[-1].level, self.grown[-1].inputs.mask
         self.levels: Level = stack([grown.level for grown in self.grown])
         tree, origin = block.finish(self.levels, self.rows, self.shape.selects)
@@ -91,17 +94,16 @@ class Example:
 
 
 def _branching(*arguments: Any) -> Grown:
-    return block.grow(*arguments, True)
+    return partial(block.grow, branches=True)(*arguments)
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shape]]:
     """Every function to compile: name, the function, arguments to trace it on, and the block's shape."""
     base = DecodingParams(method="mtad", draft_len=LEVELS, beam_width=WIDTH, top_k=CANDIDATES)
-    narrow = DecodingParams(method="mmtad", draft_len=LEVELS, beam_width=NARROW, top_k=CANDIDATES)
-    wide = DecodingParams(method="mmtad", draft_len=LEVELS, beam_width=WIDTH, top_k=CANDIDATES)
+    narrow = DecodingParams(method="mmtad", draft_len=LEVELS - 1, beam_width=NARROW, top_k=CANDIDATES)
     branching = DecodingParams(method="specinfer", draft_len=LEVELS, branching=BRANCHING, top_k=CANDIDATES)
-    best, mixed, whole = Example(base, base), Example(narrow, base), Example(wide, wide)
-    branches = Example(branching, base)
+    best, mixed, branches = Example(base, base), Example(narrow, base), Example(branching, base)
+    whole = Example(branching, branching)
     yield "begin", block.begin, (mixed.context, mixed.rows), mixed.shape
     first = (root(mixed.rows, mixed.shape), mixed.begun.sees, *mixed._grow_arguments(1, 1))
     yield "grow_first", block.grow, first, mixed.shape

@@ -19,7 +19,6 @@ from mtad.rows import Layout, Rows, index
 from mtad.scored import Scored, Verdict, after_parents
 from mtad.tree import TokenTree
 
-
 RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
     "lossless": lossless,
     "block": block,

@@ -102,8 +102,8 @@ def begin(context: Context, rows: Rows) -> Begun:
     """Start a draft.
 
     The first step runs the last two committed tokens: after a fully accepted block the last drafted token has never
-    been run, and a fixed step of two tokens costs less than a branch on how much was accepted. A row that drafts nothing
-    runs them behind its committed columns, where they change nothing.
+    been run, and a fixed step of two tokens costs less than a branch on how much was accepted. A row that drafts
+    nothing runs them behind its committed columns, where they change nothing.
     """
     last_two, committed, columns = context
     idle = (rows.draft_len == 0).long() * 2

@@ -66,7 +66,9 @@ class Terms(NamedTuple):
     min_left: Tensor | None = None
 
 
-def constrain(logits: Tensor, paths: Paths, terms: Terms, barrier: Tensor | None = None) -> Tensor:
+def constrain(
+    logits: Tensor, paths: Paths, terms: Terms, barrier: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Logits under a request's constraints.
 
     In this order: `logit_bias` is added; the repetition penalty divides positive and multiplies negative logits of
@@ -81,12 +83,17 @@ def constrain(logits: Tensor, paths: Paths, terms: Terms, barrier: Tensor | None
         terms: what the rows ask.
         barrier: float32 [R, S, V] of `barrier`, inf for forbidden tokens, 0 for others; None where no row forbids any.
             A node whose distribution is used must be left with a token, which is for the caller to see to.
+        out: float32 [R, S, V] to write to, `logits` itself if that is no longer needed; None for new memory.
 
     Returns:
-        a tensor of its own.
+        `out`.
     """
-    # x - 0 is x to the bit; x + 0 is not, for x = -0
-    logits = logits.clone() if terms.bias is None else logits - (0.0 - terms.bias)[:, None]
+    out = torch.empty_like(logits) if out is None else out
+    if terms.bias is not None:
+        torch.sub(logits, (0.0 - terms.bias)[:, None], out=out)  # x - 0 is x to the bit; x + 0 is not, for x = -0
+    elif out is not logits:
+        out.copy_(logits)
+    logits = out
     if terms.penalties is not None:
         _penalise(logits, paths, terms.penalties)
     if terms.min_left is not None:

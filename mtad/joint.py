@@ -46,7 +46,7 @@ def modal(scored: Scored, rows: Rows) -> Verdict:
     at = verdict.node[:, None]
     spent = torch.where(at >= 0, distance.gather(1, at.clamp(min=0)), 0.0)
     log_prob = after_node(after, verdict.node).log_prob
-    allowed = log_prob[:, :1] - log_prob <= rows.threshold - spent
+    allowed = log_prob[:, :1] - log_prob <= (rows.threshold - spent).clamp(min=0)
     return verdict._replace(weights=torch.where(allowed, verdict.weights, 0.0))
 
 

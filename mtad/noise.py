@@ -14,6 +14,9 @@ from torch import Tensor
 from mtad.params import DecodingParams
 from mtad.rows import Shape, top_k_of
 
+WINDOW = 2**14
+"""Numbers of one request that are drawn at once and kept at most."""
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -33,50 +36,48 @@ class Noise(NamedTuple):
     nodes: Tensor
 
 
-class NoiseBuffers:
-    """Where the noise of a batch is drawn, block after block: always the same memory.
+class Draws:
+    """What the rows of a batch draw, block after block.
 
     A row draws exactly the numbers its own parameters call for and they are then placed in the batch's shape, so what
     else is in the batch does not change them. Temperature 0 is noise 0.
 
     Args:
         params: parameters of the R requests.
-        shape: the block's shape, at least as large as each request's own.
         vocab_size: V.
     """
 
-    def __init__(self, params: Sequence[DecodingParams], shape: Shape, vocab_size: int) -> None:
-        rows = len(params)
-        self._accept = np.zeros((rows, shape.draft_len), dtype=np.float32)
-        self._bonus = np.zeros(rows, dtype=np.float32)
-        self._gumbel = np.zeros((shape.draft_len, rows, shape.width, shape.candidates), dtype=np.float32)
-        nodes = (shape.draft_len, shape.score_width) if shape.children else (0, 0)
-        self._nodes = np.zeros((rows, *nodes), dtype=np.float32)
+    def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
         self._rows = []
         for row, p in enumerate(params):
             levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
             each = beams if p.spec.form == "branches" else 0
-            length = max(1, min(32, 2**14 // max(1, levels * beams * k)))
+            length = max(1, min(32, WINDOW // max(1, levels * beams * k)))
             draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
             if p.temperature != 0:
-                places = self._accept[row, :levels], self._gumbel[:levels, row, :beams, :k]
-                self._rows.append((row, draw, (length, levels, beams, k, each), *places, self._nodes[row, :levels, :each]))
-        gumbel = tuple(torch.from_numpy(level) for level in self._gumbel)
-        accept, bonus, uniform = map(torch.from_numpy, (self._accept, self._bonus, self._nodes.reshape(rows, -1)))
-        self.noise = Noise(gumbel, accept, bonus, uniform)
+                self._rows.append((row, draw, (length, levels, beams, k, each)))
 
-    def draw(self, keys: Sequence[tuple[int, int]]) -> Noise:
-        """The noise of one block, `self.noise`, valid until the next; `keys` are (seed, block index) of each row."""
-        for row, draw, (length, *sizes), accept, gumbel, nodes in self._rows:
+    def into(
+        self, gumbel: Floats, accept: Floats, bonus: Floats, nodes: Floats, keys: Sequence[tuple[int, int]]
+    ) -> None:
+        """Write the noise of one block; what a row does not draw is left as it is.
+
+        Args:
+            gumbel: float32 [draft_len, R, width, K].
+            accept: float32 [R, draft_len].
+            bonus: float32 [R].
+            nodes: float32 [R, draft_len, score_width]; of no levels where no draft branches.
+            keys: (seed, block index) of each row.
+        """
+        for row, draw, (length, levels, beams, k, each) in self._rows:
             seed, block = keys[row]
             window, at = divmod(block, length)
-            uniforms, gumbels = draw(seed, window, length, *sizes)
-            self._bonus[row] = uniforms[at, 0]
-            accept[:] = uniforms[at, 1 : 1 + len(accept)]
-            gumbel[:] = gumbels[at]
-            if nodes.size:
-                nodes[:] = uniforms[at, 1 + len(accept) :].reshape(nodes.shape)
-        return self.noise
+            uniforms, gumbels = draw(seed, window, length, levels, beams, k, each)
+            bonus[row] = uniforms[at, 0]
+            accept[row, :levels] = uniforms[at, 1 : 1 + levels]
+            gumbel[:levels, row, :beams, :k] = gumbels[at]
+            if each:
+                nodes[row, :levels, :each] = uniforms[at, 1 + levels :].reshape(levels, each)
 
 
 def draw_noise(
@@ -86,14 +87,24 @@ def draw_noise(
     vocab_size: int,
     device: torch.device | str = "cpu",
 ) -> Noise:
-    """Noise of one block in memory of its own; see `NoiseBuffers`."""
-    gumbel, accept, bonus, nodes = NoiseBuffers(params, shape, vocab_size).draw(keys)
-    return Noise(tuple(level.to(device) for level in gumbel), accept.to(device), bonus.to(device), nodes.to(device))
+    """Noise of one block, of a shape at least as large as each request's own, in memory of its own; see `Draws`."""
+    gumbel = np.zeros((shape.draft_len, len(params), shape.width, shape.candidates), dtype=np.float32)
+    accept = np.zeros((len(params), shape.draft_len), dtype=np.float32)
+    bonus = np.zeros(len(params), dtype=np.float32)
+    nodes = np.zeros((len(params), *node_noise(shape)), dtype=np.float32)
+    Draws(params, vocab_size).into(gumbel, accept, bonus, nodes, keys)
+    levels = tuple(torch.from_numpy(level).to(device) for level in gumbel)
+    return Noise(levels, *(torch.from_numpy(x).to(device) for x in (accept, bonus, nodes.reshape(len(params), -1))))
 
 
-@lru_cache(maxsize=512)
+def node_noise(shape: Shape) -> tuple[int, int]:
+    """Levels and nodes a level that branching drafts draw uniforms for."""
+    return (shape.draft_len, shape.score_width) if shape.children else (0, 0)
+
+
+@lru_cache(maxsize=256)  # 16 MiB of full windows
 def _window(seed: int, window: int, length: int, levels: int, beams: int, k: int, each: int) -> tuple[Floats, Floats]:
-    """Noise of `length` consecutive blocks of one request, drawn at once: [length, 1 + levels ..], [length, levels, ..].
+    """Noise of `length` consecutive blocks of one request, drawn at once: [length, 1 + levels ..], [length, levels ..].
 
     Philox-4x64 keyed by (seed; window, levels, beams): a request that changes its draft from block to block never
     meets the same numbers twice. Drawing several blocks at a time costs less than making a generator a block.

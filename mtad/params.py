@@ -77,7 +77,8 @@ class DecodingParams:
             own mode), `typical`, `threshold`, `bild`; `mtjd` and `beam`, in which the target itself drafts.
         draft_len: gamma, drafted tokens a block at most, >= 1. Unused by `sample`.
         beam_width: B, beams of the draft, >= 1. Unused by methods that draft no beams.
-        branching: children of each node of `specinfer`'s tree, level by level; the first `draft_len` levels count.
+        branching: children of each node of `specinfer`'s tree, level by level; the first `draft_len` levels count. The
+            default has as many levels, and about as many nodes, as the beams of the other methods.
         accept_threshold: >= 0; what it bounds is the rule's (`mtad.rules`); None takes the method's own. `mtad`,
             `mmtad`: tau, a drafted prefix is accepted if p(prefix) / q(prefix) > tau; 0 accepts whatever the target's
             own filtered distribution allows; 1 asks the target to find it likelier than the auxiliary does; more is
@@ -87,7 +88,7 @@ class DecodingParams:
         draft_confidence: 0 .. 1. A drafted path whose joint likelihood under the auxiliary falls below it is not
             continued, so a block drafts as far as the auxiliary is sure of what it drafts, up to `draft_len`. 0 always
             drafts on. `bild`: the target decides wherever the auxiliary's most likely token is less likely than this.
-            None takes the method's own.
+            None takes the method's own. Unused where the auxiliary does not draft.
         temperature: divides the logits of both models, >= 0. 0 removes all randomness: greedy decoding for the lossless
             methods; the others draft by deterministic beam search, accept on the distributions of temperature 1, and
             add the target's most likely token.
@@ -117,7 +118,7 @@ class DecodingParams:
     method: str = "mtad"
     draft_len: int = 4
     beam_width: int = 4
-    branching: tuple[int, ...] = (4, 2, 2)
+    branching: tuple[int, ...] = (2, 2, 1, 1)
     accept_threshold: float | None = None
     draft_confidence: float | None = None
     temperature: float = 1.0
@@ -206,13 +207,20 @@ class DecodingParams:
 
     @property
     def confidence(self) -> float:
-        """`draft_confidence`, or the method's own."""
+        """`draft_confidence`, or the method's own; 0 for a method that does not use it."""
+        if not self.assisted:
+            return 0.0
         return self.draft_confidence if self.draft_confidence is not None else self.spec.confidence
 
     @property
     def drafts(self) -> bool:
         """Whether anything is drafted."""
         return self.spec.drafter is not None
+
+    @property
+    def assisted(self) -> bool:
+        """Whether the auxiliary drafts, so that its cache must follow the text."""
+        return self.spec.drafter == "auxiliary"
 
     @property
     def drafted(self) -> int:
@@ -246,7 +254,7 @@ class DecodingParams:
     @property
     def flexible(self) -> bool:
         """Whether the draft may be made shorter or narrower without changing what the method promises."""
-        return self.spec.drafter == "auxiliary" and self.spec.form != "branches"
+        return self.assisted and self.spec.form != "branches"
 
     @property
     def adaptive(self) -> bool:

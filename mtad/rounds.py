@@ -21,7 +21,7 @@ def rounds(scored: Scored, rows: Rows) -> Verdict:
     The rounds of all nodes run side by side; then the accepted path is followed from the root.
     """
     tree, device = scored.tree, scored.log_p.device
-    count, levels, width = tree.tokens.shape[0], tree.levels, tree.width
+    count, levels = tree.tokens.shape[0], tree.levels
     p_ids, p = scored.after.ids, scored.after.log_prob.exp()
     q = _read(scored, p_ids)
     left = torch.ones(count, 1 + tree.tokens.shape[1], device=device)
@@ -77,6 +77,6 @@ def _drawn_from(scored: Scored) -> Tensor:
 
 
 def _by_parent(scored: Scored) -> list[Candidates]:
-    """The auxiliary's distributions after the nodes above each level; what is wider drafted than scored is another row's."""
+    """The auxiliary's distributions after the nodes above each level; slots beyond the scored ones are other rows'."""
     assert len(scored.above) == scored.tree.levels, "a branching draft keeps the distributions of all its nodes"
     return [Candidates(*(values[:, : scored.tree.width] for values in q)) for q in scored.above]

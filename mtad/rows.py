@@ -245,7 +245,8 @@ def _branches(children: Tensor, own: Tensor, shape: Shape) -> tuple[Tensor, Tens
     """`Rows.branch_at` and `Rows.child_at`, from the children [R, D] and the nodes [R, D] of each row's levels."""
     (count, levels), width, device = own.shape, shape.score_width, own.device
     if not shape.children:
-        return torch.zeros(levels, count, shape.width, dtype=torch.int64, device=device), torch.zeros(count, 0, 0, dtype=torch.int64, device=device)
+        none = torch.zeros(levels, count, shape.width, dtype=torch.int64, device=device)
+        return none, none.new_zeros(count, 0, 0)
     drafted, slots = torch.arange(shape.width, device=device), torch.arange(width, device=device)
     each = children.T[:, :, None].clamp(min=1)
     mine = (drafted < own.T[:, :, None]) & (children.T[:, :, None] > 0)

@@ -167,7 +167,7 @@ class Constraints:
         """The constraints of rows 0 .. R-1; None where no row has any."""
         return cls(constraints) if any(constraint is not None for constraint in constraints) else None
 
-    def adjust(self, logits: Tensor, path_tokens: Tensor, valid: Tensor) -> Tensor:
+    def adjust(self, logits: Tensor, path_tokens: Tensor, valid: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits under each row's constraints: float32 [R, S, V]; the argument is not written to.
 
         A row's result does not depend, to the bit, on the other rows; rows without a constraint are unchanged.
@@ -175,12 +175,15 @@ class Constraints:
         Args:
             logits: float [R, S, V], of either model, after S nodes.
             path_tokens, valid: int64 and bool [R, S, D], `mtad.constrain.Paths` of the nodes; the valid ones first.
+            out: float32 [R, S, V], where the result is written; None for new memory.
         """
-        own, paths = logits, Paths(path_tokens, valid)
-        if self._rows is not None:
-            own, paths = logits[self._rows], Paths(path_tokens[self._rows], valid[self._rows])
-        adjusted = constrain(own.float(), paths, self._terms, self._barrier(paths))
-        return adjusted if self._rows is None else logits.float().index_copy(0, self._rows, adjusted)
+        out = torch.empty(logits.shape, device=logits.device) if out is None else out
+        if self._rows is None:
+            paths = Paths(path_tokens, valid)
+            return constrain(logits.float(), paths, self._terms, self._barrier(paths), out)
+        paths, own = Paths(path_tokens[self._rows], valid[self._rows]), logits[self._rows].float()
+        out.copy_(logits)
+        return out.index_copy_(0, self._rows, constrain(own, paths, self._terms, self._barrier(paths), own))
 
     def _penalties(self) -> Penalties | None:
         members, shared = self._members, self._shared

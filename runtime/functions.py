@@ -1,7 +1,7 @@
 """What runs between the steps of the two models: the functions of `mtad.block`, eager or compiled for ONNX Runtime.
 
-Both have the same signatures. The compiled ones write to memory of their own, the same for every block of a shape: what
-they return is valid until the next block of that shape begins.
+Both have the same signatures. The compiled ones write to memory of their own, the same for every block: what they
+return is valid until the next block begins.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from mtad.noise import Noise
 from mtad.params import Rule
 from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
+from runtime.slab import Slab, size_of
 
 GRAPHS = Path(__file__).parent / "graphs"
 """The compiled functions, part of the package; `python -m export.functions` writes them."""
 
-PLANS, PLAN_BYTES = 64, 2**25
-"""Block shapes whose memory and bindings are kept, and the memory they may take together; the latest is always kept."""
+PLANS = 64
+"""Block shapes whose bindings are kept. All have the same memory."""
 
 
 class BlockFunctions(Protocol):
@@ -118,7 +119,9 @@ class _Eager:
 
 
 class CompiledFunctions:
-    """The graphs of `runtime/graphs`. Owns their sessions and, for each shape of block, their memory and bindings.
+    """The graphs of `runtime/graphs`. Owns their sessions, the memory they write to and, for each shape, bindings.
+
+    A draft and its scoring may be of different shapes, so each of the two has memory of its own.
 
     Args:
         folder: of the graphs.
@@ -132,6 +135,7 @@ class CompiledFunctions:
         self._folder, self._threads = GraphFolder(folder), threads
         self._sessions: dict[str, Any] = {}
         self._plans: OrderedDict[tuple[int, Shape, int], _Plan] = OrderedDict()
+        self._slabs = Slab(), Slab()
 
     def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
         """See `Functions.of`."""
@@ -141,9 +145,9 @@ class CompiledFunctions:
             if shape.candidates < shape.width:
                 problem = "the vocabulary is smaller; give at most its size"
                 raise InvalidInput("beam_width", shape.width, problem)
-            while len(self._plans) >= PLANS or sum(kept.bytes for kept in self._plans.values()) > PLAN_BYTES:
+            if len(self._plans) >= PLANS:
                 self._plans.popitem(last=False)
-            plan = self._plans[key] = _Plan(self.session, shape)
+            plan = self._plans[key] = _Plan(self.session, shape, *self._slabs)
         else:
             self._plans.move_to_end(key)
         return plan
@@ -151,28 +155,24 @@ class CompiledFunctions:
     def session(self, name: str) -> Any:
         """The session of a graph, opened when first asked for."""
         if name not in self._sessions:
-            self._sessions[name] = open_session(self._folder.path(name), self._threads, arena=False)
+            self._sessions[name] = open_session(self._folder.path(name), self._threads, shared=True)
         return self._sessions[name]
 
 
 class _Plan:
-    """The calls of one block shape, in order, each on memory of its own."""
+    """The calls of one block shape, in order, each on its part of the memory."""
 
-    def __init__(self, session: Callable[[str], Any], shape: Shape) -> None:
+    def __init__(self, session: Callable[[str], Any], shape: Shape, drafting: Slab, scoring: Slab) -> None:
         self._session, self._shape, self._eager = session, shape, _Eager(shape)
+        self._drafting, self._scoring = _Memory(drafting), _Memory(scoring)
         self._calls: dict[tuple[str, int], _Call] = {}
         self._levels: _Levels | None = None
         self._draft: Draft | None = None
 
-    @property
-    def bytes(self) -> int:
-        """Size of its memory."""
-        return sum(tensor.nbytes for call in self._calls.values() for tensor in leaves(call.outcome))
-
     def begin(self, context: Context, rows: Rows) -> Begun:
         call = self._calls.get(("begin", 0))
         if call is None:
-            call = self._add("begin", "begin", _memory(block.begin(context, rows)))
+            call = self._add("begin", "begin", self._drafting.like(block.begin(context, rows)))
         call(context, rows)
         begun: Begun = call.outcome
         return begun
@@ -194,23 +194,25 @@ class _Plan:
         if call is None:
             like = block.grow(*arguments, self._shape.children > 0)
             if self._levels is None:
-                self._levels = _Levels.like(like, self._shape.draft_len)
+                self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
             kind = ("_branches" if self._shape.children else "") + ("_first" if above.tokens.shape[1] == 1 else "")
-            call = self._add("grow", f"grow{kind}", self._levels.at(depth - 1, like), depth)
+            inputs, candidates = self._drafting.like((like.inputs, like.above))
+            memory = self._levels.at(depth - 1, inputs, candidates)
+            call = self._add("grow", f"grow{kind}", memory, depth)
         call(*arguments)
         grown: Grown = call.outcome
         return grown
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         if self._levels is None:  # a draft that stopped early was grown as one of another shape
-            self._levels = _Levels.like(levels[0], len(levels))
+            self._levels = self._drafting.like(_Levels.of(levels[0], len(levels)))
         if levels[0].level.tokens.data_ptr() != self._levels.level.tokens.data_ptr():
             self._levels.take(levels)
         call = self._calls.get(("finish", 0))
         if call is None:
             kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
-            tree, origin, _ = self._eager.finish(levels, rows)
-            call = self._add("finish", f"finish_{kind}", (_memory(tree), _memory(origin)))
+            tree, origin, *_ = self._eager.finish(levels, rows)
+            call = self._add("finish", f"finish_{kind}", self._drafting.like((tree, origin)))
             tree, origin = call.outcome
             self._draft = Draft(tree, origin, self._levels.first)
         call(self._levels.level, rows)
@@ -221,7 +223,7 @@ class _Plan:
         call = self._calls.get(("arrange", 0))
         if call is None:
             kind = "root" if tree is None else "chain" if tree.width == 1 else "tree"
-            call = self._add("arrange", f"arrange_{kind}", _memory(block.arrange(tree, context, rows)))
+            call = self._add("arrange", f"arrange_{kind}", self._scoring.like(block.arrange(tree, context, rows)))
         call(tree, context, rows)
         inputs: Inputs = call.outcome
         return inputs
@@ -233,7 +235,7 @@ class _Plan:
         outcomes = [self._decide(rule, draft, adjusted, logits, noise, committed, rows) for rule in rules or (None,)]
         accepted = outcomes[0]
         for number, other in enumerate(outcomes[1:], 1):
-            accepted = _choose(rows.rule == number, other, accepted)
+            accepted = choose_rows(rows.rule == number, other, accepted)
         return accepted
 
     def _decide(
@@ -255,7 +257,8 @@ class _Plan:
         call = self._calls.get((name, 0))
         if call is None:
             rules = () if rule is None else (rule,)
-            call = self._add(name, name, _memory(block.decide(draft, adjusted, logits, noise, committed, rows, rules)))
+            accepted = block.decide(draft, adjusted, logits, noise, committed, rows, rules)
+            call = self._add(name, name, self._scoring.like(accepted))
         call(*arguments)
         decided: Accepted = call.outcome
         return decided
@@ -265,6 +268,19 @@ class _Plan:
         return call
 
 
+class _Memory:
+    """One plan's part of a slab, from its beginning on."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab, self._end = slab, 0
+
+    def like(self, tensors: Any) -> Any:
+        """The next part, shaped like `tensors`."""
+        start = self._end
+        self._end += size_of(tensors)
+        return self._slab.like(tensors, start)
+
+
 class _Levels(NamedTuple):
     """Memory of a draft's levels, stacked: what each `grow` writes a slice of and `finish` reads whole."""
 
@@ -272,21 +288,24 @@ class _Levels(NamedTuple):
     first: Candidates
 
     @classmethod
-    def like(cls, grown: Grown, count: int) -> _Levels:
-        one = grown.level._replace(paths=grown.level.paths[..., :count])
-        level = Level(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in one))
-        return cls(level, Candidates(*(torch.empty(count, *x.shape, dtype=x.dtype) for x in grown.first)))
+    def of(cls, grown: Grown, count: int) -> _Levels:
+        """The shapes of `count` levels like `grown`."""
 
-    def at(self, index: int, like: Grown) -> Grown:
-        """One level's memory; what is not stacked is like `like`'s."""
+        def stacked(x: Tensor) -> Tensor:
+            return torch.empty(count, *x.shape, dtype=x.dtype, device="meta")
+
+        return cls(Level(*map(stacked, grown.level)), Candidates(*map(stacked, grown.first)))
+
+    def at(self, index: int, inputs: Inputs, above: Candidates | None) -> Grown:
+        """One level's memory, and that of what is not stacked."""
         first = Candidates(*(x[index] for x in self.first))
-        return Grown(Level(*(x[index] for x in self.level)), first, _memory(like.inputs), _memory(like.above))
+        return Grown(Level(*(x[index] for x in self.level)), first, inputs, above)
 
     def take(self, levels: Sequence[Grown]) -> None:
         """Copy levels that lie in other memory."""
         for index, grown in enumerate(levels):
             for ours, theirs in zip((*self.level, *self.first), (*grown.level, *grown.first), strict=True):
-                ours[index] = theirs[..., : ours.shape[-1]]
+                ours[index] = theirs
 
 
 class _Call:
@@ -320,15 +339,10 @@ def _above(levels: Sequence[Grown]) -> tuple[Candidates, ...]:
     return tuple(grown.above for grown in levels if grown.above is not None)
 
 
-def _choose(own: Tensor, these: Any, others: Any) -> Any:
+def choose_rows(own: Tensor, these: Any, others: Any) -> Any:
     """Of two nested tuples of tensors, the rows [R] of the first, and the other rows of the second."""
+    if these is None:
+        return None
     if isinstance(these, Tensor):
         return torch.where(own.view(-1, *[1] * (these.dim() - 1)), these, others)
-    return type(these)(*(_choose(own, a, b) for a, b in zip(these, others, strict=True)))
-
-
-def _memory(like: Any) -> Any:
-    """Memory for tensors like these, in the same structure."""
-    if isinstance(like, Tensor):
-        return torch.empty(like.shape, dtype=like.dtype)
-    return None if like is None else type(like)(*map(_memory, like))
+    return type(these)(*(choose_rows(own, a, b) for a, b in zip(these, others, strict=True)))

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -16,9 +17,11 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
 from runtime.constraints import Constrainer
-from runtime.costs import StepCosts, measure_costs
+from runtime.costs import StepCosts
 from runtime.functions import CompiledFunctions, TorchFunctions
+from runtime.known_costs import KnownCosts, machine
 from runtime.loop import DecodingLoop
+from runtime.measurement import measure_costs
 from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
 from runtime.prefix import PrefixCache
@@ -52,7 +55,7 @@ class LLM:
         prefix_tokens: prompt tokens whose keys and values are kept for prompts that start alike, in multiples of 64;
             0 keeps none. Default: as many as two rows hold.
         max_waiting: requests that may wait for a row.
-        costs: what steps cost, where it is known already; else it is measured when adaptive drafts first need it.
+        costs: what steps cost; default: what an earlier start measured here, else measured when first needed.
         eager: run what lies between the engines' steps in torch rather than compiled for ONNX Runtime; pairs of the
             torch engine always do.
 
@@ -101,7 +104,7 @@ class LLM:
         self.memory = Memory.of(spec, self.pair.auxiliary.spec, self.pair.weights, nodes + 1, keep)
         log.info("%s", self.memory)
         functions = TorchFunctions() if eager or spec.format != "onnx" else CompiledFunctions()
-        self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size, functions)
+        self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size, functions, self.pair.target)
         self._target = EngineTarget(self.pair.target, self.pair.vocab_size, functions)
         prefixes = PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)
         tokenizer = self.pair.tokenizer.backend_tokenizer
@@ -156,7 +159,8 @@ class LLM:
                     for request in ended:
                         Result.of(request)  # raises if it failed
         finally:
-            self.loop.drop(requests)  # interrupted, or something broke: nobody will ask for the rest any more
+            # interrupted, or something broke: nobody asks for the rest any more
+            self.loop.drop(requests, report=False)
         return [Result.of(request) for request in requests]
 
     def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
@@ -199,19 +203,44 @@ class LLM:
         """One turn of the loop; returns the requests that ended since the last one."""
         return self.loop.turn()
 
-    def measure(self) -> None:
-        """Measure what steps cost, for adaptive drafts; takes about two seconds, and is done once.
+    def measure(self, again: bool = False) -> None:
+        """See to it that step costs are known, for adaptive drafts: those kept from an earlier start, or measured now.
 
-        Done by the first request that needs it; a server does it at start. Not while a turn runs.
+        Measuring takes about two seconds. Done by the first request that needs it; a server does it at start. Not while
+        a turn runs.
+
+        Args:
+            again: measure whatever is known: the machine was busy the last time.
         """
         loop, engines = self.loop, (self.pair.auxiliary, self.pair.target)
-        if loop.planner is None:
+        if loop.planner is not None and not again:
+            return
+        limits = loop.scheduler.max_draft_len, loop.scheduler.max_beam_width
+        known = KnownCosts(self._setting(*limits))
+        costs = None if again else known.load()
+        if costs:
+            log.info("step costs: from %s", known.path)
+        else:
             busy = loop.scheduler.running or loop.scheduler.joining
             caches = [engine.kv.clone() for engine in engines] if busy else []
-            limits = loop.scheduler.max_draft_len, loop.scheduler.max_beam_width
-            loop.planner = Planner(measure_costs(self._auxiliary, self._target, *limits), limits[0])
+            costs = measure_costs(self._auxiliary, self._target, *limits)
             for engine, kv in zip(engines, caches, strict=False):
                 engine.kv.copy_(kv)
+            known.save(costs)
+            log.info("step costs: measured, kept in %s", known.path)
+        loop.planner = Planner(costs, limits[0])
+
+    def _setting(self, max_draft_len: int, max_beam_width: int) -> dict[str, object]:
+        """What the times of this pair's steps depend on."""
+        return {
+            "target": asdict(self.pair.target.spec),
+            "auxiliary": asdict(self.pair.auxiliary.spec),
+            "threads": self.pair.threads,
+            "functions": type(self._target.functions).__name__,
+            "max_draft_len": max_draft_len,
+            "max_beam_width": max_beam_width,
+            **machine(),
+        }
 
     def submit(self, *requests: Request) -> None:
         """Queue what `requests` made, all or none.

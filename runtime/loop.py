@@ -15,6 +15,7 @@ from mtad.accept import Accepted
 from mtad.alternatives import alternatives
 from mtad.params import DecodingParams
 from runtime.batch import Batch, Batches
+from runtime.block import decode_block
 from runtime.caches import Caches
 from runtime.constraints import Constrainer, Constraint
 from runtime.request import Request
@@ -111,7 +112,7 @@ class DecodingLoop:
 
     def _drafts(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
-        if not request.params.drafted:
+        if not request.params.assisted:
             return False
         return not request.params.adaptive or self.planner is None or self.planner.drafting
 
@@ -129,7 +130,7 @@ class DecodingLoop:
         if self.planner is None:
             return [request.params for request in requests]
         used = self.planner.plan(requests)
-        behind = [row for row, request in enumerate(requests) if used[row].drafted and self.caches.lags(request)]
+        behind = [row for row, request in enumerate(requests) if used[row].assisted and self.caches.lags(request)]
         for row in behind:
             started = time.perf_counter()
             if budget > 0:
@@ -139,7 +140,7 @@ class DecodingLoop:
                     raise RowFailed(requests[row], error) from error
             self._stored(requests[row], started)
         if any(self.caches.lags(requests[row]) for row in behind):
-            return [replace(p, method="sample") if p.adaptive and p.drafted else p for p in used]
+            return [replace(p, method="sample") if p.adaptive and p.assisted else p for p in used]
         return used
 
     def _begin(self, request: Request) -> None:
@@ -157,18 +158,9 @@ class DecodingLoop:
         try:
             used = self._plan(requests, budget)
             started = time.perf_counter()
-            batch = self._batch(requests, used)
-            draft = self.caches.auxiliary.draft(batch) if batch.shape.draft_len else None
-            drafted = time.perf_counter()
-            logits = self.caches.target.score(batch, draft.tree if draft else None)
-            scored = time.perf_counter()
-            accepted = self.caches.target.accept(batch, draft, logits)
-            if draft:
-                self.caches.target.commit(batch, accepted)
-                self.caches.auxiliary.commit(batch, draft, accepted)
-            top = self._alternatives(requests, logits, accepted)
-            tokens, log_probs = accepted.tokens.tolist(), accepted.log_probs.tolist()
-            lengths = accepted.length.tolist()
+            block = decode_block(self.caches.auxiliary, self.caches.target, self._batch(requests, used))
+            draft, accepted, lengths = block.draft, block.accepted, block.lengths
+            top = self._alternatives(requests, block.logits, accepted)
             joint = draft.tree.log_q.tolist() if draft else [[]] * len(requests)
             broken = [any(map(math.isnan, row)) for row in joint]
         except RowFailed as failure:  # the others' block has not happened; it runs in the next turn
@@ -181,19 +173,22 @@ class DecodingLoop:
         for row, request in enumerate(requests):
             count, before = lengths[row] + 1, len(request.tokens)
             try:
-                if broken[row] or not all(map(math.isfinite, log_probs[row][:count])):
+                if broken[row] or not all(map(math.isfinite, block.log_probs[row][:count])):
                     raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
-                self._append(request, tokens[row][:count], log_probs[row][:count], top[row] if top else None)
-                request.auxiliary_held = request.committed - 2 if used[row].drafted else request.auxiliary_held
+                self._append(
+                    request, block.tokens[row][:count], block.log_probs[row][:count], top[row] if top else None
+                )
+                request.auxiliary_held = request.committed - 2 if used[row].assisted else request.auxiliary_held
             except Exception as error:
                 failures[request] = error
             gained.append(len(request.tokens) - before)
         ended = time.perf_counter()
-        seconds = drafted - started, scored - drafted, ended - scored
+        seconds = block.drafted - started, block.scored - block.drafted, ended - block.scored
         self.totals.turn(*seconds)
         for row, request in enumerate(requests):
             if request not in failures:
-                self._account(request, used[row].drafted, lengths[row], gained[row], seconds, ended)
+                drafted = block.levels[row] if block.levels else used[row].drafted
+                self._account(request, used[row], drafted, lengths[row], gained[row], seconds, ended)
         if self.planner:
             self.planner.observe(requests, used, lengths, ended - started)
         # rows move only now, when each request knows again how much of its row is right
@@ -246,16 +241,25 @@ class DecodingLoop:
             self._constraints[request.id].advance(request.tokens[before:])
 
     def _account(
-        self, request: Request, drafted: int, length: int, gained: int, seconds: tuple[float, float, float], now: float
+        self,
+        request: Request,
+        used: DecodingParams,
+        drafted: int,
+        length: int,
+        gained: int,
+        seconds: tuple[float, float, float],
+        now: float,
     ) -> None:
-        """Statistics of one row's block."""
-        accepted = min(length, gained)
-        alarm = request.statistics.block(drafted, accepted, gained, seconds)
+        """Statistics of one row's block. What the target drafts itself costs a pass a level, and is not judged."""
+        passes, accepted = 1, min(length, gained)
+        if not used.assisted:
+            passes, drafted, accepted = 1 + drafted, 0, 0
+        alarm = request.statistics.block(drafted, accepted, gained, seconds, passes)
         if alarm:
             self.totals.alarm(request.id, alarm)
         if request.statistics.first_token_seconds is None:
             request.statistics.first_token_seconds = now - request.arrived
-        self.totals.block(drafted, accepted, gained)
+        self.totals.block(drafted, accepted, gained, passes)
 
     def _fail(self, failures: dict[Request, Exception]) -> None:
         """End requests that something broke under; their rows are cleared, for what is in them may not be numbers."""
@@ -266,12 +270,21 @@ class DecodingLoop:
         for request in failures:
             self._release(request)
 
-    def drop(self, requests: Sequence[Request]) -> None:
-        """Cancel requests, wherever they are; their rows are free at once. Those that have ended stay as they are."""
+    def drop(self, requests: Sequence[Request], report: bool = True) -> None:
+        """Cancel requests, wherever they are; their rows are free at once.
+
+        Args:
+            requests: those that have ended or were never queued stay as they are.
+            report: whether the next turn returns them; else nobody asks for them any more.
+        """
+        queued = self.scheduler.requests
         for request in requests:
-            if request.finish_reason is None:
+            if request in queued and request.finish_reason is None:
                 request.finish_reason = "cancelled"
                 self._release(request)
+        if not report:
+            gone = set(requests)
+            self._ended = [request for request in self._ended if request not in gone]
 
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""

@@ -29,6 +29,7 @@ class Pair:
         eos: tokens that end a text, the target's.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
+        threads: CPU threads of the target.
     """
 
     target: Engine
@@ -38,6 +39,7 @@ class Pair:
     eos: tuple[int, ...]
     weights: int
     defaults: DecodingParams
+    threads: int
 
 
 def open_pair(
@@ -95,6 +97,7 @@ def open_pair(
         eos=target.eos_token_ids,
         weights=weights,
         defaults=DecodingParams.from_dict(defaults),
+        threads=threads,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,15 @@ from engines import Engine, Step
 from engines.base import mask_length
 from engines.kv import clear_row, copy_row, move_columns
 from mtad.accept import Accepted
-from mtad.block import Context, Draft, Inputs
+from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
+from mtad.distribution import Candidates
+from mtad.draft import Level, root
+from mtad.rows import Shape
 from mtad.tree import TokenTree
 from runtime.batch import Batch
-from runtime.functions import Functions, TorchFunctions
+from runtime.functions import Functions, TorchFunctions, choose_rows
+from runtime.slab import Slab
 
 STEPS = 64
 """Steps kept for inputs that come again in the same memory."""
@@ -29,8 +33,12 @@ class Auxiliary(Protocol):
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
 
-    def draft(self, batch: Batch) -> Draft:
-        """Grow a tree under each row; `batch.shape.draft_len` >= 1."""
+    def draft(self, batch: Batch) -> tuple[Batch, Draft]:
+        """Grow a tree under each row; `batch.shape.draft_len` >= 1.
+
+        Returns:
+            the tree, and the batch to go on with: `batch`, or its cut if the draft has stopped before its last level.
+        """
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """Keep the accepted nodes, drop the others."""
@@ -83,10 +91,8 @@ class _EngineRole:
         self.engine, self.vocab_size, self.functions = engine, vocab_size, functions or TorchFunctions()
         self._contexts: dict[int, Context] = {}
         self._steps: dict[int, tuple[Inputs, Step, Tensor]] = {}
-        self._kept: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._spare: dict[str, Tensor] = {}
-        self._copies: dict[tuple[str, torch.Size], Tensor] = {}
-        self._logits = torch.empty(0, dtype=engine.spec.torch_dtype)
+        self._slabs = {what: Slab() for what in ("engine", "plain", "adjusted", "mixed")}
+        self._logits: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._nothing = torch.zeros(0, dtype=torch.int64)
         self._columns = torch.arange(engine.spec.capacity)
 
@@ -121,10 +127,13 @@ class _EngineRole:
         """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
         known = self._steps.get(id(inputs))
         if known is None or known[0] is not inputs:
-            out, plain, keep = self._memory(inputs.tokens.shape[0], first, end)
+            spec, shape = self.engine.spec, (inputs.tokens.shape[0], end - first)
+            out = plain = self._memory("engine", (*shape, spec.vocab_size), spec.torch_dtype)
+            if (spec.vocab_size, spec.torch_dtype) != (self.vocab_size, torch.float32):
+                plain = self._memory("plain", (*shape, self.vocab_size))
             if len(self._steps) >= STEPS:
                 self._steps.clear()
-            known = self._steps[id(inputs)] = inputs, Step(*inputs, keep, out=out), plain
+            known = self._steps[id(inputs)] = inputs, Step(*inputs, self._columns[first:end], out=out), plain
         _, step, plain = known
         logits = self.engine.step(step)
         return (
@@ -133,65 +142,91 @@ class _EngineRole:
             else plain.copy_(logits[..., : self.vocab_size])
         )
 
-    def _keep(self, what: str, logits: Tensor) -> Tensor:
-        """Logits in memory of this role, one for each `what`.
+    def _memory(self, what: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory for logits, one for each `what`; the same tensor for the same shape.
 
-        What a compiled function is given, its binding keeps alive, one for each shape of block: new logits each time
-        would add up.
+        What a compiled function is given its bindings keep alive, so it must not be new each time.
         """
-        kept = self._copies.get((what, logits.shape))
-        if kept is None:
-            size, memory = logits.numel(), self._spare.get(what)
-            if memory is None or memory.numel() < size:
-                memory = self._spare[what] = torch.empty(size, dtype=logits.dtype)
-                self._copies.clear()
-            kept = self._copies[what, logits.shape] = memory[:size].view(logits.shape)
-        return kept.copy_(logits)
-
-    def _memory(self, rows: int, first: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Memory for the engine's logits and for their plain form, and the positions they belong to."""
-        found = self._kept.get((rows, first, end))
+        found = self._logits.get((what, shape))
         if found is None:
-            spec, count = self.engine.spec, rows * (end - first)
-            if count * spec.vocab_size > self._logits.numel():
-                self._logits = torch.empty(count * spec.vocab_size, dtype=spec.torch_dtype)
-                self._kept.clear()
-                self._steps.clear()
-            out = self._logits[: count * spec.vocab_size].view(rows, end - first, spec.vocab_size)
-            plain = out
-            if (spec.vocab_size, spec.torch_dtype) != (self.vocab_size, torch.float32):
-                plain = torch.empty(rows, end - first, self.vocab_size)
-            found = self._kept[rows, first, end] = out, plain, self._columns[first:end]
+            found = self._slabs[what].like(torch.empty(shape, dtype=dtype, device="meta"))
+            self._logits[what, shape] = found
         return found
 
 
-class EngineAuxiliary(_EngineRole):
+class Drafter(_EngineRole):
     """Drafts with an engine: one step a level, the tree's context stored once per row.
 
     Cache invariant: columns 0 .. committed - 3 hold the committed tokens; the last two are run, again or for the first
-    time, by each draft's first step.
+    time, by each draft's first step. Of rows it drafts nothing for, columns behind the committed ones are written only.
     """
 
-    def draft(self, batch: Batch) -> Draft:
-        """See `Auxiliary.draft`."""
-        rows, shape = batch.rows, batch.shape
+    def grow(self, batch: Batch, mine: Tensor | None = None) -> list[Grown]:
+        """The levels of a draft, in memory that the next draft takes.
+
+        Args:
+            batch: of the block.
+            mine: bool [R], rows to draft for; None for all.
+
+        Returns:
+            `batch.shape.draft_len` levels, or fewer if no path goes on.
+        """
+        rows, shape, level = batch.rows, batch.shape, batch.root
+        if mine is not None:
+            rows = rows._replace(draft_len=torch.where(mine[:, None], rows.draft_len, 0))
+            level = root(rows, shape)
         context = self._context(batch, shape.draft_len * shape.width)
         functions = self.functions.of(len(batch.committed), shape, len(context.columns))
         begun = functions.begin(context, rows)
         logits = self._step(begun.inputs, 1, 2)
-        level, sees, levels = batch.root, begun.sees, []
+        sees, levels = begun.sees, []
         paths = root_paths(len(batch.committed)) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
-                logits = self._keep("adjusted", batch.constraints.adjust(logits, *paths))
+                logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
             noise, place = batch.noise.gumbel[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
+            if batch.stops and not level.growing.any():
+                break
             paths = extend(paths, level) if paths else None
             if depth < shape.draft_len:
                 logits = self._step(grown.inputs, 0, shape.width)
-        return functions.finish(levels, rows)
+        return levels
+
+
+class EngineAuxiliary(Drafter):
+    """The auxiliary, and for rows whose method says so the target itself, as drafters.
+
+    Args:
+        engine, vocab_size, functions: see `_EngineRole`.
+        target: the target's engine; None if no method is used in which it drafts.
+    """
+
+    def __init__(
+        self, engine: Engine, vocab_size: int, functions: Functions | None = None, target: Engine | None = None
+    ) -> None:
+        super().__init__(engine, vocab_size, functions)
+        self._target = Drafter(target, vocab_size, functions) if target else None
+
+    def draft(self, batch: Batch) -> tuple[Batch, Draft]:
+        """See `Auxiliary.draft`."""
+        if batch.by_target is None:
+            levels = self.grow(batch)
+        else:
+            assert self._target is not None, "a batch asks the target to draft"
+            levels = self._target.grow(batch, batch.by_target)
+            if batch.by_auxiliary:
+                other, levels = _copies(levels), self.grow(batch, ~batch.by_target)
+                levels = _merged(batch.by_target, other, _copies(levels))
+        if len(levels) < batch.shape.draft_len:
+            levels = _copies(levels)
+            batch = batch.cut(batch, len(levels))
+            levels = _cropped(levels, batch.shape)
+        context = self._context(batch, batch.shape.draft_len * batch.shape.width)
+        functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
+        return batch, functions.finish(levels, batch.rows)
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""
@@ -207,23 +242,26 @@ class EngineTarget(_EngineRole):
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         """See `Target.score`."""
-        nodes = batch.shape.draft_len * batch.shape.score_width
+        nodes = batch.shape.scored
         context = self._context(batch, nodes)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
         logits = self._step(functions.arrange(tree, context, batch.rows), 0, 1 + nodes)
         if not batch.shape.mixed:
             return logits
-        column = pad(batch.rows.score_layout.column + 1, (1, 0))
+        # nodes that were not scored have the logits of some that were
+        column = pad(batch.rows.score_layout.column + 1, (1, 0)).clamp(max=nodes)
         at = column + (self._columns[: len(column)] * (1 + nodes))[:, None]
-        return self._keep("mixed", logits.flatten(0, 1).index_select(0, at.flatten()).view_as(logits))
+        mixed = self._memory("mixed", (*column.shape, logits.shape[2]))
+        torch.index_select(logits.flatten(0, 1), 0, at.flatten(), out=mixed.flatten(0, 1))
+        return mixed
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
         """See `Target.accept`. Both models are filtered under the same constraints; log-probabilities are without."""
         adjusted = logits
         if batch.constraints:
             paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))
-            adjusted = self._keep("adjusted", batch.constraints.adjust(logits, *paths))
-        context = self._context(batch, batch.shape.draft_len * batch.shape.score_width)
+            adjusted = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
+        context = self._context(batch, batch.shape.scored)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
         return functions.decide(draft, adjusted, logits, batch.noise, batch.committed, batch.rows)
 
@@ -231,3 +269,30 @@ class EngineTarget(_EngineRole):
         """See `Target.commit`. A chain is written where it belongs."""
         if batch.shape.score_width > 1 and accepted.moves is not None:
             move_columns(self.engine.kv, accepted.moves.target, accepted.moves.to)
+
+
+def _copies(levels: Sequence[Grown]) -> list[Grown]:
+    """The levels in memory of their own."""
+
+    def copy(value: Any) -> Any:
+        if value is None or isinstance(value, Tensor):
+            return value if value is None else value.clone()
+        return type(value)(*map(copy, value))
+
+    return [copy(grown) for grown in levels]
+
+
+def _cropped(levels: Sequence[Grown], shape: Shape) -> list[Grown]:
+    """The levels of a draft that was grown as one of a larger shape."""
+    width, count = shape.width, shape.draft_len
+    made = []
+    for grown in levels:
+        level = Level(*(values[:, :width] for values in grown.level))
+        first = Candidates(*(values[:, : shape.candidates] for values in grown.first))
+        made.append(grown._replace(level=level._replace(paths=level.paths[:, :, :count]), first=first))
+    return made
+
+
+def _merged(mine: Tensor, levels: Sequence[Grown], others: Sequence[Grown]) -> list[Grown]:
+    """Two drafts as one: rows `mine` [R] of the first, the other rows of the second."""
+    return [choose_rows(mine, one, other) for one, other in zip(levels, others, strict=True)]

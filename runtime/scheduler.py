@@ -69,7 +69,9 @@ class Scheduler:
         if p.drafted > self.max_draft_len:
             raise InvalidInput("draft_len", p.draft_len, f"at most {self.max_draft_len} here (max_draft_len)")
         if p.draft_width > self.max_beam_width:
-            raise InvalidInput("beam_width", p.beam_width, f"at most {self.max_beam_width} here (max_beam_width)")
+            field = "branching" if p.spec.form == "branches" else "beam_width"
+            problem = f"at most {self.max_beam_width} nodes a level here (max_beam_width)"
+            raise InvalidInput(field, getattr(p, field), problem)
         room = self.capacity - self.max_draft_len * self.max_beam_width
         if len(request.prompt) >= room:
             raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
@@ -99,6 +101,11 @@ class Scheduler:
     def waiting(self) -> list[Request]:
         """Waiting requests, the next one first."""
         return [request for _, _, request in sorted(self._waiting, key=lambda entry: entry[:2])]
+
+    @property
+    def requests(self) -> set[Request]:
+        """All that run, join or wait."""
+        return {request for _, _, request in self._waiting}.union(self.running, filter(None, [self.joining]))
 
     def next(self) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
@@ -148,5 +155,5 @@ class Scheduler:
         for request in self.running:
             assert request.target_held == request.committed - 1, "the target's cache is not the request's"
             assert 0 <= request.auxiliary_held <= request.committed - 1
-            if request.params.drafted and not request.params.adaptive:
+            if request.params.assisted and not request.params.adaptive:
                 assert request.auxiliary_held >= request.committed - 2, "the auxiliary's cache lags"

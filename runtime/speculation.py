@@ -338,7 +338,7 @@ class Planner:
             pool = self._pool.get((row.method, width))
             tried = pool.total() if pool else 0.0
             doubt = max(row.stale(), 0.5 / (1 + tried / 8))
-            seen = min(row.seen(), tried / 2) if row.params.spec.beams else row.seen()
+            seen = min(row.seen(), tried / 2) if (row.params.spec.form == "beams") else row.seen()
             rates = [rate + math.sqrt(rate * (1 - rate) / (4 + seen)) for rate in rates]
             rates = [min(rate, 0.98) + max(0.0, 0.95 - rate) * doubt for rate in rates]
         gains = [0.0, *accumulate(accumulate(rates, mul))]
@@ -397,7 +397,7 @@ class _Row:
         if made is None:
             if not own.draft_len:
                 made = replace(self.params, method="sample")
-            elif self.params.spec.beams:
+            elif self.params.spec.form == "beams":
                 made = replace(self.params, draft_len=own.draft_len, beam_width=own.width)
             else:
                 made = replace(self.params, draft_len=own.draft_len)

@@ -79,7 +79,9 @@ class Statistics(Counts):
     acceptance_alarm: Alarm | None = None
     _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
-    def block(self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]) -> Alarm | None:
+    def block(
+        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float], passes: int = 1
+    ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
 
         Args:
@@ -87,8 +89,9 @@ class Statistics(Counts):
             accepted: drafted tokens that became part of the text.
             tokens: tokens the text gained.
             seconds: draft, score, commit.
+            passes: of the target.
         """
-        self.target_passes += 1
+        self.target_passes += passes
         self.drafted += drafted
         self.accepted += accepted
         self.tokens += tokens
@@ -183,9 +186,9 @@ class Totals(Counts):
         self.score_seconds += score
         self.commit_seconds += commit
 
-    def block(self, drafted: int, accepted: int, tokens: int) -> None:
+    def block(self, drafted: int, accepted: int, tokens: int, passes: int = 1) -> None:
         """Count one row's block."""
-        self.target_passes += 1
+        self.target_passes += passes
         self.drafted += drafted
         self.accepted += accepted
         self.tokens += tokens

@@ -12,7 +12,9 @@ fifth is cancelled, after some time, after some pieces, or by leaving the loop o
 * a sample of those not cancelled has the tokens and the text they get alone, in another `LLM` without kept prompts;
 * memory is flat: a line through resident memory after the first quarter does not rise by more than `--leak-limit` a
   1,000 requests, and one through the interpreter's allocated blocks not by more than `BLOCKS` (the harness keeps
-  nothing of a request but its sample's tokens); a slope within two standard errors of 0 is none;
+  nothing of a request but its sample's tokens); a slope within two standard errors of 0 is none. Each reading is taken
+  after the C library has been asked for what it holds free (`malloc_trim`), so that it is of memory in use: how much
+  free memory glibc keeps goes up and down by some 20 MiB. The readings before that are reported as well;
 * the engine's bookkeeping is consistent at the end (`check_integrity`).
 
 Writes soak.json and soak.png; the last line is one JSON object, the exit code 1 if anything of it fails. Linux only:
@@ -22,6 +24,7 @@ resident memory is read from /proc.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import math
@@ -133,6 +136,7 @@ class Seen:
         firsts, wholes, paces: seconds of the requests that were not cancelled: submission to first piece, to the end,
             and a token after the first piece; `methods` is the method of each.
         memory: (requests ended, resident MiB, allocated blocks of the interpreter).
+        untrimmed: (requests ended, resident MiB) with what the C library holds free.
         kept: of the sample, by request: token ids and text of each choice.
     """
 
@@ -144,6 +148,7 @@ class Seen:
     paces: array[float] = field(default_factory=lambda: array("d"))
     methods: array[int] = field(default_factory=lambda: array("b"))
     memory: list[tuple[int, float, int]] = field(default_factory=list)
+    untrimmed: list[tuple[int, float]] = field(default_factory=list)
     kept: dict[int, list[tuple[list[int], str]]] = field(default_factory=dict)
 
 
@@ -233,6 +238,8 @@ async def soak(
                 bar.update()
                 if bar.n % every == 0:
                     gc.collect()
+                    seen.untrimmed.append((int(bar.n), resident() / 2**20))
+                    trim()
                     seen.memory.append((int(bar.n), resident() / 2**20, sys.getallocatedblocks()))
 
         async with AsyncLLM(llm) as engine:
@@ -273,6 +280,13 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def trim() -> None:
+    """Have the C library give free memory back to the system; what is not glibc does so by itself or cannot."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def trend(readings: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """What readings grow by in 1,000 requests after the first quarter, and its standard error.
 
@@ -306,7 +320,9 @@ def plot(seen: Seen, slope: float, error: float, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    left.plot([at for at, _, _ in seen.memory], [mib for _, mib, _ in seen.memory])
+    left.plot([at for at, _, _ in seen.memory], [mib for _, mib, _ in seen.memory], label="in use")
+    left.plot(*zip(*seen.untrimmed, strict=True), color="0.7", label="with what the C library holds free")
+    left.legend()
     left.set(xlabel="requests ended", ylabel="resident memory, MiB", ylim=(0, None))
     left.set_title(f"{slope:+.2f} +- {error:.2f} MiB per 1,000 requests after the first quarter", fontsize=10)
     wholes, methods = np.array(seen.wholes), np.array(seen.methods)
@@ -353,6 +369,7 @@ def main() -> None:
     check_ends(seen, totals, jobs)
     compared = compare(LLM(options.pair, options.threads, rows=1, prefix_tokens=0), jobs, seen)
     slope, error = trend([(at, mib) for at, mib, _ in seen.memory])
+    untrimmed, untrimmed_error = trend(seen.untrimmed)
     blocks, blocks_error = trend([(at, count) for at, _, count in seen.memory])
     for grown, its_error, limit, what in (
         (slope, error, options.leak_limit, "MiB"),
@@ -375,6 +392,9 @@ def main() -> None:
             "highest": max(mib for _, mib, _ in seen.memory),
             "slope_per_1000_requests": slope,
             "slope_error": error,
+            "untrimmed_last": seen.untrimmed[-1][1],
+            "untrimmed_slope_per_1000_requests": untrimmed,
+            "untrimmed_slope_error": untrimmed_error,
             "blocks_per_1000_requests": blocks,
             "blocks_error": blocks_error,
         },

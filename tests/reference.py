@@ -165,7 +165,8 @@ def draft(
             if settings.method == "specinfer":
                 children = settings.branching[level]
                 branches += [
-                    child._replace(slot=beam.slot * children + at) for at, child in enumerate(drawn(own, children, ties))
+                    child._replace(slot=beam.slot * children + at)
+                    for at, child in enumerate(drawn(own, children, ties))
                 ]
         beams = branches if settings.method == "specinfer" else drawn(pool, width, ties)
         levels.append(beams)
@@ -353,7 +354,9 @@ def block(pair: Pair, context: Tokens, settings: Settings, random: Randomness, t
         return Outcome(accepted, bonus, draw(bonus, random.bonus, ties), levels)
     if settings.method in ("mtjd", "beam"):
         levels = draft(pair.target, context, settings, random.gumbel, ties)
-        path = (levels[-1][0] if settings.method == "mtjd" and random.gumbel.any() else best_of(levels[-1], ties)).tokens
+        path = (
+            levels[-1][0] if settings.method == "mtjd" and random.gumbel.any() else best_of(levels[-1], ties)
+        ).tokens
         return Outcome(path[:-1], {path[-1]: 1.0}, path[-1], levels)
     levels = draft(pair.auxiliary, context, settings, random.gumbel, ties)
     chain = levels[-1][0].tokens if levels[-1] else ()
@@ -369,7 +372,9 @@ def block(pair: Pair, context: Tokens, settings: Settings, random: Randomness, t
         best = best_of(levels[-1], ties).tokens
         paths = [best[: at + 1] for at in range(len(best))]
         if settings.method == "typical":
-            paths = [beam.tokens for level, beams in enumerate(levels) for beam in beams if len(beam.tokens) == level + 1]
+            paths = [
+                beam.tokens for level, beams in enumerate(levels) for beam in beams if len(beam.tokens) == level + 1
+            ]
         accepted, bonus = accept_by_threshold(pair, context, settings, paths, ties)
     return Outcome(accepted, bonus, draw(bonus, random.bonus, ties), levels)
 

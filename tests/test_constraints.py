@@ -93,7 +93,7 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
         q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
         tree = assemble(stack(levels))
         if shape.selects:
-            tree, _ = keep_best(tree, rows.tree, rows.slots)
+            tree, _ = keep_best(tree, rows)
         paths = tree_paths(tree)
     logits = logits_after([case.pair.target for case in cases], cases, tuples(*paths))
     adjusted = constraints.adjust(logits, *paths) if constraints else logits

@@ -13,7 +13,8 @@ import torch
 
 from mtad.errors import InvalidInput
 from runtime import LLM
-from runtime.costs import BlockShape, Outside, StepCosts, StepTable, measure_costs
+from runtime.costs import BlockShape, Outside, StepCosts, StepTable
+from runtime.measurement import measure_costs
 from runtime.roles import EngineAuxiliary, EngineTarget
 
 TABLE = StepTable((1, 4, 8), (1, 2, 5), ((2.0, 3.0, 3.5), (4.0, 5.0, 9.0), (7.0, 9.0, 16.0)), 64, 0.01, 0.001)

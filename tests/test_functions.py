@@ -14,7 +14,7 @@ import torch
 import engines.graphs
 from mtad.block import Context, Draft
 from mtad.errors import InvalidInput
-from mtad.params import DecodingParams
+from mtad.params import METHODS, DecodingParams
 from runtime.batch import Batch, Batches
 from runtime.functions import BlockFunctions, CompiledFunctions, TorchFunctions
 
@@ -116,10 +116,12 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
 def random_params(chance: random.Random) -> DecodingParams:
     threshold = chance.choice([0.0, 0.3, 0.8])
     return DecodingParams(
-        method=chance.choice(["sample", "speculative", "mtad", "mtad", "mmtad"]),
+        method=chance.choice([*METHODS, "mtad", "mmtad"]),
         draft_len=chance.randint(1, 5),
         beam_width=chance.randint(1, 5),
+        branching=chance.choice([(2, 2, 1, 1), (3, 2), (4, 1, 1)]),
         accept_threshold=threshold,
+        draft_confidence=chance.choice([None, 0.0, 0.05, 0.4]),
         temperature=chance.choice([0.0, 0.7, 1.0]),
         top_k=chance.choice([0, 1, 3, 10]),
         top_p=chance.choice([0.5, 0.9, 1.0]),

@@ -96,7 +96,9 @@ def test_beam_without_randomness_is_beam_search() -> None:
 def test_modal_at_threshold_0_is_greedy_decoding() -> None:
     for seed in range(20):
         pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
-        params = [DecodingParams(method="modal", accept_threshold=0, beam_width=b, top_k=k) for b in (1, 4) for k in (0, 5)]
+        params = [
+            DecodingParams(method="modal", accept_threshold=0, beam_width=b, top_k=k) for b in (1, 4) for k in (0, 5)
+        ]
         greedy: Tokens = ()
         while len(greedy) < 12:
             greedy += (int(pair.target(greedy).argmax()),)

@@ -98,7 +98,7 @@ def test_sizes_follow_the_method(method: str) -> None:
     sizes = params.drafted, params.draft_width, params.score_width, params.longest_tree
     expected = {
         "sample": (0, 0, 0, 0),
-        "specinfer": (3, 16, 16, 28),
+        "specinfer": (3, 4, 4, 10),
         **dict.fromkeys(("speculative", "block", "threshold", "bild"), chain),
         **dict.fromkeys(("mtad", "modal", "mtjd", "beam"), best),
         **dict.fromkeys(("mmtad", "typical"), whole),

@@ -137,9 +137,9 @@ def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method:
         assert result.text == llm.pair.tokenizer.decode(tokens, skip_special_tokens=True)
         statistics = result.statistics
         cut += statistics.accepted + statistics.target_passes > statistics.tokens
-        if not params.spec.beams:  # an ended beam leaves room for others, so only a chain is drafted alike
+        if params.spec.form != "beams":  # an ended beam leaves room for others, so only a chain is drafted alike
             assert result.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
-    assert cut or not params.spec.drafts, "no text ended inside a block, so nothing was tested"
+    assert cut or not params.drafts, "no text ended inside a block, so nothing was tested"
 
 
 @every_method
@@ -155,7 +155,7 @@ def test_a_stop_string_anywhere_cuts_the_text_before_its_first_occurrence(llm: L
         assert result.token_ids == free.token_ids[: len(result.token_ids)]
         before = llm.pair.tokenizer.decode(result.token_ids[:-1], skip_special_tokens=True)
         assert stop not in before, "a token follows the stop string"
-    if params.spec.drafts:
+    if params.drafts:
         assert any(r.statistics.accepted + r.statistics.target_passes > r.statistics.tokens for r in results)
 
 
@@ -299,8 +299,8 @@ def test_statistics_are_what_their_definitions_say(llm: LLM, method: str) -> Non
         assert s.block_efficiency == tokens / s.target_passes
         assert s.acceptance_rate == (s.accepted / s.drafted if params.drafted else 0.0)
         assert min(s.prefill_seconds, s.draft_seconds, s.score_seconds) >= 0
-        assert (s.draft_seconds > 0) == params.spec.drafts
-        if not params.spec.drafts:
+        assert (s.draft_seconds > 0) == params.drafts
+        if not params.drafts:
             assert (s.target_passes, s.accepted) == (tokens, 0)
 
 
@@ -416,3 +416,28 @@ def test_an_interrupted_generate_leaves_nothing_behind(
             llm.generate(PROMPTS * 3, replace(BASE, seed=0))
     assert llm.loop.scheduler.idle
     assert llm.generate(PROMPTS[0], replace(BASE, seed=1))[0].token_ids == expected.token_ids
+
+
+def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_step_meets_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = LLM(llm.pair, max_waiting=2)
+    calls, step = itertools.count(), llm.pair.target.step
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.pair.target, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            small.generate([PROMPTS[0]] * 40, replace(BASE, seed=0))
+    ended = small.loop.totals.to_dict()["requests"]
+    assert 2 <= sum(ended.values()) <= 2 + small.loop.scheduler.rows, "what never left the list was not cancelled"
+    mine = small.add(PROMPTS[0], replace(BASE, seed=1))
+    seen = []
+    while not small.loop.scheduler.idle:
+        seen += small.step()
+    assert seen == [mine]
+    assert mine.finish_reason in ("stop", "length")

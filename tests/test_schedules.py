@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtad.params import DecodingParams
+from mtad.params import METHODS, DecodingParams
 from runtime.caches import Caches
 from runtime.constraints import Constrainer
 from runtime.costs import StepCosts, StepTable
@@ -54,7 +54,7 @@ def make_mock(
     auxiliary, target = MockEngine(spec, noise=0.3), MockEngine(spec, noise=0.0)
     prefixes = PrefixCache(auxiliary.kv, prefix_tokens), PrefixCache(target.kv, prefix_tokens)
     loop = DecodingLoop(
-        Caches(EngineAuxiliary(auxiliary, VOCAB), EngineTarget(target, VOCAB), prefixes),
+        Caches(EngineAuxiliary(auxiliary, VOCAB, target=target), EngineTarget(target, VOCAB), prefixes),
         Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
         mock_tokenizer(),
         VOCAB,
@@ -69,10 +69,12 @@ def make_mock(
 def pick_values(chance: random.Random) -> dict[str, Any]:
     """Parameters of a random request; a fifth are adaptive, whose tokens are certain at temperature 0 only."""
     values = {
-        "method": chance.choice(["sample", "speculative", "mtad", "mtad", "mmtad"]),
+        "method": chance.choice([*METHODS, "mtad", "mmtad"]),
         "draft_len": chance.randint(1, 4),
         "beam_width": chance.randint(1, 4),
+        "branching": chance.choice([(2, 2, 1, 1), (3, 1), (4,)]),
         "accept_threshold": chance.choice([0.0, 0.3, 0.8]),
+        "draft_confidence": chance.choice([0.0, 0.0, 0.1, 0.4]),
         "temperature": chance.choice([0.0, 1.0, 1.0]),
         "top_k": chance.choice([0, 3, 10]),
         "max_tokens": chance.choice([1, 2, 5, 9, 16]),
