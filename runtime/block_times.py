@@ -8,13 +8,18 @@ from collections import Counter, deque
 
 from runtime.costs import BlockShape, StepCosts
 
+TYPICAL_ERROR = 0.05
+"""Standard deviation of what the table is taken to be wrong by for one shape of block against others of its kind."""
+
 
 class BlockTimes:
     """Expected seconds of a block: the table, corrected by the blocks that have run.
 
-    log(measured / table) is taken as g + own: g, common to everything (the machine is slower now than when the table
-    was measured), follows within some blocks; own, a shape's constant error, is learnt when the shape is new and
-    hardly moves afterwards. Both are medians, so single slow blocks change neither.
+    log(measured / table) is taken as g + kind + own: g, common to everything (the machine is slower now than when the
+    table was measured), follows within some blocks and is a median; kind, the constant error of blocks with a draft or
+    without, at about so many rows; own, a shape's error beyond its kind's. A shape is believed to differ from its kind
+    as far as more blocks than chance would need say so: on a noisy machine the fastest of many shapes is else the
+    luckiest, and one that was unlucky is never met again.
 
     Args:
         costs: the table.
@@ -24,8 +29,9 @@ class BlockTimes:
         self.costs = costs
         self._common: deque[float] = deque(maxlen=9)
         self._g = 0.0
-        self._own: dict[tuple[int, BlockShape], _Own] = {}
-        self._kind: dict[tuple[int, bool], float] = {}
+        self._kind: dict[tuple[int, bool], _Error] = {}
+        self._own: dict[tuple[int, BlockShape], _Error] = {}
+        self._spread = 0.02
         self._count: Counter[tuple[int, bool]] = Counter()
         self._table: dict[tuple[int, BlockShape, int], float] = {}
 
@@ -49,23 +55,33 @@ class BlockTimes:
         """Learn from one block; not the first after a change of rows or shape, which rebuilds tensors."""
         self._count[rows.bit_length(), shape.draft_len > 0] += 1
         ratio = math.log(max(seconds, 1e-9) / self._base(rows, shape, columns))
-        kind, key = (rows.bit_length(), shape.draft_len > 0), (rows.bit_length(), shape)
         if len(self._common) < 5:  # the first blocks say how fast the machine is, nothing about shapes
             self._common.append(ratio)
             self._g = statistics.median(self._common)
             return
-        own = self._own.get(key)
-        if own is None:
-            own = self._own[key] = _Own(self._kind.get(kind, 0.0))
-        if own.settled:
-            self._common.append(ratio - own.value)
+        known = self._error(rows, shape)
+        kind = self._kind.setdefault((rows.bit_length(), shape.draft_len > 0), _Error())
+        own = self._own.setdefault((rows.bit_length(), shape), _Error())
+        if kind.count >= 5:
+            self._common.append(ratio - known)
             self._g = statistics.median(self._common)
-        own.add(ratio - self._g)
-        self._kind[kind] = own.value
+        off = abs(ratio - self._g - known)
+        self._spread += 0.05 * (min(off, 3 * self._spread) / 0.8 - self._spread)  # 0.8: mean size of a normal number
+        self._spread = max(self._spread, 0.005)
+        limit = 3 * max(self._spread, TYPICAL_ERROR)
+        kind.add(ratio - self._g - self._share(own) * own.value, limit)
+        own.add(ratio - self._g - kind.value, limit)
 
     def _error(self, rows: int, shape: BlockShape) -> float:
+        """Log-error of the table for a shape, apart from the machine's speed."""
+        kind = self._kind.get((rows.bit_length(), shape.draft_len > 0))
         own = self._own.get((rows.bit_length(), shape))
-        return own.value if own else self._kind.get((rows.bit_length(), shape.draft_len > 0), 0.0)
+        error = (kind.value if kind else 0.0) + (self._share(own) * own.value if own else 0.0)
+        return max(-0.7, min(0.7, error))  # beyond that the machine was busy while the shape was new
+
+    def _share(self, own: _Error) -> float:
+        """How much of a shape's mean error is taken to be its own, rather than noise."""
+        return own.count / (own.count + (self._spread / TYPICAL_ERROR) ** 2)
 
     def _base(self, rows: int, shape: BlockShape, columns: int) -> float:
         key = rows, shape, columns // 64
@@ -74,21 +90,18 @@ class BlockTimes:
         return self._table[key]
 
 
-class _Own:
-    """A shape's own log-error: the median of its first blocks and two guesses, then a slow, clipped average."""
+class _Error:
+    """A mean error that follows slowly: the mean of the first 40, then a moving one.
 
-    def __init__(self, guess: float) -> None:
-        self.value = guess
-        self._first = [guess, guess]
+    Attributes:
+        value: the mean.
+        count: how many it is of.
+    """
 
-    @property
-    def settled(self) -> bool:
-        return len(self._first) >= 7
+    def __init__(self) -> None:
+        self.value, self.count = 0.0, 0
 
-    def add(self, error: float) -> None:
-        if len(self._first) < 11:
-            self._first.append(error)
-            self.value = statistics.median(self._first[2:] if len(self._first) > 4 else self._first)
-        else:
-            self.value += 0.05 * max(-0.2, min(0.2, error - self.value))
-        self.value = max(-0.7, min(0.7, self.value))  # beyond that the machine was busy while the shape was new
+    def add(self, error: float, limit: float) -> None:
+        """One more; what is further off than `limit` counts as that far off."""
+        self.count = min(self.count + 1, 40)
+        self.value += max(-limit, min(limit, error - self.value)) / self.count

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, Protocol
 
 from mtad.params import DecodingParams
-from runtime.acceptance import Lengths, shift, surprise
+from runtime.acceptance import Lengths, shift
 from runtime.block_times import BlockTimes
 from runtime.costs import BlockShape, StepCosts
+from runtime.speculated_row import OFF, Choice, Planned, Row, missing
 
 PRIOR = 0.7
 """Acceptance of a drafted token before anything is known of a pair."""
@@ -22,36 +21,6 @@ WIDER = 1.25
 
 PROBE_SHARE = 0.0075
 """Of all decoding time may be lost on blocks whose only purpose is to learn."""
-
-
-class Planned(Protocol):
-    """What the planner looks at of a request."""
-
-    @property
-    def id(self) -> int:
-        """Unique."""
-
-    @property
-    def params(self) -> DecodingParams:
-        """As asked; never changed."""
-
-    @property
-    def committed(self) -> int:
-        """Tokens of prompt and text."""
-
-    @property
-    def auxiliary_held(self) -> int:
-        """Leading columns of the auxiliary's cache that are right; committed - 2 or more is all a draft needs."""
-
-
-class Choice(NamedTuple):
-    """Largest draft of a block's adaptive rows."""
-
-    draft_len: int
-    width: int
-
-
-OFF = Choice(0, 0)
 
 
 class Planner:
@@ -73,11 +42,11 @@ class Planner:
     def __init__(self, costs: StepCosts, max_draft_len: int = 8) -> None:
         self.times = BlockTimes(costs)
         self._deepest = max_draft_len
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
         self._pool: dict[tuple[str, int], Lengths] = {}
         self._pooled: dict[tuple[str, int], list[float]] = {}
         self._ids: list[int] = []
-        self._batch: list[_Row] = []
+        self._batch: list[Row] = []
         self._used: list[DecodingParams] = []
         self._drafts: list[tuple[int, int]] = []
         self._shape = self._fixed = BlockShape(0, 0, 0)
@@ -165,13 +134,13 @@ class Planner:
         self._fixed = _largest([row.params for row in self._batch if not row.adaptive])
         for row, request in zip(self._batch, requests, strict=True):
             if row.joined is None:
-                missed, choice = _missed(request), self._probe or self._choice
+                missed, choice = missing(request), self._probe or self._choice
                 row.joined = missed <= 0 or self._pays(row, request, missed, choice, hopeful=False) > 0
         if len(ids) <= 2 or len(ids).bit_length() != before.bit_length():
             self._countdown, self._advantage = 0, 0.5  # no loyalty to a choice made for another batch
         self._apply(self._probe or self._choice)
 
-    def _share(self, row: _Row) -> None:
+    def _share(self, row: Row) -> None:
         """Add what was seen of a row to what is known of all.
 
         Late, because an estimate of the row from both would count it twice, and a few rejections would pass for many.
@@ -182,10 +151,10 @@ class Planner:
             self._pool[row.method, width].add(drafted, accepted)
         row.fresh.clear()
 
-    def _row(self, request: Planned) -> _Row:
+    def _row(self, request: Planned) -> Row:
         row = self._rows.get(request.id)
         if row is None or row.params is not request.params:
-            row = self._rows[request.id] = _Row(request.params, request.committed, self._deepest)
+            row = self._rows[request.id] = Row(request.params, request.committed, self._deepest)
         return row
 
     def _apply(self, choice: Choice) -> None:
@@ -220,7 +189,7 @@ class Planner:
             now, self._advantage = best, 0.0
         self._choice, self._rate = now, rates[now]
         for row, request in zip(self._batch, requests, strict=True):
-            missed = _missed(request)
+            missed = missing(request)
             row.joined = missed <= 0 or self._pays(row, request, missed, now, hopeful=False) > 0
         if self._bank == math.inf:  # a first credit
             self._bank = (len(self._batch) + 3) / rates[OFF]
@@ -244,7 +213,7 @@ class Planner:
         for width in _widths(beams):
             catch_up, gains = 0.0, [0.0] * (deepest + 1)
             for row, request in adaptive:
-                missed, own = _missed(request), self._gains(row, min(width, row.choice.width), hopeful)
+                missed, own = missing(request), self._gains(row, min(width, row.choice.width), hopeful)
                 if missed > 0:
                     if self._pays(row, request, missed, Choice(deepest, width), hopeful) <= 0:
                         continue
@@ -285,7 +254,7 @@ class Planner:
         loss = blocks * seconds * max(0.0, 1 - rates[probe] / rates[now])
         loss += 0.0 if probe.draft_len else self._return(requests)
         affordable -= loss
-        behind = [(_missed(request), row) for request, row in zip(requests, self._batch, strict=True) if row.adaptive]
+        behind = [(missing(request), row) for request, row in zip(requests, self._batch, strict=True) if row.adaptive]
         joining = []
         for missed, row in sorted(behind, key=lambda pair: pair[0]):
             cost = self.times.costs.catch_up(missed, columns) * self.times.scale() if probe.draft_len else 0.0
@@ -302,7 +271,7 @@ class Planner:
             row.joined = True
             row.doubt()
 
-    def _pays(self, row: _Row, request: Planned, missed: int, choice: Choice, hopeful: bool) -> float:
+    def _pays(self, row: Row, request: Planned, missed: int, choice: Choice, hopeful: bool) -> float:
         """Tokens a block that drafting for a row brings beyond what bringing its cache up to date costs."""
         return self._gain(row, choice, hopeful) - self._catch_up(row, request, missed) * self._rate
 
@@ -319,17 +288,17 @@ class Planner:
         current = [request for request, row in zip(requests, self._batch, strict=True) if row.adaptive and row.joined]
         return sum(self.times.costs.catch_up(4, request.committed) for request in current) * self.times.scale()
 
-    def _catch_up(self, row: _Row, request: Planned, missed: int) -> float:
+    def _catch_up(self, row: Row, request: Planned, missed: int) -> float:
         """Seconds a block to bring a row's cache up to date, over the blocks it will last."""
         left = row.params.max_tokens - (request.committed - row.start)
         blocks = max(1.0, min(64.0, left / 2))
         return self.times.costs.catch_up(missed, request.committed) * self.times.scale() / blocks
 
-    def _gain(self, row: _Row, choice: Choice, hopeful: bool) -> float:
+    def _gain(self, row: Row, choice: Choice, hopeful: bool) -> float:
         length, width = min(choice.draft_len, row.choice.draft_len), min(choice.width, row.choice.width)
         return self._gains(row, width, hopeful)[length] if length else 0.0
 
-    def _gains(self, row: _Row, width: int, hopeful: bool) -> list[float]:
+    def _gains(self, row: Row, width: int, hopeful: bool) -> list[float]:
         """Expected accepted tokens of drafts of 0, 1, .. tokens; constant beyond what the row asks for."""
         if not row.choice.draft_len:
             return [0.0] * (self._deepest + 1)
@@ -362,94 +331,6 @@ class Planner:
             prior = [shift(PRIOR, WIDER ** math.log2(width / 4))] * self._deepest
         own = self._pool.get((method, width))
         return own.conditional(prior) if own else prior
-
-
-class _Row:
-    """What the planner knows of one request.
-
-    Attributes:
-        choice: largest draft its parameters allow.
-        idle: blocks since it was last drafted for.
-        joined: whether it takes part in drafts; None before that is decided.
-        fresh: (drafted, width, accepted) of blocks that are not in the estimate over all requests yet.
-    """
-
-    def __init__(self, params: DecodingParams, start: int, deepest: int) -> None:
-        self.params, self.start, self.method = params, start, params.method
-        self.adaptive = params.adaptive
-        self.choice = Choice(min(params.drafted, deepest), params.draft_width)
-        self.idle = 0
-        self.joined: bool | None = None
-        self.fresh: list[tuple[int, int, int]] = []
-        self._deepest = deepest
-        self._seen: dict[int, Lengths] = {}
-        self._variants: dict[Choice, DecodingParams] = {}
-
-    def variant(self, choice: Choice, joined: bool) -> DecodingParams:
-        """The request's parameters with a draft no larger than `choice`."""
-        if not self.adaptive:
-            return self.params
-        length = min(choice.draft_len, self.choice.draft_len) if joined else 0
-        own = Choice(length, min(choice.width, self.choice.width)) if length else OFF
-        if own == self.choice:
-            return self.params
-        made = self._variants.get(own)
-        if made is None:
-            if not own.draft_len:
-                made = replace(self.params, method="sample")
-            elif self.params.spec.form == "beams":
-                made = replace(self.params, draft_len=own.draft_len, beam_width=own.width)
-            else:
-                made = replace(self.params, draft_len=own.draft_len)
-            self._variants[own] = made
-        return made
-
-    def learn(self, drafted: int, width: int, accepted: int) -> None:
-        """One block of this row."""
-        self.idle = 0
-        self.fresh.append((drafted, width, accepted))
-        if width not in self._seen:
-            self._seen[width] = Lengths(self._deepest, memory=48)
-        self._seen[width].add(drafted, accepted)
-
-    def acceptance(self, width: int, pooled: Callable[[str, int], list[float]]) -> list[float]:
-        """Acceptance at each depth the row may draft, given that all before were accepted.
-
-        The pooled estimate for this width, its odds multiplied by how much better or worse this text goes: first over
-        all depths, then at each. Blocks of every width count alike, so what another width does is learnt over requests.
-        """
-        deepest = self.choice.draft_len
-        if not self._seen:
-            return pooled(self.method, width)[:deepest]
-        if len(self._seen) == 1 and width in self._seen:
-            return self._seen[width].conditional(pooled(self.method, width))[:deepest]
-        counts = [(*lengths.counts(), pooled(self.method, other)) for other, lengths in self._seen.items()]
-        trials, successes, expected = ([x for count in counts for x in count[kind]] for kind in range(3))
-        whole = surprise(trials, successes, expected)
-        rates = []
-        for depth, prior in enumerate(pooled(self.method, width)[:deepest]):
-            here = [(tried[depth], passed[depth], shift(hoped[depth], whole)) for tried, passed, hoped in counts]
-            rates.append(shift(prior, whole * surprise(*zip(*here, strict=True))))
-        return rates
-
-    def seen(self) -> float:
-        """Blocks this row was drafted for, faded."""
-        return sum(lengths.total() for lengths in self._seen.values())
-
-    def stale(self) -> float:
-        """Share of what was seen of this text that may be out of date."""
-        return 0.6 * self.idle / (self.idle + 128)
-
-    def doubt(self) -> None:
-        """A probe begins: if the row was idle for long, what it says outweighs what was seen before."""
-        if self.idle >= 32:
-            for lengths in self._seen.values():
-                lengths.fade(0.25)
-
-
-def _missed(request: Planned) -> int:
-    """Tokens the auxiliary's cache lacks for a draft."""
-    return request.committed - 2 - request.auxiliary_held
 
 
 def _widths(most: int) -> list[int]:

@@ -21,7 +21,8 @@ import pytest
 from mtad.params import DecodingParams
 from runtime.acceptance import Lengths
 from runtime.costs import BlockShape, Outside, StepCosts, StepTable
-from runtime.speculation import Choice, Planner
+from runtime.speculated_row import Choice
+from runtime.speculation import Planner
 
 ROWS, TOKENS = (1, 2, 4, 8, 16), (1, 2, 3, 5, 9, 17, 33, 65)
 CHANGE = 3e-4
