@@ -58,7 +58,7 @@ def methods(kind: str) -> dict[str, DecodingParams]:
     if not TUNED.is_file():
         raise InvalidInput("thresholds", str(TUNED), "no such file; run python -m scripts.bench tune")
     tuned = json.loads(TUNED.read_text(encoding="utf-8"))[kind]
-    return BASELINES | {name: replace(BASE, method=name, accept_threshold=tuned[name]) for name in ("mtad", "mmtad")}
+    return BASELINES | {name: replace(BASE, method=name, **tuned[name]) for name in ("mtad", "mmtad")}
 
 
 def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
