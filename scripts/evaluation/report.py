@@ -28,7 +28,7 @@ COMPARED = ("accuracy", "perplexity", "tokens_per_second", "block_efficiency", "
 def table(rows: Mapping[str, Any], energy: str) -> str:
     """All settings as a Markdown table, one line each; ± is one standard error over prompts."""
     names = [n for n in COLUMNS if n == "joules_per_token" or any(row[n] for row in rows.values())]
-    names += [n for n in next(iter(rows.values())) if n.startswith("pass@")]
+    names += [n for n in next(iter(rows.values())) if n.startswith("pass@") and n != "pass@1"]  # that is accuracy
     lines = [["setting", *(_heading(name) for name in names)]]
     for label, row in rows.items():
         lines.append([label, *(_cell(name, row[name], "value") for name in names)])
