@@ -32,8 +32,12 @@ from tqdm import tqdm
 from engines import Engine
 from mtad.errors import InvalidInput, Parser, command
 from runtime import LLM, DecodingParams
+from runtime.tune import Objective, describe
+from runtime.tune import tune as search
+from runtime.tune_command import curve
 from scripts import compare
 from scripts.demo import dataset
+from scripts.evaluation.prompts import Demo
 
 ROOT = Path(__file__).resolve().parent.parent
 TUNED = ROOT / "scripts" / "demo" / "tuned.json"
@@ -75,31 +79,37 @@ def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any
     return report
 
 
-def tune(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
-    """Choose thresholds on the development split: the fastest that keeps the quality asked for.
+def tune(llm: LLM, count: dict[str, int]) -> dict[str, Any]:
+    """Choose thresholds of `mtad` and `mmtad` for each kind of text on the development split, as `mtad-tune` does.
 
-    SQL: accuracy not below `sample`'s. Open-ended text: perplexity at most `PERPLEXITY_MARGIN` of `sample`'s.
+    SQL: the fastest whose accuracy and perplexity are no worse than `sample`'s. Open-ended text: the fastest whose
+    perplexity is at most `PERPLEXITY_MARGIN` of `sample`'s. Where none is, the one that comes nearest.
     """
     report: dict[str, Any] = {}
-    chosen: dict[str, dict[str, float]] = {}
+    chosen: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, name in KINDS.items():
-        drafted = [(m, t) for m in ("mtad", "mmtad") for t in THRESHOLDS]
-        compared = BASELINES | {f"{m} {t}": replace(BASE, method=m, accept_threshold=t) for m, t in drafted}
-        examples = dataset.load("development", kind)[: count[kind]]
-        rows = compare.summarise(compare.run(llm, examples, compared, seed=seed, label=f"{name} (development)"))
-        print(f"\n{name}, development split, {len(examples)} prompts\n{compare.table(rows)}")
-        chosen[kind] = {}
+        task = Demo(kind, "development", count[kind])
+        objective = Objective(max_perplexity=1.0 if task.scored else PERPLEXITY_MARGIN)
+        report[kind], chosen[kind] = {}, {}
         for method in ("mtad", "mmtad"):
+            with tqdm(desc=f"{name}, {method}", unit="answer", file=sys.stderr) as bar:
 
-            def good(row: dict[str, Any], kind: str = kind, rows: dict[str, Any] = rows) -> bool:
-                if kind == "sql":
-                    return bool(row["accuracy"] >= rows["sample"]["accuracy"])
-                return bool(row["perplexity_vs_sample"] <= PERPLEXITY_MARGIN)
+                def progress(done: int, total: int, bar: Any = bar) -> None:
+                    bar.total = total
+                    bar.update(done - bar.n)
 
-            kept = [t for t in THRESHOLDS if good(rows[f"{method} {t}"])] or [max(THRESHOLDS)]
-            chosen[kind][method] = max(kept, key=lambda t: rows[f"{method} {t}"]["tokens_per_second"] or 0.0)
-        report[kind] = rows
-    written = {**chosen, "defaults": {"method": "mtad", "accept_threshold": chosen["sql"]["mtad"]}}
+                found = search(
+                    llm,
+                    [prompt.text for prompt in task.prompts],
+                    replace(BASE, method=method),
+                    objective,
+                    {"accept_threshold": THRESHOLDS},
+                    right=task.right,
+                    progress=progress,
+                )
+            print(f"\n{name}, development split, {len(task.prompts)} prompts, {method}\n{curve(found)}")
+            report[kind][method], chosen[kind][method] = describe(found, objective), found.choice.values
+    written = {**chosen, "defaults": {"method": "mtad", **chosen["sql"]["mtad"]}}
     TUNED.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     print(f"\nchosen: {json.dumps(chosen)}")
     return {"chosen": chosen, "development": report}
@@ -227,7 +237,7 @@ def main() -> None:
     count = {"sql": options.sql, "code": options.code}
     report: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":
-        report |= tune(llm, count, options.seed)
+        report |= tune(llm, count)
     if options.what in ("overhead", "all"):
         report["overhead"] = measure_overhead(llm, options.blocks)
     if options.what in ("methods", "all"):

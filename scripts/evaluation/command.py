@@ -19,6 +19,7 @@ from export.checkpoint import find
 from mtad.errors import CapacityExceeded, InvalidInput, Parser
 from mtad.params import DecodingParams
 from runtime import LLM
+from runtime.tune import GRID, tunable
 from scripts.evaluation import report
 from scripts.evaluation.decoders import Baseline, Decoder, Ids, Ours
 from scripts.evaluation.energy import Meter
@@ -60,9 +61,7 @@ class Curve:
 
     def moves(self, params: DecodingParams) -> bool:
         """Whether the parameter does anything for these parameters."""
-        method = params.spec
-        used = {"draft_len": method.drafts, "beam_width": method.beams, "accept_threshold": not method.lossless}
-        return used.get(self.parameter, True)
+        return self.parameter not in GRID or self.parameter in tunable(params.spec)
 
 
 def parser() -> Parser:
@@ -124,6 +123,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     sets = open_sets([name for name in options.set.split(",") if name], options.split, options.limit)
     tuned = {} if options.tuned == "none" else read_tuned(Path(options.tuned))
     common = _object("params", options.params)
+    for name in ("method", "seed", "n"):
+        if name in common:
+            raise InvalidInput("params", name, "is not for --params; use --methods and --seeds")
     if labels:
         _check_checkpoints(options.pair, options.checkpoints)
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines

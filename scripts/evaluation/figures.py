@@ -17,9 +17,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from runtime.repetition import REPEATED_SPAN, distinct, longest_repeat
+from runtime.tune import jackknife
 from scripts.evaluation.decoders import Answer
 from scripts.evaluation.humaneval import pass_at_k
-from scripts.evaluation.repetition import REPEATED_SPAN, distinct, longest_repeat
 
 Floats = npt.NDArray[np.float64]
 Part = tuple[float, float] | None
@@ -136,7 +137,7 @@ def summarise(answers: Mapping[str, Sequence[Scored]], group: int = 1, ks: Seque
                 continue
             row[name] = {
                 "value": _finite(own.value()),
-                "error": _jackknife(own.left_out()),
+                "error": _finite(jackknife(own.left_out())),
                 "seed_error": own.seed_error(),
             }
             row[name]["vs"] = {
@@ -157,7 +158,7 @@ def _compare(own: _Sums, theirs: _Sums, against: str) -> dict[str, float | None]
             return np.divide(a, b) if against == "ratio" else np.subtract(a, b)
 
     value = _finite(float(joined(own.value(), theirs.value())))
-    return {against: value, "error": _jackknife(joined(own.left_out(), theirs.left_out()))}
+    return {against: value, "error": _finite(jackknife(joined(own.left_out(), theirs.left_out())))}
 
 
 def _sums(scored: Sequence[Scored], group: int, ks: Sequence[int]) -> dict[str, _Sums | None]:
@@ -189,13 +190,6 @@ def _pass_at(k: int, scored: Sequence[Scored], group: int, groups: int) -> _Sums
         sums.top[prompt // group, 0] += pass_at_k(len(right), sum(right), k)
         sums.bottom[prompt // group, 0] += 1
     return sums
-
-
-def _jackknife(left_out: Floats) -> float | None:
-    n = len(left_out)
-    if n < 2:
-        return None
-    return _finite(math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum())))
 
 
 def _finite(value: float) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.evaluation.repetition import REPEATED_SPAN
+from runtime.repetition import REPEATED_SPAN
 
 COLUMNS: dict[str, tuple[str, float, str]] = {
     "accuracy": ("accuracy %", 100, ".1f"),
@@ -138,8 +138,9 @@ def plot_curves(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
             axis.set(title=f"{curve['set']}: {COLUMNS[name][0]}", xlabel=curve["parameter"])
             axis.title.set_fontsize(9)
             axis.grid(alpha=0.3)
-        if not any(p["figures"][names[0]] for p in curve["points"]):
-            axes[line][0].text(0.5, 0.5, "not scored", ha="center", transform=axes[line][0].transAxes)
+            if not any(point["figures"][name] for point in curve["points"]):
+                axis.set_axis_off()
+                axis.set_title("")
     figure.legend(*axes[-1][-1].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
