@@ -1,8 +1,9 @@
-"""The evaluation as a whole: settings take turns on the same prompts, baselines get the same task, reports are whole."""
+"""The evaluation as a whole: settings take turns on the same prompts, baselines get the same task, reports are full."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -121,8 +122,7 @@ def test_settings_take_turns_in_every_place_and_share_seeds(ids: list[Ids]) -> N
 
     answers = measure(ids[:6], [Noted("a", False), Noted("b", False), Noted("c", True)], [5, 6], batch=2)
     labels = "".join(label for label, _ in calls)
-    assert labels == "abcbacab" + "abcbacab"[:0] + labels[8:], labels
-    assert {labels[at : at + 3] for at in (0, 5)} <= {"abc", "bca", "cab"}
+    assert labels == "abc" + "ba" + "cab" + "ab" + "bca" + "ab", "c, without randomness, has no second seed"
     by_label = {own: [seeds for label, seeds in calls if label == own] for own in "abc"}
     assert by_label["a"] == by_label["b"]
     assert len(set(by_label["a"])) == len(by_label["a"]) == 6
@@ -151,10 +151,8 @@ def test_hugging_faces_searches_are_scored_in_the_same_way(
 ) -> None:
     params = DecodingParams(method="sample", temperature=0.0, max_tokens=10)
     tokenizer = llm.pair.tokenizer
-    greedy = Baseline(
-        "hf greedy", HuggingFace(target, search={"do_sample": False}, tokenizer=tokenizer), tokenizer, params
-    )
-    beams = Baseline("hf beams", HuggingFace(target, search={"num_beams": 4}, tokenizer=tokenizer), tokenizer, params)
+    greedy = Baseline("hf greedy", HuggingFace(target, search={"do_sample": False}), tokenizer, params)
+    beams = Baseline("hf beams", HuggingFace(target, search={"num_beams": 4}), tokenizer, params)
     auxiliary = LlamaForCausalLM.from_pretrained(twins / "auxiliary", dtype=torch.float32).eval()
     assisted = Baseline("hf assisted", HuggingFace(target, auxiliary), tokenizer, replace(params, temperature=1.0))
     found = measure(ids, [Ours("greedy", llm, params), greedy, beams, assisted], [0])
@@ -171,12 +169,10 @@ def test_hugging_faces_searches_are_scored_in_the_same_way(
         assert 0 <= one.timed_tokens < len(one.tokens)
 
 
-def test_stop_strings_end_baselines_texts_where_they_end_ours(
-    llm: LLM, ids: list[Ids], target: LlamaForCausalLM
-) -> None:
+def test_stop_strings_end_texts_of_baselines_as_ours(llm: LLM, ids: list[Ids], target: LlamaForCausalLM) -> None:
     params = DecodingParams(method="sample", temperature=0.0, max_tokens=24)
     texts = [llm.generate(own, params)[0].text for own in ids]
-    stop = tuple(text[8:10] for text in texts[:2])
+    stop = tuple({own[0] for text in texts if (own := re.findall(r"[\x20-\x7e]{2}", text))})  # whole characters
     tokenizer, stopped = llm.pair.tokenizer, replace(params, stop=stop)
     baseline = Baseline("hf", HuggingFace(target, search={}, tokenizer=tokenizer), tokenizer, stopped)
     found = measure(ids, [Ours("ours", llm, stopped), baseline], [0])
@@ -241,7 +237,7 @@ def test_curves_have_a_point_a_value_and_their_references(
 ) -> None:
     curves = ["--curve", "accept_threshold=0,0.5", "--curve", "draft_len=1,10"]
     options = ["--set", f"jsonl={lines}", "--params", '{"max_tokens": 6}', "--methods", "mtad,mmtad", "--limit", "2"]
-    code, out, err = run(*options, *curves)
+    code, _, err = run(*options, *curves)
     assert code == 0, err
     found = json.loads((tmp_path / "curves.json").read_text())
     assert [(c["parameter"], len(c["points"]), set(c["references"])) for c in found["curves"]] == [

@@ -127,7 +127,7 @@ PROBLEM = {
     "prompt": 'def largest(values):\n    """The largest value.\n    >>> largest([1, 3, 2])\n    3\n    """\n',
     "entry_point": "largest",
     "canonical_solution": "    return max(values)\n",
-    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 3, 2]) == 3\n    assert candidate([-1]) < 0",
+    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 3]) == 3\n    assert candidate([-1]) < 0",
 }
 
 

@@ -107,7 +107,6 @@ def plot_settings(sets: Mapping[str, Any], path: Path) -> None:
             if y == "perplexity":
                 axis.invert_yaxis()
     figure.suptitle("bars are one standard error over prompts; perplexity under the target, lower is up", fontsize=9)
-    figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
