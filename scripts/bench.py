@@ -35,8 +35,9 @@ from runtime import LLM, DecodingParams
 from runtime.tune import Objective, describe
 from runtime.tune import tune as search
 from runtime.tune_command import curve
-from scripts import compare
 from scripts.demo import dataset
+from scripts.evaluation import report
+from scripts.evaluation.measure import compare
 from scripts.evaluation.prompts import Demo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,16 +68,15 @@ def methods(kind: str) -> dict[str, DecodingParams]:
 
 def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
     """The methods on the test split."""
-    report: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for kind, name in KINDS.items():
         compared = methods(kind)
-        rows = compare.summarise(
-            compare.run(llm, dataset.load("test", kind)[: count[kind]], compared, seed=seed, label=name)
-        )
-        print(f"\n{name}, test split, {count[kind]} prompts\n{compare.table(rows)}")
+        rows = compare(llm, Demo(kind, "test", count[kind]), compared, seed, name)
+        print(f"\n{name}, test split, {count[kind]} prompts\n\n{report.table(rows)}")
+        print(f"\n{report.comparison(rows, 'sample')}\n\n{report.comparison(rows, 'speculative')}")
         thresholds = {m: compared[m].accept_threshold for m in ("mtad", "mmtad")}
-        report[kind] = {"accept_threshold": thresholds, "methods": rows}
-    return report
+        found[kind] = {"accept_threshold": thresholds, "settings": rows}
+    return found
 
 
 def tune(llm: LLM, count: dict[str, int]) -> dict[str, Any]:
@@ -172,34 +172,6 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
     return report
 
 
-def plot(report: dict[str, Any], path: Path) -> None:
-    """Quality against speed, one panel a kind of text."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
-    for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
-        key, label, scale = (
-            ("accuracy", "execution accuracy, %", 100) if kind == "sql" else ("perplexity", "perplexity", 1)
-        )
-        for method, row in report[kind]["methods"].items():
-            x, y = row["tokens_per_second"], row[key] * scale
-            axis.errorbar(
-                x, y, xerr=row["tokens_per_second_error"], yerr=row[f"{key}_error"] * scale, fmt="o", capsize=3
-            )
-            axis.annotate(method, (x, y), textcoords="offset points", xytext=(7, 5))
-        axis.set(title=name, xlabel="useful tokens/s, batch 1", ylabel=label)
-        axis.margins(0.2)
-        axis.grid(alpha=0.3)
-        if kind == "code":
-            axis.invert_yaxis()
-    figure.suptitle("Better is up and to the right; bars are one standard error")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 @command
 def main() -> None:
     """Entry point."""
@@ -235,17 +207,17 @@ def main() -> None:
     torch.set_num_threads(1)
     llm = LLM(options.pair, threads=options.threads)
     count = {"sql": options.sql, "code": options.code}
-    report: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
+    found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":
-        report |= tune(llm, count)
+        found |= tune(llm, count)
     if options.what in ("overhead", "all"):
-        report["overhead"] = measure_overhead(llm, options.blocks)
+        found["overhead"] = measure_overhead(llm, options.blocks)
     if options.what in ("methods", "all"):
-        report |= measure_methods(llm, count, options.seed)
+        found |= measure_methods(llm, count, options.seed)
         RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        plot(report, RESULTS / "bench.png")
-    print(json.dumps(report))
+        (RESULTS / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        report.plot_settings({KINDS[kind]: found[kind] for kind in KINDS}, RESULTS / "bench.png")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tqdm import tqdm
 
-from scripts.evaluation.decoders import Answer, Decoder, Ids
+from mtad.params import DecodingParams
+from runtime import LLM
+from scripts.evaluation.decoders import Answer, Decoder, Ids, Ours
 from scripts.evaluation.energy import Meter
-from scripts.evaluation.figures import Scored
+from scripts.evaluation.figures import Scored, summarise
 from scripts.evaluation.prompts import PromptSet
 
 
@@ -72,3 +75,12 @@ def score(task: PromptSet, answers: Mapping[str, Sequence[Answer]]) -> dict[str,
                 scored[label].append(Scored(one, task.right(one.prompt, one.text)))
                 bar.update()
     return scored
+
+
+def compare(
+    llm: LLM, task: PromptSet, settings: Mapping[str, DecodingParams], first_seed: int = 0, label: str = ""
+) -> dict[str, Any]:
+    """Figures of this package's settings on a set of prompts, one answer each; see `figures.summarise`."""
+    ids = [list(llm.pair.tokenizer(prompt.text).input_ids) for prompt in task.prompts]
+    decoders = [Ours(name, llm, params) for name, params in settings.items()]
+    return summarise(score(task, measure(ids, decoders, [first_seed], label=label or task.name)))

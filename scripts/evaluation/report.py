@@ -25,17 +25,21 @@ COLUMNS: dict[str, tuple[str, float, str]] = {
 COMPARED = ("accuracy", "perplexity", "tokens_per_second", "block_efficiency", "distinct_2", "joules_per_token")
 
 
-def table(rows: Mapping[str, Any], energy: str) -> str:
-    """All settings as a Markdown table, one line each; ± is one standard error over prompts."""
-    names = [n for n in COLUMNS if n == "joules_per_token" or any(row[n] for row in rows.values())]
+def table(rows: Mapping[str, Any], energy: str | None = None) -> str:
+    """All settings as a Markdown table, one line each; ± is one standard error over prompts.
+
+    Args:
+        rows: figures by label.
+        energy: what the meter is called, or `none`; None: nobody looked for one.
+    """
+    names = [n for n in COLUMNS if any(row[n] for row in rows.values()) or (energy and n == "joules_per_token")]
     names += [n for n in next(iter(rows.values())) if n.startswith("pass@") and n != "pass@1"]  # that is accuracy
     lines = [["setting", *(_heading(name) for name in names)]]
     for label, row in rows.items():
-        lines.append([label, *(_cell(name, row[name], "value") for name in names)])
-    if not any(row["joules_per_token"] for row in rows.values()):
-        at = 1 + names.index("joules_per_token")
-        for line in lines[1:]:
-            line[at] = energy.split(" ")[0]
+        cells = [_cell(name, row[name], "value") for name in names]
+        if energy and not any(other["joules_per_token"] for other in rows.values()):
+            cells[names.index("joules_per_token")] = energy.split(" ")[0]
+        lines.append([label, *cells])
     return markdown(lines)
 
 
