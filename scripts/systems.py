@@ -288,6 +288,14 @@ class HuggingFace(Batched):
     def _count(self, *_: object) -> None:
         self.passes += 1
 
+    def describe(self) -> dict[str, Any]:
+        """How it searches and drafts, for reports."""
+        values = {"search": self.search or "sampling", "threads": self.threads}
+        if self._auxiliary is not None:
+            names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+            values["draft"] = {name: getattr(self._auxiliary.generation_config, name, None) for name in names}
+        return values
+
     def begin(self, prompts: Iterator[Prompt], load: int, params: DecodingParams) -> None:
         """Also finds the number of threads for a load it has not met before."""
         super().begin(prompts, load, params)

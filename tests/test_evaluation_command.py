@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from runtime import LLM
 from scripts import evaluate
 from scripts.evaluation.command import Curve
 from scripts.evaluation.decoders import Answer, Baseline, Decoder, Ids, Ours, cut, mean_nll
-from scripts.evaluation.measure import measure
+from scripts.evaluation.measure import measure, score
+from scripts.evaluation.prompts import Prompt, PromptSet
 from scripts.evaluation.settings import TABLE, parse, read_tuned, resolve
 from scripts.systems import HuggingFace
 from tests.conftest import TEXT
@@ -288,3 +290,35 @@ def test_checkpoints_of_another_pair_are_refused(
     code, _, err = run("--set", "sql", "--limit", "2", "--checkpoints", str(swapped))
     assert code == 2
     assert "not the checkpoint" in err
+
+
+def test_what_a_pair_asks_of_every_text_holds_for_every_setting_and_drafting_for_its_own(llm: LLM) -> None:
+    own = DecodingParams(method="mmtad", draft_len=7, beam_width=2, accept_threshold=0.3, temperature=0.6, top_k=5)
+    sample, mmtad = (resolve(one, own, {}, {}) for one in parse(["sample", "mmtad"]))
+    assert sample == DecodingParams(method="sample", temperature=0.6, top_k=5)
+    assert mmtad == own
+
+
+def test_baselines_are_not_compared_where_they_do_not_get_the_same_task(
+    run: Callable[..., tuple[int, str, str]], lines: Path
+) -> None:
+    common = ["--set", f"jsonl={lines}", "--params", '{"repetition_penalty": 1.2, "max_tokens": 4}', "--limit", "2"]
+    code, out, err = run(*common)
+    assert (code, out) == (2, "")
+    assert "repetition_penalty" in err
+    assert "--baselines none" in err
+    assert run(*common, "--baselines", "none", "--methods", "sample,mtad")[0] == 0
+
+
+def test_answers_are_scored_in_order_whatever_their_number_at_once() -> None:
+    class Odd(PromptSet):
+        name, scored, workers = "odd", True, 4
+        prompts = tuple(Prompt(str(n), "") for n in range(40))
+
+        def right(self, number: int, text: str) -> bool | None:
+            time.sleep(0.001 * (number % 3))
+            return number % 2 == 1
+
+    answers = {label: [Answer(n, 0, (1,), "", 1.0, 1, 1, None, None, 0.0) for n in range(40)] for label in "ab"}
+    for own in score(Odd(), answers).values():
+        assert [one.right for one in own] == [n % 2 == 1 for n in range(40)]

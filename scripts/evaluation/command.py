@@ -6,14 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engines.folder import read_spec
+from engines.folder import read_json, read_spec
 from engines.hook import quiet_transformers
 from export.checkpoint import find
 from mtad.errors import CapacityExceeded, InvalidInput, Parser
@@ -26,7 +26,18 @@ from scripts.evaluation.energy import Meter
 from scripts.evaluation.figures import REFERENCES, summarise
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompts import PromptSet, open_sets
-from scripts.evaluation.settings import SEARCHES, TABLE, TUNED, Asked, number, parse, read_tuned, resolve
+from scripts.evaluation.settings import (
+    SEARCHES,
+    TABLE,
+    TUNED,
+    Asked,
+    check_baseline,
+    number,
+    parse,
+    read_tuned,
+    resolve,
+    undrafted,
+)
 from scripts.machine import machine
 from scripts.systems import HuggingFace, load_checkpoint
 
@@ -133,12 +144,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     choose = partial(_params, asked=asked, curves=curves, tuned=tuned, common=common)
     llm = _open(options, [choose(one) for one in sets])
     tasks = [_task(one, llm, choose(one, llm.pair.defaults)) for one in sets]
+    for task in tasks if labels else ():
+        check_baseline(_plain(task.prompts, common, llm))
     meter, made = Meter(), machine()
     found: dict[str, Any] = {
         "command": "python -m scripts.evaluate " + " ".join(sys.argv[1:]),
         "machine": made,
         "energy": meter.name,
-        "pair": json.loads((options.pair / "pair.json").read_text(encoding="utf-8")),
+        "pair": _describe(options.pair),
         "seeds": options.seeds,
         "batch": options.batch,
         "errors": "delete-one jackknife over groups of prompts, all seeds together; comparisons are paired",
@@ -147,7 +160,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     opened = _open_baselines(labels, options.checkpoints, llm, options.threads or made["cores"])
     for task in tasks:
         own: list[Decoder] = [Ours(label, llm, params) for label, params in task.params.items()]
-        own += [make(DecodingParams.from_dict(_common(task.prompts, common))) for make in opened]
+        own += [make(_plain(task.prompts, common, llm)) for make in opened]
         answers = measure(task.ids, own, range(options.seeds), options.batch, meter, task.prompts.name)
         rows = summarise(score(task.prompts, answers), options.batch, [k for k in ks if k <= options.seeds])
         found["sets"][task.prompts.name] = {
@@ -241,6 +254,17 @@ def _common(task: PromptSet, common: Mapping[str, Any]) -> dict[str, Any]:
     return {"max_tokens": task.max_tokens, "stop": task.stop, **common}
 
 
+def _plain(task: PromptSet, common: Mapping[str, Any], llm: LLM) -> DecodingParams:
+    """What any decoder is given on a set."""
+    return DecodingParams.from_dict(_common(task, common), undrafted(llm.pair.defaults))
+
+
+def _describe(pair: Path) -> dict[str, Any]:
+    values = read_json(pair, "pair.json")
+    specs = {name: asdict(read_spec(pair / name)) for name in ("target", "auxiliary")}
+    return {"defaults": values["defaults"], "tuned": "tuning" in values, **specs}
+
+
 def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingParams]]) -> LLM:
     every = [params for own in chosen for params in own.values()]
     spec = read_spec(options.pair / "target")
@@ -277,7 +301,7 @@ class Part(PromptSet):
     def __init__(self, whole: PromptSet, numbers: Sequence[int]) -> None:
         self._whole, self._numbers = whole, numbers
         self.name, self.stop, self.max_tokens = whole.name, whole.stop, whole.max_tokens
-        self.scored, self.how = whole.scored, whole.how
+        self.scored, self.how, self.workers = whole.scored, whole.how, whole.workers
         self.prompts = [whole.prompts[at] for at in numbers]
 
     def right(self, number: int, text: str) -> bool | None:

@@ -161,7 +161,7 @@ class Baseline(Decoder):
 
     def describe(self) -> dict[str, Any]:
         """See `Decoder.describe`."""
-        return {"huggingface": self._system.name, "search": self._system.search, "threads": self._system.threads}
+        return {"huggingface": self._system.name, **self._system.describe()}
 
 
 def cut(tokens: Sequence[int], stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], str]:

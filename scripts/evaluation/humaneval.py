@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class HumanEval(PromptSet):
     name = "humaneval"
     stop = STOP
     max_tokens = 384
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def __init__(self, path: Path, limit: int | None = None, sandbox: Sandbox | None = None) -> None:
         self._problems = _read(path)[:limit]

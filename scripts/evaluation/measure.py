@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -64,16 +65,13 @@ def measure(
 
 def score(task: PromptSet, answers: Mapping[str, Sequence[Answer]]) -> dict[str, list[Scored]]:
     """Every answer with its verdict."""
-    total = sum(len(own) for own in answers.values())
-    with tqdm(
-        total=total, desc=f"{task.name}: scoring", unit="answer", file=sys.stderr, disable=not task.scored
-    ) as bar:
-        scored: dict[str, list[Scored]] = {}
-        for label, own in answers.items():
-            scored[label] = []
-            for one in own:
-                scored[label].append(Scored(one, task.right(one.prompt, one.text)))
-                bar.update()
+    every = [(label, one) for label, own in answers.items() for one in own]
+    scored: dict[str, list[Scored]] = {label: [] for label in answers}
+    shown = {"total": len(every), "desc": f"{task.name}: scoring", "unit": "answer", "file": sys.stderr}
+    with ThreadPoolExecutor(task.workers) as pool:
+        verdicts = pool.map(lambda entry: task.right(entry[1].prompt, entry[1].text), every)
+        for (label, one), right in zip(every, tqdm(verdicts, disable=not task.scored, **shown), strict=True):
+            scored[label].append(Scored(one, right))
     return scored
 
 

@@ -38,6 +38,7 @@ class PromptSet(ABC):
         max_tokens: new tokens an answer may have.
         scored: whether answers are right or wrong at all.
         how: how they are scored, for the report.
+        workers: answers scored at once.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PromptSet(ABC):
     max_tokens: int = 128
     scored: bool = True
     how: str = ""
+    workers: int = 1
 
     @abstractmethod
     def right(self, number: int, text: str) -> bool | None:

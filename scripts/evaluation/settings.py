@@ -1,21 +1,23 @@
 """The labelled settings that can be compared, and how the command line asks for them.
 
 `TABLE` has every method of `mtad.params.METHODS` under its own name, with its defaults, and a few more. A label may be
-followed by changes, `mtad:accept_threshold=0.3:beam_width=2`, and is then shown with them. Values come, later ones
-first, from: the changes; the tuned values of the demo's prompts (`scripts/demo/tuned.json`); the pair's own defaults,
-if they are for the same method (`mtad-tune` writes them); the table; `DecodingParams`.
+followed by changes, `mtad:accept_threshold=0.3:beam_width=2`, and is then shown with them. Of several values for one
+parameter the first of these counts: the changes; the tuned values of the demo's prompts (`scripts/demo/tuned.json`);
+the table; what is given for all settings; the pair's defaults (`mtad-tune` writes them), those of drafting and
+accepting for the method they are for only; `DecodingParams`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
+from runtime.tune import GRID
 
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "greedy": {"method": "sample", "temperature": 0.0}
@@ -28,6 +30,9 @@ SEARCHES: dict[str, dict[str, Any] | None] = {
 }
 """Hugging Face's, by label: what it searches with; None samples. `hf assisted` drafts with the auxiliary, as many
 tokens as its default confidence stop lets through."""
+
+GIVEN = ("method", "temperature", "top_k", "top_p", "max_tokens", "stop", "seed", "speculation", *GRID)
+"""Parameters that Hugging Face's searches are given, or that are not theirs to follow."""
 
 TUNED = Path(__file__).resolve().parent.parent / "demo" / "tuned.json"
 
@@ -91,9 +96,28 @@ def resolve(
         InvalidInput: a value is not usable.
     """
     row = TABLE[asked.base]
-    own = defaults if defaults.method == row["method"] else DecodingParams()
+    own = defaults if defaults.method == row["method"] else undrafted(defaults)
     values = {**common, **row, **tuned.get(asked.base, {}), **asked.changes}
     return DecodingParams.from_dict(values, own)
+
+
+def undrafted(defaults: DecodingParams) -> DecodingParams:
+    """`defaults` with the standard values of everything that belongs to their method: what is true for any decoder."""
+    plain = DecodingParams()
+    return replace(defaults, method=plain.method, **{name: getattr(plain, name) for name in (*GRID, "speculation")})
+
+
+def check_baseline(params: DecodingParams) -> None:
+    """Refuse parameters that Hugging Face's searches would not be given, so that all get the same task.
+
+    Raises:
+        InvalidInput: one of them is set.
+    """
+    plain = undrafted(DecodingParams())
+    for field in fields(DecodingParams):
+        if field.name not in GIVEN and getattr(params, field.name) != getattr(plain, field.name):
+            problem = "the baselines are not given it; use --baselines none"
+            raise InvalidInput(field.name, getattr(params, field.name), problem)
 
 
 def number(text: str) -> int | float | str:
