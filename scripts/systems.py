@@ -245,6 +245,22 @@ class _FirstToken(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+class _StopStrings(StoppingCriteria):  # type: ignore[misc]
+    """Ends a text that holds a stop string anywhere.
+
+    The library's own criterion looks at the last token only, so that assisted generation, which adds several at once,
+    goes on past what it should stop at; and it reaches the auxiliary, which then asks for a tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], prompt: int) -> None:
+        assert tokenizer is not None, "stop strings need a tokenizer"
+        self._tokenizer, self._stop, self._prompt = tokenizer, stop, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        texts = self._tokenizer.batch_decode(input_ids[:, self._prompt :], skip_special_tokens=True)
+        return torch.tensor([any(string in text for string in self._stop) for text in texts])
+
+
 class HuggingFace(Batched):
     """Hugging Face `generate` on left-padded batches; with an auxiliary, its assisted generation, a batch of one.
 
@@ -327,8 +343,9 @@ class HuggingFace(Batched):
         if self.samples:
             sampling = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
             options = {"do_sample": True, **sampling}
+        criteria: list[StoppingCriteria] = [noted]
         if params.stop_strings:
-            options |= {"stop_strings": list(params.stop_strings), "tokenizer": self._tokenizer}
+            criteria.append(_StopStrings(self._tokenizer, params.stop_strings, longest))
         started = time.perf_counter()
         out = self.model.generate(
             torch.tensor([[pad] * n + list(prompt.ids) for n, prompt in zip(padding, batch, strict=True)]),
@@ -336,7 +353,7 @@ class HuggingFace(Batched):
             assistant_model=self._auxiliary,
             max_new_tokens=params.max_tokens,
             pad_token_id=pad,
-            stopping_criteria=[noted],
+            stopping_criteria=criteria,
             **options,
         )
         whole, first = time.perf_counter() - started, (noted.at or time.perf_counter()) - started

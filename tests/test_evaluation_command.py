@@ -171,16 +171,23 @@ def test_hugging_faces_searches_are_scored_in_the_same_way(
         assert 0 <= one.timed_tokens < len(one.tokens)
 
 
-def test_stop_strings_end_texts_of_baselines_as_ours(llm: LLM, ids: list[Ids], target: LlamaForCausalLM) -> None:
+def test_stop_strings_end_texts_of_baselines_as_ours(
+    llm: LLM, ids: list[Ids], target: LlamaForCausalLM, twins: Path
+) -> None:
     params = DecodingParams(method="sample", temperature=0.0, max_tokens=24)
     texts = [llm.generate(own, params)[0].text for own in ids]
     stop = tuple({own[0] for text in texts if (own := re.findall(r"[\x20-\x7e]{2}", text))})  # whole characters
     tokenizer, stopped = llm.pair.tokenizer, replace(params, stop=stop)
-    baseline = Baseline("hf", HuggingFace(target, search={}, tokenizer=tokenizer), tokenizer, stopped)
-    found = measure(ids, [Ours("ours", llm, stopped), baseline], [0])
+    systems = {"hf": HuggingFace(target, search={}, tokenizer=tokenizer)}
+    auxiliary = LlamaForCausalLM.from_pretrained(twins / "auxiliary", dtype=torch.float32).eval()
+    systems["assisted"] = HuggingFace(target, auxiliary, search={}, tokenizer=tokenizer)
+    baselines = [Baseline(name, system, tokenizer, stopped) for name, system in systems.items()]
+    found = measure(ids, [Ours("ours", llm, stopped), *baselines], [0])
     assert any(len(one.text) < len(text) for one, text in zip(found["ours"], texts, strict=True))
-    for ours, theirs in zip(found["ours"], found["hf"], strict=True):
-        assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
+    for name in systems:
+        for ours, theirs in zip(found["ours"], found[name], strict=True):
+            assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
+            assert theirs.passes <= len(theirs.tokens), "it did not go on behind the stop string"
     tokens = tokenizer(TEXT[0]).input_ids
     assert cut(tokens, ("name",), tokenizer)[1] == "SELECT "
     assert cut(tokens, ("nowhere",), tokenizer) == (tokens, TEXT[0])
