@@ -21,7 +21,8 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM
 from scripts import evaluate
-from scripts.evaluation.command import Curve
+from scripts.evaluation import curves
+from scripts.evaluation.curves import Curve
 from scripts.evaluation.decoders import Answer, Baseline, Decoder, Ids, Ours, cut, mean_nll
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompts import Prompt, PromptSet
@@ -329,3 +330,16 @@ def test_answers_are_scored_in_order_whatever_their_number_at_once() -> None:
     answers = {label: [Answer(n, 0, (1,), "", 1.0, 1, 1, None, None, 0.0) for n in range(40)] for label in "ab"}
     for own in score(Odd(), answers).values():
         assert [one.right for one in own] == [n % 2 == 1 for n in range(40)]
+
+
+def test_curves_of_all_settings_are_those_that_use_the_parameter() -> None:
+    threshold, width = Curve.of("accept_threshold=0.1,0.5"), Curve.of("beam_width=1,2")
+    chosen, measured = curves.settings(None, [threshold, width])
+    assert {"mtad", "mmtad"} <= {one.base for one in chosen}
+    assert not {"sample", "speculative", "greedy"} & {one.base for one in chosen}
+    assert [one.label for one in measured[:2]] == ["sample", "speculative"]
+    assert len(measured) == 2 + 4 * len(chosen)
+    with pytest.raises(InvalidInput, match="does not use it"):
+        curves.settings(parse(["mtad", "greedy"]), [threshold])
+    with pytest.raises(InvalidInput, match="fixed"):
+        curves.settings(parse(["mtad:beam_width=3"]), [width])

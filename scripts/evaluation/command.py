@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +14,22 @@ import torch
 
 from engines.folder import read_json, read_spec
 from engines.hook import quiet_transformers
-from export.checkpoint import find
 from mtad.errors import CapacityExceeded, InvalidInput, Parser
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.tune import GRID, tunable
-from scripts.evaluation import report
-from scripts.evaluation.decoders import Baseline, Decoder, Ids, Ours
+from scripts.evaluation import curves, report
+from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
+from scripts.evaluation.curves import Curve
+from scripts.evaluation.decoders import Decoder, Ids, Ours
 from scripts.evaluation.energy import Meter
 from scripts.evaluation.figures import REFERENCES, summarise
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompts import PromptSet, open_sets
-from scripts.evaluation.settings import (
-    SEARCHES,
-    TABLE,
-    TUNED,
-    Asked,
-    check_baseline,
-    number,
-    parse,
-    read_tuned,
-    resolve,
-    undrafted,
-)
+from scripts.evaluation.settings import TABLE, TUNED, Asked, parse, read_tuned, resolve, undrafted
 from scripts.machine import machine
-from scripts.systems import HuggingFace, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_SETS = ("sql", "code")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One parameter, and the values it takes for every setting."""
-
-    parameter: str
-    values: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, text: str) -> Curve:
-        """From `parameter=value,value,..`.
-
-        Raises:
-            InvalidInput: not of that form, or not a number of `DecodingParams`.
-        """
-        name, _, values = text.partition("=")
-        plain = getattr(DecodingParams(), name, None)
-        found = tuple(number(value) for value in values.split(",") if value)
-        if not isinstance(plain, (int, float)) or isinstance(plain, bool):
-            raise InvalidInput("curve", text, "give a number of DecodingParams, as in accept_threshold=0.1,0.3,0.5")
-        if len(set(found)) < 2 or len(set(found)) < len(found):
-            raise InvalidInput("curve", text, "give two or more different values")
-        for value in found:
-            DecodingParams.from_dict({name: value})
-        return cls(name, found)
-
-    def moves(self, params: DecodingParams) -> bool:
-        """Whether the parameter does anything for these parameters."""
-        return self.parameter not in GRID or self.parameter in tunable(params.spec)
 
 
 def parser() -> Parser:
@@ -87,7 +44,7 @@ def parser() -> Parser:
     own.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder")
     own.add_argument("--set", default="sql,code", help="sets of prompts, separated by commas")
     own.add_argument("--split", choices=("development", "test"), default="test", help="of the demo's sets")
-    own.add_argument("--methods", default=",".join(TABLE), help="settings, separated by commas")
+    own.add_argument("--methods", help="settings, separated by commas (default: all)")
     own.add_argument("--baselines", default="all", help=f"all, none, or some of {', '.join(SEARCHES)}")
     own.add_argument(
         "--checkpoints",
@@ -128,9 +85,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
     ks = _integers("pass-k", options.pass_k)
-    curves = [Curve.of(text) for text in options.curve]
-    asked = parse([name for name in options.methods.split(",") if name])
-    labels = _baselines("none" if curves else options.baselines)
+    drawn = [Curve.of(text) for text in options.curve]
+    asked = parse(options.methods.split(",")) if options.methods else None
+    chosen, measured = curves.settings(asked, drawn) if drawn else ([], asked or parse(list(TABLE)))
+    labels = parse_searches("none" if drawn else options.baselines)
     sets = open_sets([name for name in options.set.split(",") if name], options.split, options.limit)
     tuned = {} if options.tuned == "none" else read_tuned(Path(options.tuned))
     common = _object("params", options.params)
@@ -138,12 +96,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if name in common:
             raise InvalidInput("params", name, "is not for --params; use --methods and --seeds")
     if labels:
-        _check_checkpoints(options.pair, options.checkpoints)
+        check_checkpoints(options.pair, options.checkpoints)
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     quiet_transformers()
-    choose = partial(_params, asked=asked, curves=curves, tuned=tuned, common=common)
-    llm = _open(options, [choose(one) for one in sets])
-    tasks = [_task(one, llm, choose(one, llm.pair.defaults)) for one in sets]
+    defaults = DecodingParams.from_dict(dict(read_json(options.pair, "pair.json")["defaults"]))
+    params = [_params(one, measured, defaults, tuned, common) for one in sets]
+    llm = _open(options, params)
+    tasks = [_task(one, llm, own) for one, own in zip(sets, params, strict=True)]
     for task in tasks if labels else ():
         check_baseline(_plain(task.prompts, common, llm))
     meter, made = Meter(), machine()
@@ -157,7 +116,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "errors": "delete-one jackknife over groups of prompts, all seeds together; comparisons are paired",
         "sets": {},
     }
-    opened = _open_baselines(labels, options.checkpoints, llm, options.threads or made["cores"])
+    opened = open_baselines(labels, options.checkpoints, llm, options.threads or made["cores"])
     for task in tasks:
         own: list[Decoder] = [Ours(label, llm, params) for label, params in task.params.items()]
         own += [make(_plain(task.prompts, common, llm)) for make in opened]
@@ -171,9 +130,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "settings": rows,
         }
         _show(task, rows, meter.name)
-    if curves:
-        found["curves"] = [_curve(curve, task, found["sets"], asked) for task in tasks for curve in curves]
-    return _write(report.plain(found), options, bool(curves))
+    if drawn:
+        rows_of = {name: one["settings"] for name, one in found["sets"].items()}
+        found["curves"] = [curves.points(c, chosen, name, rows) for name, rows in rows_of.items() for c in drawn]
+    return _write(report.plain(found), options, bool(drawn))
 
 
 def _show(task: Task, rows: Mapping[str, Any], energy: str) -> None:
@@ -185,12 +145,12 @@ def _show(task: Task, rows: Mapping[str, Any], energy: str) -> None:
             print(f"\n{report.comparison(rows, base)}")
 
 
-def _write(found: dict[str, Any], options: argparse.Namespace, curves: bool) -> dict[str, Any]:
-    name = options.name or ("curves" if curves else "evaluation")
+def _write(found: dict[str, Any], options: argparse.Namespace, drawn: bool) -> dict[str, Any]:
+    name = options.name or ("curves" if drawn else "evaluation")
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     picture = options.results / f"{name}.png"
-    if curves:
+    if drawn:
         report.plot_curves(found["curves"], picture)
     else:
         report.plot_settings(found["sets"], picture)
@@ -199,55 +159,20 @@ def _write(found: dict[str, Any], options: argparse.Namespace, curves: bool) -> 
     return found
 
 
-def _curve(curve: Curve, task: Task, sets: Mapping[str, Any], asked: Sequence[Asked]) -> dict[str, Any]:
-    rows = sets[task.prompts.name]["settings"]
-    points = [
-        {"method": one.label, "value": value, "figures": rows[_label(one, curve, value)]}
-        for one in asked
-        if one.label not in REFERENCES
-        for value in curve.values
-        if _label(one, curve, value) in rows
-    ]
-    references = {label: rows[label] for label in REFERENCES if label in rows}
-    return {"set": task.prompts.name, "parameter": curve.parameter, "points": points, "references": references}
-
-
-def _label(one: Asked, curve: Curve, value: Any) -> str:
-    return Asked(one.base, {**one.changes, curve.parameter: value}).label
-
-
 def _params(
     task: PromptSet,
-    defaults: DecodingParams | None = None,
-    *,
     asked: Sequence[Asked],
-    curves: Sequence[Curve],
+    defaults: DecodingParams,
     tuned: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> dict[str, DecodingParams]:
-    """Parameters by label for one set: the settings themselves, or, with curves, the references and the curves' points.
-
-    Raises:
-        InvalidInput: a curve's parameter does nothing for a setting.
-    """
+    """Parameters by label for one set."""
     own = tuned.get(task.name, {}) if task.name in DEMO_SETS else {}
 
     def resolved(one: Asked) -> DecodingParams:
-        return resolve(one, defaults or DecodingParams(), own, _common(task, common))
+        return resolve(one, defaults, own, _common(task, common))
 
-    if not curves:
-        return {one.label: resolved(one) for one in asked}
-    found = {label: resolved(Asked(label, {})) for label in REFERENCES}
-    for one in (one for one in asked if one.label not in REFERENCES):
-        for curve in curves:
-            if curve.parameter in one.changes or not curve.moves(resolved(one)):
-                problem = f"{one.label} does not use {curve.parameter}, or has it fixed; leave it out of --methods"
-                raise InvalidInput("curve", curve.parameter, problem)
-            for value in curve.values:
-                found[_label(one, curve, value)] = resolved(Asked(one.base, {**one.changes, curve.parameter: value}))
-    if len(found) == len(REFERENCES):
-        raise InvalidInput("methods", ",".join(one.label for one in asked), "give settings that curves are drawn of")
-    return found
+    return {one.label: resolved(one) for one in asked}
 
 
 def _common(task: PromptSet, common: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,38 +232,6 @@ class Part(PromptSet):
     def right(self, number: int, text: str) -> bool | None:
         """See `PromptSet.right`."""
         return self._whole.right(self._numbers[number], text)
-
-
-def _baselines(text: str) -> list[str]:
-    if text in ("all", "none"):
-        return list(SEARCHES) if text == "all" else []
-    found = [name.strip() for name in text.split(",")]
-    for name in found:
-        if name not in SEARCHES:
-            raise InvalidInput("baselines", name, f"give all, none, or some of {', '.join(SEARCHES)}")
-    return found
-
-
-def _check_checkpoints(pair: Path, checkpoints: Path) -> None:
-    for name in ("target", "auxiliary"):
-        if find(name, str(checkpoints / name)).digest != read_spec(pair / name).checkpoint_hash:
-            problem = f"not the checkpoint the pair's {name} was exported from; give its folder, or --baselines none"
-            raise InvalidInput("checkpoints", str(checkpoints / name), problem)
-
-
-def _open_baselines(
-    labels: Sequence[str], folder: Path, llm: LLM, threads: int
-) -> list[Callable[[DecodingParams], Baseline]]:
-    if not labels:
-        return []
-    target, tokenizer = load_checkpoint(folder / "target"), llm.pair.tokenizer
-    auxiliary = load_checkpoint(folder / "auxiliary") if "hf assisted" in labels else None
-    opened: list[Callable[[DecodingParams], Baseline]] = []
-    for label in labels:
-        helper = auxiliary if label == "hf assisted" else None
-        system = HuggingFace(target, helper, threads, label, SEARCHES[label], tokenizer)
-        opened.append(partial(Baseline, label, system, tokenizer))
-    return opened
 
 
 def _integers(field: str, text: str) -> list[int]:

@@ -22,18 +22,6 @@ from runtime.tune import GRID
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "greedy": {"method": "sample", "temperature": 0.0}
 }
-SEARCHES: dict[str, dict[str, Any] | None] = {
-    "hf sampling": None,
-    "hf greedy": {"do_sample": False},
-    "hf beam search": {"num_beams": 4},
-    "hf assisted": None,
-}
-"""Hugging Face's, by label: what it searches with; None samples. `hf assisted` drafts with the auxiliary, as many
-tokens as its default confidence stop lets through."""
-
-GIVEN = ("method", "temperature", "top_k", "top_p", "max_tokens", "stop", "seed", "speculation", *GRID)
-"""Parameters that Hugging Face's searches are given, or that are not theirs to follow."""
-
 TUNED = Path(__file__).resolve().parent.parent / "demo" / "tuned.json"
 
 
@@ -105,19 +93,6 @@ def undrafted(defaults: DecodingParams) -> DecodingParams:
     """`defaults` with the standard values of everything that belongs to their method: what is true for any decoder."""
     plain = DecodingParams()
     return replace(defaults, method=plain.method, **{name: getattr(plain, name) for name in (*GRID, "speculation")})
-
-
-def check_baseline(params: DecodingParams) -> None:
-    """Refuse parameters that Hugging Face's searches would not be given, so that all get the same task.
-
-    Raises:
-        InvalidInput: one of them is set.
-    """
-    plain = undrafted(DecodingParams())
-    for field in fields(DecodingParams):
-        if field.name not in GIVEN and getattr(params, field.name) != getattr(plain, field.name):
-            problem = "the baselines are not given it; use --baselines none"
-            raise InvalidInput(field.name, getattr(params, field.name), problem)
 
 
 def number(text: str) -> int | float | str:
