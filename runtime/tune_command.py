@@ -15,6 +15,9 @@ from mtad.params import METHODS, DecodingParams
 if TYPE_CHECKING:
     from runtime.tune import Tuning
 
+LARGEST = 8
+"""`draft_len` and `beam_width` that `LLM` takes without being told to."""
+
 
 @command
 def main() -> None:
@@ -70,6 +73,10 @@ def main() -> None:
         if getattr(options, name) and name not in names:
             raise InvalidInput(name, getattr(options, name), f"{options.method} does not use it")
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
+    for name in ("draft_len", "beam_width"):
+        if max(grid[name]) > LARGEST:
+            problem = f"{LARGEST} is the most that engines are opened for by default, and the choice becomes a default"
+            raise InvalidInput(name, getattr(options, name), problem)
     objective = Objective(options.goal, **bound)
     if options.search not in ("coordinate", "grid"):
         raise InvalidInput("search", options.search, "give coordinate or grid")
@@ -86,8 +93,7 @@ def main() -> None:
 
     quiet_transformers()
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    deepest, widest = max(grid["draft_len"]), max(grid["beam_width"])
-    llm = LLM(options.pair, options.threads, max_draft_len=deepest, max_beam_width=widest, prefix_tokens=0)
+    llm = LLM(options.pair, options.threads, prefix_tokens=0)
     base = DecodingParams.from_dict({**given, "method": options.method}, llm.pair.defaults)
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:
 

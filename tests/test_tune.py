@@ -21,7 +21,8 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM, tune, tune_command
 from runtime.pair import open_pair, write_tuning
-from runtime.tune import Objective, Point, tunable
+from runtime.points import Point
+from runtime.tune import Objective, tunable
 from tests.conftest import TEXT
 
 PROMPTS = [text[:20] for text in TEXT] + [text[8:24] for text in TEXT]
@@ -125,7 +126,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found[values] = point(10 - away, 0.9, values=own)
         return found
 
-    monkeypatch.setattr(tune, "_measure", measured)
+    monkeypatch.setattr(tune, "measure", measured)
     return sizes
 
 
@@ -264,7 +265,7 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     return call
 
 
-SMALL = ("--draft-len", "2,10", "--beam-width", "2", "--accept-threshold", "0.1,0.5")
+SMALL = ("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5")
 
 
 def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Path) -> None:
@@ -280,7 +281,7 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Pat
     assert choice == max(fits, key=lambda one: one["speed"])["values"]
     assert values["tuning"]["objective"]["max_perplexity"] == 100
     assert out.count("<- chosen") == 1
-    assert LLM(pair, threads=1, max_draft_len=10).generate("SELECT")[0].token_ids
+    assert LLM(pair, threads=1).generate("SELECT")[0].token_ids
 
 
 def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, pair: Path) -> None:
@@ -314,6 +315,7 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
         (["--search", "random"], "search"),
         (["--draft-len", "0,4"], "draft_len"),
         (["--draft-len", "4,four"], "draft_len"),
+        (["--draft-len", "4,9"], "draft_len"),
         (["--accept-threshold", "0.1,0.1"], "accept_threshold"),
         (["--seeds", "0"], "seeds"),
         (["--limit", "1"], "prompts"),

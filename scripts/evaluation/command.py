@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         check_checkpoints(options.pair, options.checkpoints)
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     quiet_transformers()
-    defaults = DecodingParams.from_dict(dict(read_json(options.pair, "pair.json")["defaults"]))
+    defaults = DecodingParams.from_dict(dict(read_json(options.pair, "pair.json").get("defaults", {})))
     params = [_params(one, measured, defaults, tuned, common) for one in sets]
     llm = _open(options, params)
     tasks = [_task(one, llm, own) for one, own in zip(sets, params, strict=True)]
