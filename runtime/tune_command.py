@@ -87,6 +87,7 @@ def main() -> None:
     import torch
     from tqdm import tqdm
 
+    from engines.folder import exported_defaults, read_json
     from engines.hook import quiet_transformers
     from runtime.llm import LLM
     from runtime.pair import write_tuning
@@ -94,7 +95,8 @@ def main() -> None:
     quiet_transformers()
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     llm = LLM(options.pair, options.threads, prefix_tokens=0)
-    base = DecodingParams.from_dict({**given, "method": options.method}, llm.pair.defaults)
+    exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
+    base = DecodingParams.from_dict({**exported, **given, "method": options.method})
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:
 
         def progress(done: int, total: int) -> None:

@@ -293,6 +293,22 @@ def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, 
     assert (pair / "pair.json").read_bytes() == before
 
 
+def test_what_is_measured_is_what_will_be_written(run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tuning(pair, {"temperature": 0.5, "draft_len": 8}, {})
+    bases: list[DecodingParams] = []
+
+    def noted(llm: Any, prompts: Any, base: DecodingParams, *_: Any) -> tune.Tuning:
+        bases.append(base)
+        chosen = point(values={"draft_len": 2})
+        return tune.Tuning(chosen, [chosen], fits=True)
+
+    monkeypatch.setattr(tune, "tune", noted)
+    code, _, err = run()
+    assert code == 0, err
+    assert bases == [DecodingParams(**{**EXPORTED, "max_tokens": 6})], "an earlier tuning is replaced, not built upon"
+    assert open_pair(pair, 1).defaults == replace(bases[0], draft_len=2)
+
+
 def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -> None:
     before = (pair / "pair.json").read_bytes()
     code, out, _ = run(*SMALL, "--goal", "quality", "--min-speed", "0", "--dry-run", "--json", "--method", "mmtad")
