@@ -25,8 +25,36 @@ _SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a versioned description."""
-    path.write_text(json.dumps({"version": VERSION, **values}, indent=2) + "\n", encoding="utf-8")
+    """Write a versioned description, in one step: a reader never sees half of it.
+
+    Raises:
+        OSError: it cannot be written; what was there is still there.
+    """
+    text = json.dumps({"version": VERSION, **values}, indent=2, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.incomplete-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def exported_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Default decoding parameters a `pair.json` was exported with, whatever it was tuned to since.
+
+    Raises:
+        InvalidInput: they are not there.
+    """
+    tuning = values.get("tuning", {"exported_defaults": values.get("defaults")})
+    defaults = tuning.get("exported_defaults") if isinstance(tuning, dict) else None
+    if not isinstance(defaults, dict):
+        raise InvalidInput("pair.json defaults", defaults, "missing or damaged; export again")
+    return dict(defaults)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

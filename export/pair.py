@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +12,24 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from engines.base import BLOCK, DTYPES, EngineSpec
-from engines.folder import open_engine, read_json, read_spec, vocabulary_hash, write_folder, write_json, write_spec
+from engines.folder import (
+    exported_defaults,
+    open_engine,
+    read_json,
+    read_spec,
+    vocabulary_hash,
+    write_folder,
+    write_json,
+    write_spec,
+)
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.verify import verify
 from export.vocabulary import common_vocabulary
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("onnx", "torch")
 
@@ -83,8 +95,13 @@ def export_pair(
             return False
         if not (folder / "pair.json").is_file():
             raise InvalidInput("pair", str(folder), "exists and was not written by mtad-export; give another name")
+        tuned = _is_tuned(folder)
         if not overwrite:
-            raise InvalidInput("pair", str(folder), "exists and holds something else; give another name or --overwrite")
+            loss = " (its tuning is lost then)" if tuned else ""
+            problem = f"exists and holds something else; give another name or --overwrite{loss}"
+            raise InvalidInput("pair", str(folder), problem)
+        if tuned:
+            log.warning("%s was tuned, for what it held before: run mtad-tune again", folder)
     with write_folder(folder) as temporary:
         for model, spec, tokenizer in zip(models, specs, tokenizers, strict=True):
             _write_engine(temporary / model.name, model, spec, tokenizer, progress)
@@ -120,6 +137,16 @@ def _same(folder: Path, specs: list[EngineSpec], description: dict[str, object])
     """Whether `folder` is what an export with these engines and this description would write."""
     try:
         written = [read_spec(folder / name) for name in ("target", "auxiliary")]
-        return written == specs and read_json(folder, "pair.json") == json.loads(json.dumps(description))
+        found = read_json(folder, "pair.json")
+        found["defaults"] = exported_defaults(found)  # tuned since or not: it is the same export
+        found.pop("tuning", None)
+        return written == specs and found == json.loads(json.dumps(description))
     except (InvalidInput, OSError):
+        return False
+
+
+def _is_tuned(folder: Path) -> bool:
+    try:
+        return "tuning" in read_json(folder, "pair.json")
+    except InvalidInput:
         return False

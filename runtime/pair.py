@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
-from engines.folder import read_json, read_spec, vocabulary_hash
+from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.memory import Memory
@@ -99,6 +100,28 @@ def open_pair(
         defaults=DecodingParams.from_dict(defaults),
         threads=threads,
     )
+
+
+def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:
+    """Make tuned parameters a pair's defaults, over those it was exported with, and keep what led to them beside.
+
+    `pair.json` is replaced in one step: whoever reads it meanwhile sees the old file or the new one. What it was
+    exported with stays under `tuning`, so that the same export finds its folder up to date. A tuning before this one is
+    replaced.
+
+    Raises:
+        InvalidInput: not a pair folder, it cannot be written, or the parameters are not usable.
+    """
+    folder = Path(folder)
+    values = read_json(folder, "pair.json")
+    exported = exported_defaults(values)
+    chosen = {**exported, **defaults}
+    DecodingParams.from_dict(dict(chosen))
+    values |= {"defaults": chosen, "tuning": {**tuning, "exported_defaults": exported}}
+    try:
+        write_json(folder / "pair.json", values)
+    except OSError as error:
+        raise InvalidInput("pair", str(folder), f"pair.json cannot be written: {error}") from None
 
 
 def _tokenizer(folder: Path, vocabulary: str) -> PreTrainedTokenizerBase:

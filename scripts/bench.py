@@ -32,8 +32,13 @@ from tqdm import tqdm
 from engines import Engine
 from mtad.errors import InvalidInput, Parser, command
 from runtime import LLM, DecodingParams
-from scripts import compare
+from runtime.tune import Objective, describe
+from runtime.tune import tune as search
+from runtime.tune_command import curve
 from scripts.demo import dataset
+from scripts.evaluation import report
+from scripts.evaluation.measure import compare
+from scripts.evaluation.prompts import Demo
 
 ROOT = Path(__file__).resolve().parent.parent
 TUNED = ROOT / "scripts" / "demo" / "tuned.json"
@@ -58,48 +63,53 @@ def methods(kind: str) -> dict[str, DecodingParams]:
     if not TUNED.is_file():
         raise InvalidInput("thresholds", str(TUNED), "no such file; run python -m scripts.bench tune")
     tuned = json.loads(TUNED.read_text(encoding="utf-8"))[kind]
-    return BASELINES | {name: replace(BASE, method=name, accept_threshold=tuned[name]) for name in ("mtad", "mmtad")}
+    return BASELINES | {name: replace(BASE, method=name, **tuned[name]) for name in ("mtad", "mmtad")}
 
 
 def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
     """The methods on the test split."""
-    report: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for kind, name in KINDS.items():
         compared = methods(kind)
-        rows = compare.summarise(
-            compare.run(llm, dataset.load("test", kind)[: count[kind]], compared, seed=seed, label=name)
-        )
-        print(f"\n{name}, test split, {count[kind]} prompts\n{compare.table(rows)}")
+        rows = compare(llm, Demo(kind, "test", count[kind]), compared, seed, name)
+        print(f"\n{name}, test split, {count[kind]} prompts\n\n{report.table(rows)}")
+        print(f"\n{report.comparison(rows, 'sample')}\n\n{report.comparison(rows, 'speculative')}")
         thresholds = {m: compared[m].accept_threshold for m in ("mtad", "mmtad")}
-        report[kind] = {"accept_threshold": thresholds, "methods": rows}
-    return report
+        found[kind] = {"accept_threshold": thresholds, "settings": rows}
+    return found
 
 
-def tune(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
-    """Choose thresholds on the development split: the fastest that keeps the quality asked for.
+def tune(llm: LLM, count: dict[str, int]) -> dict[str, Any]:
+    """Choose thresholds of `mtad` and `mmtad` for each kind of text on the development split, as `mtad-tune` does.
 
-    SQL: accuracy not below `sample`'s. Open-ended text: perplexity at most `PERPLEXITY_MARGIN` of `sample`'s.
+    SQL: the fastest whose accuracy and perplexity are no worse than `sample`'s. Open-ended text: the fastest whose
+    perplexity is at most `PERPLEXITY_MARGIN` of `sample`'s. Where none is, the one that comes nearest.
     """
     report: dict[str, Any] = {}
-    chosen: dict[str, dict[str, float]] = {}
+    chosen: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, name in KINDS.items():
-        drafted = [(m, t) for m in ("mtad", "mmtad") for t in THRESHOLDS]
-        compared = BASELINES | {f"{m} {t}": replace(BASE, method=m, accept_threshold=t) for m, t in drafted}
-        examples = dataset.load("development", kind)[: count[kind]]
-        rows = compare.summarise(compare.run(llm, examples, compared, seed=seed, label=f"{name} (development)"))
-        print(f"\n{name}, development split, {len(examples)} prompts\n{compare.table(rows)}")
-        chosen[kind] = {}
+        task = Demo(kind, "development", count[kind])
+        objective = Objective(max_perplexity=1.0 if task.scored else PERPLEXITY_MARGIN)
+        report[kind], chosen[kind] = {}, {}
         for method in ("mtad", "mmtad"):
+            with tqdm(desc=f"{name}, {method}", unit="answer", file=sys.stderr) as bar:
 
-            def good(row: dict[str, Any], kind: str = kind, rows: dict[str, Any] = rows) -> bool:
-                if kind == "sql":
-                    return bool(row["accuracy"] >= rows["sample"]["accuracy"])
-                return bool(row["perplexity_vs_sample"] <= PERPLEXITY_MARGIN)
+                def progress(done: int, total: int, bar: Any = bar) -> None:
+                    bar.total = total
+                    bar.update(done - bar.n)
 
-            kept = [t for t in THRESHOLDS if good(rows[f"{method} {t}"])] or [max(THRESHOLDS)]
-            chosen[kind][method] = max(kept, key=lambda t: rows[f"{method} {t}"]["tokens_per_second"] or 0.0)
-        report[kind] = rows
-    written = {**chosen, "defaults": {"method": "mtad", "accept_threshold": chosen["sql"]["mtad"]}}
+                found = search(
+                    llm,
+                    [prompt.text for prompt in task.prompts],
+                    replace(BASE, method=method),
+                    objective,
+                    {"accept_threshold": THRESHOLDS},
+                    right=task.right,
+                    progress=progress,
+                )
+            print(f"\n{name}, development split, {len(task.prompts)} prompts, {method}\n{curve(found)}")
+            report[kind][method], chosen[kind][method] = describe(found, objective), found.choice.values
+    written = {**chosen, "defaults": {"method": "mtad", **chosen["sql"]["mtad"]}}
     TUNED.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     print(f"\nchosen: {json.dumps(chosen)}")
     return {"chosen": chosen, "development": report}
@@ -162,34 +172,6 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
     return report
 
 
-def plot(report: dict[str, Any], path: Path) -> None:
-    """Quality against speed, one panel a kind of text."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
-    for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
-        key, label, scale = (
-            ("accuracy", "execution accuracy, %", 100) if kind == "sql" else ("perplexity", "perplexity", 1)
-        )
-        for method, row in report[kind]["methods"].items():
-            x, y = row["tokens_per_second"], row[key] * scale
-            axis.errorbar(
-                x, y, xerr=row["tokens_per_second_error"], yerr=row[f"{key}_error"] * scale, fmt="o", capsize=3
-            )
-            axis.annotate(method, (x, y), textcoords="offset points", xytext=(7, 5))
-        axis.set(title=name, xlabel="useful tokens/s, batch 1", ylabel=label)
-        axis.margins(0.2)
-        axis.grid(alpha=0.3)
-        if kind == "code":
-            axis.invert_yaxis()
-    figure.suptitle("Better is up and to the right; bars are one standard error")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 @command
 def main() -> None:
     """Entry point."""
@@ -225,17 +207,17 @@ def main() -> None:
     torch.set_num_threads(1)
     llm = LLM(options.pair, threads=options.threads)
     count = {"sql": options.sql, "code": options.code}
-    report: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
+    found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":
-        report |= tune(llm, count, options.seed)
+        found |= tune(llm, count)
     if options.what in ("overhead", "all"):
-        report["overhead"] = measure_overhead(llm, options.blocks)
+        found["overhead"] = measure_overhead(llm, options.blocks)
     if options.what in ("methods", "all"):
-        report |= measure_methods(llm, count, options.seed)
+        found |= measure_methods(llm, count, options.seed)
         RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        plot(report, RESULTS / "bench.png")
-    print(json.dumps(report))
+        (RESULTS / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        report.plot_settings({KINDS[kind]: found[kind] for kind in KINDS}, RESULTS / "bench.png")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ import torch
 
 from mtad.errors import Parser, command
 from runtime import LLM
-from scripts import compare
 from scripts.bench import ROOT, methods
 from scripts.demo import dataset
 from scripts.demo.execute import matches
+from scripts.evaluation import report
+from scripts.evaluation.measure import compare
+from scripts.evaluation.prompts import Demo
 
 SHOWN, COMPARED = 5, 40
 
@@ -44,10 +46,10 @@ def main() -> None:
         print(f"{question}\n  {result.text.strip()}\n  {verdict}; {efficiency}\n")
 
     del compared["greedy"]
-    rows = compare.summarise(compare.run(llm, examples[:COMPARED], compared, label="comparing"))
-    print(f"\nThe same {COMPARED} questions, one at a time (+- is one standard error; accuracy is that of the rows):\n")
-    print(compare.table(rows))
-    print("\nMore questions, open-ended text and the loop's overhead: python -m scripts.bench all")
+    rows = compare(llm, Demo("sql", "test", COMPARED), compared, label="comparing")
+    print(f"\nThe first {COMPARED} questions, one at a time (± is one standard error; accuracy is that of the rows):\n")
+    print(f"{report.table(rows)}\n\n{report.comparison(rows, 'speculative')}")
+    print("\nMore questions, open-ended text, other decoders: python -m scripts.evaluate")
 
 
 if __name__ == "__main__":

@@ -24,14 +24,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -49,6 +46,8 @@ from scripts.bench import BASE, KINDS, methods
 from scripts.demo import dataset
 from scripts.demo.dataset import Example
 from scripts.demo.execute import matches
+from scripts.evaluation.decoders import mean_nll
+from scripts.machine import machine
 from scripts.systems import GENAI, GenAI, HuggingFace, InFlight, Prompt, Slice, System, load_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,7 +175,7 @@ def check(
     rows: dict[str, dict[str, Any]] = {}
     for system in tqdm(systems, desc=label, unit="system", file=sys.stderr):
         answers = system.run(prompts, 8, params[system.name]).finished
-        nll = [_nll(judge, prompt.ids, one.tokens) for prompt, one in zip(prompts, answers, strict=True)]
+        nll = [mean_nll(judge, prompt.ids, one.tokens) for prompt, one in zip(prompts, answers, strict=True)]
         right = [
             matches(examples[one.prompt], decode(one.tokens, skip_special_tokens=True))
             for one in answers
@@ -191,13 +190,6 @@ def check(
             "accuracy_error": _error([float(one) for one in right]) if right else None,
         }
     return rows
-
-
-@torch.inference_mode()
-def _nll(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> float:
-    ids = torch.tensor([[*prompt, *tokens]])
-    logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-    return float(torch.nn.functional.cross_entropy(logits, ids[0, len(prompt) :]))
 
 
 def _error(values: Sequence[float]) -> float:
@@ -290,28 +282,6 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
             axis.grid(alpha=0.3)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=130)
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
-    packages = ("torch", "transformers", "numpy")
-    runtime = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _installed(name))
-    return {
-        "processor": f"{model}, {platform.machine()}",
-        "cores": cores,
-        "load_before": os.getloadavg()[0],
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in (*packages, runtime)},
-    }
-
-
-def _installed(name: str) -> bool:
-    try:
-        return bool(version(name))
-    except ModuleNotFoundError:
-        return False
 
 
 def open_systems(options: argparse.Namespace, loads: Sequence[int], threads: int) -> list[System]:

@@ -50,7 +50,8 @@ from runtime.async_llm import AsyncLLM
 from runtime.llm import LLM
 from runtime.scheduler import QueueFull
 from scripts.demo import dataset
-from scripts.serving import ROOT, machine
+from scripts.machine import machine
+from scripts.serving import ROOT
 
 WAIT = 300.0
 """Seconds after which a request that has not ended counts as lost."""

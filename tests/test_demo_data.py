@@ -12,9 +12,10 @@ import pytest
 
 from scripts.demo import corpus
 from scripts.demo.dataset import DATA, SIZES, Example, load, sql_examples, training_groups
-from scripts.demo.execute import QueryError, is_ordered, matches, run, same_result
+from scripts.demo.execute import matches, run
 from scripts.demo.questions import Author
 from scripts.demo.schemas import make_schema
+from scripts.evaluation.sqlite import QueryError, is_ordered, same_result
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.demo import corpus
-from scripts.demo.execute import QueryError, is_ordered, run, same_result
+from scripts.demo.execute import run
 from scripts.demo.questions import Author, Question
 from scripts.demo.schemas import Schema, make_schema
+from scripts.evaluation.sqlite import QueryError, is_ordered, same_result
 
 DATA = Path(__file__).parent / "data"
 SEED = 2024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +61,8 @@ class Schema:
 
     def prompt(self) -> str:
         """The schema part of the prompt, in Spider's usual layout, ending in a newline."""
-        lines = [f"Table {t.name}, columns = [*, {', '.join(t.all_columns)}]" for t in self.tables]
-        keys = [f"{t.name}.{t.parent[0]} = {t.parent[1]}.{t.parent[0]}" for t in self.tables if t.parent]
-        return "\n".join([*lines, f"Foreign_keys = [{', '.join(keys)}]"]) + "\n"
+        keys = [(f"{t.name}.{t.parent[0]}", f"{t.parent[1]}.{t.parent[0]}") for t in self.tables if t.parent]
+        return schema_prompt([(t.name, t.all_columns) for t in self.tables], keys)
 
     def database(self) -> dict[str, Any]:
         """What `execute` needs: `{"schema": CREATE statements, "rows": {table: rows}}`."""
@@ -71,6 +71,13 @@ class Schema:
             columns = [f"{c} {'TEXT' if c == 'name' or c in LABELS else 'INTEGER'}" for c in t.all_columns]
             creates.append(f"CREATE TABLE {t.name} ({', '.join(columns)});")
         return {"schema": "\n".join(creates), "rows": {t.name: t.rows for t in self.tables}}
+
+
+def schema_prompt(tables: Iterable[tuple[str, Iterable[str]]], keys: Iterable[tuple[str, str]]) -> str:
+    """Tables with their columns, and foreign keys as (column, column it refers to), in Spider's usual layout."""
+    lines = [f"Table {name}, columns = [*, {', '.join(columns)}]" for name, columns in tables]
+    links = ", ".join(f"{column} = {referred}" for column, referred in keys)
+    return "\n".join([*lines, f"Foreign_keys = [{links}]"]) + "\n"
 
 
 def split_of(table: str, columns: tuple[str, ...]) -> str:

@@ -1,0 +1,57 @@
+"""Files of prompts: JSON lines with the field `prompt` and, where a right answer is known, `answer`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtad.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of the file; other fields are not looked at."""
+
+    prompt: str
+    answer: str | None = None
+
+    def right(self, text: str) -> bool | None:
+        """Whether `text` is the answer, white space at both ends aside; None if there is no answer to compare with."""
+        return None if self.answer is None else text.strip() == self.answer.strip()
+
+
+def read_prompts(path: Path) -> list[Example]:
+    """All examples of a file.
+
+    Raises:
+        InvalidInput: it cannot be read, is empty, a line is not a JSON object with a non-empty text `prompt`, or only
+            some lines have an `answer`.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("prompts", str(path), f"cannot be read: {error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"prompts line {number}"
+        try:
+            values = json.loads(line)
+        except ValueError:
+            raise InvalidInput(where, line[:80], "not JSON; give one object a line") from None
+        if not isinstance(values, dict):
+            raise InvalidInput(where, line[:80], "not a JSON object")
+        prompt, answer = values.get("prompt"), values.get("answer")
+        if not isinstance(prompt, str) or not prompt:
+            raise InvalidInput(f"{where} prompt", prompt, "give non-empty text")
+        if not isinstance(answer, (str, type(None))):
+            raise InvalidInput(f"{where} answer", answer, "give text, or leave it out")
+        found.append(Example(prompt, answer))
+    if not found:
+        raise InvalidInput("prompts", str(path), "holds no prompts")
+    known = sum(example.answer is not None for example in found)
+    if 0 < known < len(found):
+        raise InvalidInput("prompts answer", f"{known} of {len(found)}", "give all prompts an answer, or none")
+    return found

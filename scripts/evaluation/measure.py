@@ -1,0 +1,84 @@
+"""Every setting on every prompt, in turns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from tqdm import tqdm
+
+from mtad.params import DecodingParams
+from runtime import LLM
+from scripts.evaluation.decoders import Answer, Decoder, Ids, Ours
+from scripts.evaluation.energy import Meter
+from scripts.evaluation.figures import Scored, summarise
+from scripts.evaluation.prompts import PromptSet
+
+
+def measure(
+    prompts: Sequence[Ids],
+    decoders: Sequence[Decoder],
+    seeds: Sequence[int],
+    batch: int = 1,
+    meter: Meter | None = None,
+    label: str = "",
+) -> dict[str, list[Answer]]:
+    """Answers by label.
+
+    For each group of prompts and each seed all settings run one after another, in an order that rotates, so that
+    whatever else the machine does falls on all of them alike. Settings without randomness run with the first seed only.
+
+    Args:
+        prompts: token ids.
+        decoders: with labels of their own.
+        seeds: the requests' seeds are made of these and the prompt's number, the same for all settings.
+        batch: prompts a group, decoded at once.
+        meter: of energy.
+        label: shown at the progress bar.
+    """
+    answers: dict[str, list[Answer]] = {decoder.label: [] for decoder in decoders}
+    groups = [range(at, min(at + batch, len(prompts))) for at in range(0, len(prompts), batch)]
+    for decoder in decoders:
+        decoder.warm_up([prompts[at] for at in groups[0]])
+    total = sum(len(groups) * (1 if decoder.deterministic else len(seeds)) for decoder in decoders)
+    rounds = [(group, place, seed) for group in groups for place, seed in enumerate(seeds)]
+    with tqdm(total=total, desc=label, unit="answer", file=sys.stderr) as bar:
+        for number, (group, place, seed) in enumerate(rounds):
+            turn = number % len(decoders)
+            for decoder in (*decoders[turn:], *decoders[:turn]):
+                if decoder.deterministic and place:
+                    continue
+                if meter:
+                    meter.begin()
+                made = decoder.run([prompts[at] for at in group], [(seed << 32) + at for at in group])
+                joules = meter.end() if meter else None
+                share = None if joules is None else joules / len(group)
+                answers[decoder.label] += [
+                    replace(one, prompt=at, seed=place, joules=share) for at, one in zip(group, made(), strict=True)
+                ]
+                bar.update()
+    return answers
+
+
+def score(task: PromptSet, answers: Mapping[str, Sequence[Answer]]) -> dict[str, list[Scored]]:
+    """Every answer with its verdict."""
+    every = [(label, one) for label, own in answers.items() for one in own]
+    scored: dict[str, list[Scored]] = {label: [] for label in answers}
+    shown = {"total": len(every), "desc": f"{task.name}: scoring", "unit": "answer", "file": sys.stderr}
+    with ThreadPoolExecutor(task.workers) as pool:
+        verdicts = pool.map(lambda entry: task.right(entry[1].prompt, entry[1].text), every)
+        for (label, one), right in zip(every, tqdm(verdicts, disable=not task.scored, **shown), strict=True):
+            scored[label].append(Scored(one, right))
+    return scored
+
+
+def compare(
+    llm: LLM, task: PromptSet, settings: Mapping[str, DecodingParams], first_seed: int = 0, label: str = ""
+) -> dict[str, Any]:
+    """Figures of this package's settings on a set of prompts, one answer each; see `figures.summarise`."""
+    ids = [list(llm.pair.tokenizer(prompt.text).input_ids) for prompt in task.prompts]
+    decoders = [Ours(name, llm, params) for name, params in settings.items()]
+    return summarise(score(task, measure(ids, decoders, [first_seed], label=label or task.name)))

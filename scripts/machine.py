@@ -1,0 +1,31 @@
+"""What a measurement ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
+    packages = ("torch", "transformers", "numpy")
+    runtime = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _installed(name))
+    return {
+        "processor": f"{model}, {platform.machine()}",
+        "cores": cores,
+        "load_before": os.getloadavg()[0],
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in (*packages, runtime)},
+    }
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except ModuleNotFoundError:
+        return False
