@@ -162,7 +162,8 @@ def static_rotation(model: torch.nn.Module) -> Iterator[None]:
     """
     changed = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
     for module, kind in changed:
-        module.rope_type = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+        still: Any = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+        module.rope_type = still
     try:
         yield
     finally:
