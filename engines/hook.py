@@ -114,19 +114,19 @@ def _attention(
         mask = mask.expand(rows, group, steps, mask.shape[3]).reshape(rows, 1, group * steps, mask.shape[3])
     else:
         query, mask = torch.cat([query, query[:, :, :1]], 2), torch.cat([mask, mask[:, :, :1]], 2)
-    if softcap is not None:
-        scores = softcap * torch.tanh((query @ key.transpose(2, 3)) * (scale / softcap))
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # finite: a row may attend to nothing
-        out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
-    elif torch.onnx.is_in_onnx_export():
+    if torch.onnx.is_in_onnx_export():
         out = torch.onnx.ops.symbolic(
             "Attention",
             (query, key, value, mask),
-            attrs={"scale": scale},
+            attrs={"scale": scale} if softcap is None else {"scale": scale, "softcap": softcap},
             dtype=query.dtype,
             shape=query.shape,
             version=24,
         )
+    elif softcap is not None:
+        scores = softcap * torch.tanh((query @ key.transpose(2, 3)) * (scale / softcap))
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # finite: a row may attend to nothing
+        out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
     else:
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     out = out.reshape(rows, heads, steps, dim) if group > 1 else out[:, :, :steps]
