@@ -171,6 +171,27 @@ def static_rotation(model: torch.nn.Module) -> Iterator[None]:
             module.rope_type = kind
 
 
+def _logits(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, mask: Tensor, keep: Tensor, cache: FixedCache
+) -> Tensor:
+    """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do."""
+
+    def select(head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].index_select(1, keep),)
+
+    head = model.get_output_embeddings()
+    if head is None:
+        raise TypeError("it has no separate output embeddings")
+    selecting = head.register_forward_pre_hook(select)
+    try:
+        logits: Tensor = model(
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        ).logits
+    finally:
+        selecting.remove()
+    return logits
+
+
 class _ShapeCache(FixedCache):
     """A cache that keeps nothing but the shapes of what it is given."""
 
@@ -197,15 +218,8 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     model.set_attn_implementation(NAME)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    with static_rotation(model):
-        logits = model.eval()(
-            input_ids=tokens,
-            position_ids=tokens,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=tokens[0],
-        ).logits
+    with static_rotation(model.eval()):
+        logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
     found = {shape for pair in cache.shapes.values() for shape in pair}
     if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:
         raise TypeError("its layers do not keep keys and values of one shape")
@@ -233,12 +247,4 @@ class StepModel(torch.nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
         cache = FixedCache(keys, values, write_at, mask.shape[-1], self.scatter)
-        out = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return out.logits, cache.keys, cache.values
+        return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values

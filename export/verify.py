@@ -76,9 +76,9 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
             positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
             write_at=lengths - 1,
             mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
-            keep=torch.arange(nodes + 1),
+            keep=torch.arange(nodes, -1, -1),  # not their own order, so that selecting is checked as well
         )
-        logits = engine.step(step).float()
+        logits = engine.step(step).float().flip(1)
         for row in range(rows):
             context = tokens[row, : lengths[row]]
             for node in range(-1, nodes) if len(context) <= LONG else (-1, nodes - 1):

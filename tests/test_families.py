@@ -35,7 +35,7 @@ from engines import open_engine
 from export.pair import export_pair
 from export.verify import TOLERANCE, verify
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, Result
 from tests.conftest import make_tokenizer
 from tests.test_engines import LENGTHS, make_step, more_tokens, some_tokens
 
@@ -134,21 +134,35 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     assert verify(engine, reference, seed=1) <= TOLERANCE["float32"]
 
 
+PROMPTS = [some_tokens(1, 90).tolist(), some_tokens(2, 7).tolist()]
+PARAMS = [
+    DecodingParams(method=method, seed=seed, max_tokens=24, accept_threshold=0.3, ignore_eos=True)
+    for method, seed in (("sample", 3), ("speculative", 5), ("mtad", 7), ("mmtad", 9), ("mtad", 11))
+]
+
+
+def generate(llm: LLM) -> list[Result]:
+    """Every prompt with every method, all at once."""
+    return llm.generate([prompt for prompt in PROMPTS for _ in PARAMS], PARAMS * len(PROMPTS))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_is_the_torch_engines(family: str, exported: Callable[[str, str], Path]) -> None:
-    prompts = [some_tokens(1, 90).tolist(), some_tokens(2, 7).tolist()]
-    methods = [("sample", 3), ("speculative", 5), ("mtad", 7), ("mmtad", 9), ("mtad", 11)]
-    params = [
-        DecodingParams(method=method, seed=seed, max_tokens=24, accept_threshold=0.3, ignore_eos=True)
-        for method, seed in methods
-    ]
-    found = []
-    for format in ("onnx", "torch"):
-        llm = LLM(exported(family, format), threads=1)
-        results = llm.generate([p for p in prompts for _ in params], params * len(prompts))
-        found.append([result.token_ids for result in results])
-    assert found[0] == found[1]
-    assert sum(result.statistics.accepted for result in results) > 20
+    ours, theirs = (generate(LLM(exported(family, format), threads=1)) for format in ("onnx", "torch"))
+    assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+    assert sum(result.statistics.accepted for result in ours) > 20
+
+
+@pytest.mark.parametrize("family", MULTI_HEAD)
+def test_a_text_without_grouped_queries_has_the_same_bits_in_any_batch(
+    family: str, exported: Callable[[str, str], Path]
+) -> None:
+    llm = LLM(exported(family, "onnx"), threads=1)
+    together = generate(llm)
+    for number, (prompt, params) in enumerate(itertools.product(PROMPTS, PARAMS)):
+        alone = llm.generate([prompt], params)[0]
+        assert alone.token_ids == together[number].token_ids
+        assert alone.logprobs == together[number].logprobs
 
 
 @pytest.mark.parametrize("family", FAMILIES)
