@@ -15,6 +15,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     BloomConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -36,6 +37,7 @@ from export.pair import export_pair
 from export.verify import TOLERANCE, verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, Result
+from scripts.demo import dataset
 from tests.conftest import make_tokenizer
 from tests.test_engines import LENGTHS, make_step, more_tokens, some_tokens
 
@@ -201,6 +203,19 @@ def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, s
     assert torch.equal(engine.step(step), first)
     engine.kv[:, :, 0, :, length - WINDOW + 1] += 1.0
     assert not torch.equal(engine.step(step), first)
+
+
+def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_drafts(tmp_path: Path) -> None:
+    demo = Path(__file__).parent.parent / "scripts" / "demo"
+    target, auxiliary = (str(demo / "opt" / name) for name in ("target", "auxiliary"))
+    export_pair(tmp_path / "pair", target, auxiliary, rows=8, capacity=512, format="torch")
+    llm = LLM(tmp_path / "pair", threads=1)
+    theirs = AutoTokenizer.from_pretrained(demo / "pair" / "target", local_files_only=True)
+    assert llm.pair.tokenizer.get_vocab() == theirs.get_vocab()
+    prompts = [example.prompt for example in dataset.load("development", "sql")[:8]]
+    results = llm.generate(prompts, DecodingParams(method="mtad", accept_threshold=0.1, max_tokens=64, seed=1))
+    assert sum(len(r.token_ids) for r in results) > 2 * sum(r.statistics.target_passes for r in results)
+    assert sum(r.finish_reason == "stop" for r in results) >= 6
 
 
 class TestRefusal:
