@@ -63,8 +63,8 @@ class Step:
 
     Attributes:
         tokens: int64 [R, S], tokens to run.
-        positions: int64 [R, S], position ids; independent of the cache column, so that a tree node of depth d may lie
-            in any column.
+        positions: int64 [R, S], position ids. A committed token lies in the column of its position, a tree node in
+            that column or a later one.
         write_at: int64 [R], first KV column written; S columns are written, padding counted.
         mask: bool [R, 1, S, L], the columns each token attends to, explicit always; L <= capacity, multiple of 64.
         keep: int64 [N], which of the S positions need logits; may be empty.

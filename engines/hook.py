@@ -7,7 +7,8 @@ operators of ONNX opset 24).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,31 +93,54 @@ def _attention(
     mask: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D]."""
     scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    if sliding_window is not None:
+        if position_ids is None:
+            raise TypeError("the model has a sliding window, but does not tell its attention the positions")
+        mask = mask & _window(position_ids, mask.shape[3], sliding_window)
     rows, heads, steps, dim = query.shape
     group = heads // key.shape[1]
+    # A single query a KV head is a vector, and the CPU kernels for vectors add in another order than those for
+    # matrices: a row's bits would depend on how many tokens the rest of the batch runs. So it never is one.
     if group > 1:
-        # Query heads that share a KV head become more queries of that head. Reads K and V once per group, and even a
-        # single token a row is then a matrix: the CPU kernels for vectors add in another order, so a row's bits would
-        # depend on how many tokens the rest of the batch runs.
+        # query heads that share a KV head become more queries of that head, which also reads K and V once per group
         query = query.reshape(rows, key.shape[1], group * steps, dim)
         mask = mask.expand(rows, group, steps, mask.shape[3]).reshape(rows, 1, group * steps, mask.shape[3])
+    else:
+        query, mask = torch.cat([query, query[:, :, :1]], 2), torch.cat([mask, mask[:, :, :1]], 2)
     if torch.onnx.is_in_onnx_export():
         out = torch.onnx.ops.symbolic(
             "Attention",
             (query, key, value, mask),
-            attrs={"scale": scale},
+            attrs={"scale": scale} if softcap is None else {"scale": scale, "softcap": softcap},
             dtype=query.dtype,
             shape=query.shape,
             version=24,
         )
+    elif softcap is not None:
+        scores = softcap * torch.tanh((query @ key.transpose(2, 3)) * (scale / softcap))
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # finite: a row may attend to nothing
+        out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
     else:
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    out = out.reshape(rows, heads, steps, dim)
+    out = out.reshape(rows, heads, steps, dim) if group > 1 else out[:, :, :steps]
     return out.transpose(1, 2), None
+
+
+def _window(positions: Tensor, length: int, window: int) -> Tensor:
+    """Bool [R, 1, S, length]: which columns hold one of the `window` tokens up to each of `positions` [R, S].
+
+    A committed token lies in the column of its position. A drafted one may lie behind that, never before: it counts as
+    in the window, which is right as long as drafts are no deeper than the window (`export.checkpoint` sees to it).
+    """
+    columns = torch.arange(length, device=positions.device)
+    return (positions[:, None, :, None] - columns) < window
 
 
 AttentionInterface.register(NAME, _attention)
@@ -127,6 +151,80 @@ def quiet_transformers() -> None:
     """Keep transformers' progress bars and warnings off stderr, where commands report; errors are still raised."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+
+
+@contextlib.contextmanager
+def static_rotation(model: torch.nn.Module) -> Iterator[None]:
+    """The model with rotary frequencies that do not follow the longest text of a batch.
+
+    Some kinds change them behind a limit, which a fixed cache cannot follow; capacities are kept below it, so that the
+    check of every forward pass, which a graph cannot hold, is never needed.
+    """
+    changed = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
+    for module, kind in changed:
+        still: Any = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+        module.rope_type = still
+    try:
+        yield
+    finally:
+        for module, kind in changed:
+            module.rope_type = kind
+
+
+def _logits(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, mask: Tensor, keep: Tensor, cache: FixedCache
+) -> Tensor:
+    """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do."""
+
+    def select(head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].index_select(1, keep),)
+
+    head = model.get_output_embeddings()
+    if head is None:
+        raise TypeError("it has no separate output embeddings")
+    selecting = head.register_forward_pre_hook(select)
+    try:
+        logits: Tensor = model(
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        ).logits
+    finally:
+        selecting.remove()
+    return logits
+
+
+class _ShapeCache(FixedCache):
+    """A cache that keeps nothing but the shapes of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__([], [], torch.zeros(0), 0, scatter_in_place)
+        self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.shapes[layer] = key.shape, value.shape
+        return key, value
+
+
+@torch.no_grad()
+def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
+    """(layers, KV heads, head dimension, width of the logits) of a model, found by running it through the hook once.
+
+    Args:
+        model: on any device; on "meta" it takes no memory and no time.
+
+    Raises:
+        TypeError: the model does not run through the hook, or its cache is not one array of keys and values a layer.
+    """
+    device, cache = model.device, _ShapeCache()
+    model.set_attn_implementation(NAME)
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
+    with static_rotation(model.eval()):
+        logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
+    found = {shape for pair in cache.shapes.values() for shape in pair}
+    if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:
+        raise TypeError("its layers do not keep keys and values of one shape")
+    ((_, heads, _, dim),) = found
+    return len(cache.shapes), heads, dim, logits.shape[-1]
 
 
 class StepModel(torch.nn.Module):
@@ -149,12 +247,4 @@ class StepModel(torch.nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
         cache = FixedCache(keys, values, write_at, mask.shape[-1], self.scatter)
-        out = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return out.logits, cache.keys, cache.values
+        return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values

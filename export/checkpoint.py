@@ -1,24 +1,36 @@
-"""Reading Hugging Face checkpoints: a local folder or a hub id."""
+"""Reading Hugging Face checkpoints: a local folder or a hub id.
+
+There is no list of architectures. A checkpoint of any causal language model that transformers knows is tried: its shape
+is found by running it once without weights through the hook, its engine is compared with it before it is kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engines.base import BLOCK, DTYPES, EngineSpec
+from engines.hook import cache_shape
 from mtad.errors import InvalidInput
 
-ARCHITECTURES = ("LlamaForCausalLM",)
-"""Checkpoints that export is tested with."""
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
-"""What `config.json` must say."""
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Files with weights; the first kind that is there is read."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +40,31 @@ class Checkpoint:
     Attributes:
         name: which option it came from, `target` or `auxiliary`; for messages.
         folder: where its files are.
-        config: its `config.json`.
+        config: its configuration, as transformers reads it.
         digest: sha256 over configuration and weights.
     """
 
     name: str
     folder: Path
-    config: dict[str, Any]
+    config: PretrainedConfig
     digest: str
 
     @property
-    def positions(self) -> int:
-        """Longest sequence the model was made for, in tokens."""
-        return int(self.config["max_position_embeddings"])
+    def positions(self) -> int | None:
+        """Longest sequence one engine may hold, in tokens; None if the model sets no limit.
+
+        Some rotary embeddings turn keys otherwise once a text is longer than the model was first trained on
+        ("longrope"). Keys that are already in a cache cannot follow, so such an engine ends there.
+        """
+        text = self.config.get_text_config()
+        most = getattr(text, "max_position_embeddings", None)
+        rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+        for kind in (rotary, *(v for v in rotary.values() if isinstance(v, dict))):
+            if "longrope" in (kind.get("rope_type"), kind.get("type")):
+                most = kind.get(
+                    "original_max_position_embeddings", getattr(text, "original_max_position_embeddings", most)
+                )
+        return most
 
     def load(self, dtype: str) -> PreTrainedModel:
         """The model on the CPU.
@@ -71,24 +95,30 @@ class Checkpoint:
         path = self.folder / "generation_config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            found = values.get("eos_token_id", self.config.get("eos_token_id"))
+            found = values.get("eos_token_id", self.config.get_text_config().eos_token_id)
             return tuple(map(int, found)) if isinstance(found, list) else () if found is None else (int(found),)
         except (ValueError, TypeError, AttributeError):
             raise InvalidInput(self.name, str(path), "its eos_token_id is neither an integer nor a list") from None
 
     def spec(self, rows: int, capacity: int, dtype: str, format: str) -> EngineSpec:
-        """The engine this checkpoint becomes."""
-        if capacity > self.positions:
+        """The engine this checkpoint becomes.
+
+        Raises:
+            InvalidInput: the model is of a kind that cannot become one, or has fewer positions than `capacity`.
+        """
+        if self.positions is not None and capacity > self.positions:
             problem = f"the {self.name} has {self.positions} positions; give at most {self.positions // BLOCK * BLOCK}"
             raise InvalidInput("capacity", capacity, problem)
-        c = self.config
-        heads = int(c["num_attention_heads"])
+        window = getattr(self.config.get_text_config(), "sliding_window", None)
+        if window is not None and window < BLOCK:  # of which drafts are never deeper
+            raise InvalidInput(self.name, str(self.folder), f"its sliding window of {window} is narrower than {BLOCK}")
+        layers, kv_heads, head_dim, vocab_size = self._shape()
         return EngineSpec(
-            architecture=c["architectures"][0],
-            layers=int(c["num_hidden_layers"]),
-            kv_heads=int(c.get("num_key_value_heads") or heads),
-            head_dim=int(c.get("head_dim") or c["hidden_size"] // heads),
-            vocab_size=int(c["vocab_size"]),
+            architecture=self.config.architectures[0],
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=vocab_size,
             dtype=dtype,
             rows=rows,
             capacity=capacity,
@@ -101,6 +131,21 @@ class Checkpoint:
             },
         )
 
+    def _shape(self) -> tuple[int, int, int, int]:
+        """`cache_shape` of the model, without its weights."""
+        noisy = logging.getLogger("torch._subclasses.fake_tensor")
+        level = noisy.level
+        noisy.setLevel(logging.CRITICAL)
+        try:
+            with FakeTensorMode():
+                return cache_shape(AutoModelForCausalLM.from_config(self.config))
+        except Exception as error:  # whatever a model that was never tried may do
+            architecture = self.config.architectures[0]
+            problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"
+            raise InvalidInput(self.name, str(self.folder), problem) from error
+        finally:
+            noisy.setLevel(level)
+
 
 def find(name: str, source: str) -> Checkpoint:
     """Find a checkpoint and check that it can be exported; no weights are read into memory.
@@ -110,7 +155,7 @@ def find(name: str, source: str) -> Checkpoint:
         source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
 
     Raises:
-        InvalidInput: not there, incomplete, or of an architecture that is not supported.
+        InvalidInput: not there, incomplete, or no causal language model that transformers knows.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -119,20 +164,19 @@ def find(name: str, source: str) -> Checkpoint:
     if not path.is_file():
         raise InvalidInput(name, source, "the folder has no config.json; give a Hugging Face checkpoint")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        architecture = config["architectures"][0]
-        if architecture in ARCHITECTURES:
-            for size in SIZES:
-                int(config[size])
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise InvalidInput(name, source, "its config.json is not that of a Hugging Face model") from None
-    if architecture not in ARCHITECTURES:
-        raise InvalidInput(
-            name, source, f"architecture {architecture} is not supported; use {', '.join(ARCHITECTURES)}"
-        )
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise InvalidInput(name, source, "the folder has no *.safetensors weights")
+        architecture = json.loads(path.read_text(encoding="utf-8"))["architectures"][0]
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # configurations check themselves, each in its own way
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        problem = f"its config.json is not that of a model that transformers {version('transformers')} knows: {reason}"
+        raise InvalidInput(name, source, problem) from error
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if known is None or known.__name__ != architecture:
+        wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
+        raise InvalidInput(name, source, f"{architecture} is not a causal language model of its type ({wanted})")
+    weights = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), None)
+    if weights is None:
+        raise InvalidInput(name, source, f"the folder has no weights ({' or '.join(WEIGHTS)})")
     digest = hashlib.sha256()
     for file in [path, *weights]:
         with file.open("rb") as stream:
@@ -147,8 +191,12 @@ def _download(name: str, source: str) -> Path:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
     try:
-        patterns = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.jinja"]
-        return Path(snapshot_download(source, allow_patterns=patterns))
+        common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
+        for kind in WEIGHTS:
+            folder = Path(snapshot_download(source, allow_patterns=[*common, kind]))
+            if any(folder.glob(kind)):
+                break
+        return folder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(name, source, f"no such folder, and the hub did not give it: {reason}") from None

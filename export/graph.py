@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,9 @@ import onnx
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.llama import modeling_llama
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from engines.base import BLOCK, EngineSpec
-from engines.hook import StepModel, scatter_operator
+from engines.hook import StepModel, scatter_operator, static_rotation
 
 OPSET = 24
 DIMENSIONS = ("rows", "steps", "length", "kept")
@@ -44,6 +43,20 @@ class _RMSNormalization(torch.nn.Module):
         )
 
 
+def _norm_operator(module: torch.nn.Module) -> _RMSNormalization | None:
+    """The operator that computes what `module` computes, if there is one; found by trying, not by its name."""
+    weight = getattr(module, "weight", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float) or hasattr(module, "bias"):
+        return None
+    sample = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    for scale in (weight.detach(), 1.0 + weight.detach()):  # Gemma keeps the weight's distance from one
+        expected = torch.nn.functional.rms_norm(sample, weight.shape, scale, epsilon)
+        if _same(lambda: module(sample), expected):
+            return _RMSNormalization(scale, epsilon)
+    return None
+
+
 class _HalfAngles(torch.nn.Module):
     """A model's rotary embedding without the second half of its cosines and sines, which repeats the first."""
 
@@ -61,30 +74,72 @@ def _rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     """Stands in for `apply_rotary_pos_emb` and emits the operator (ONNX RotaryEmbedding-23) for [R, H, S, D] each."""
 
     def rotated(x: Tensor) -> Tensor:
-        return torch.onnx.ops.symbolic("RotaryEmbedding", (x, cos, sin), dtype=x.dtype, shape=x.shape, version=23)
+        part = 2 * cos.shape[-1]  # of the head's dimensions; the rest stays as it is
+        return torch.onnx.ops.symbolic(
+            "RotaryEmbedding",
+            (x, cos, sin),
+            attrs={"rotary_embedding_dim": part} if part < x.shape[-1] else {},
+            dtype=x.dtype,
+            shape=x.shape,
+            version=23,
+        )
 
     return rotated(query), rotated(key)
 
 
+def _rotates_halves(function: Callable[..., Any]) -> bool:
+    """Whether an `apply_rotary_pos_emb` is the operator: halves are rotated, not pairs of neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 2, 3, 5, 8, generator=generator)
+    angle = torch.randn(2, 5, 4, generator=generator)
+    cos, sin = angle.cos(), angle.sin()
+
+    def rotated(x: Tensor) -> Tensor:
+        first, second, c, s = x[..., :4], x[..., 4:], cos[:, None], sin[:, None]
+        return torch.cat([first * c - second * s, second * c + first * s], -1)
+
+    return _same(
+        lambda: torch.stack(function(query, key, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))),
+        torch.stack([rotated(query), rotated(key)]),
+    )
+
+
+def _same(compute: Callable[[], Tensor], expected: Tensor) -> bool:
+    """Whether `compute` gives `expected` up to rounding; a model's own function may also raise."""
+    tolerance = 1e-5 if expected.dtype == torch.float32 else 1e-2
+    try:
+        with torch.no_grad():
+            return torch.allclose(compute(), expected, rtol=tolerance, atol=tolerance)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
 @contextlib.contextmanager
 def _operators(model: PreTrainedModel) -> Iterator[None]:
-    """The model with its norms and rotary embeddings replaced by operators, for the duration of the export."""
+    """The model with its norms and rotary embeddings replaced by operators, for the duration of the export.
+
+    What is not recognised is exported as its parts; whether all of it is right, `export.verify` finds out.
+    """
+    code = {sys.modules[type(module).__module__] for module in model.modules()}
+    rotating = [m for m in code if _rotates_halves(getattr(m, "apply_rotary_pos_emb", _rotary))]
+    originals = [(m, m.apply_rotary_pos_emb) for m in rotating]
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, LlamaRMSNorm):
-                setattr(parent, name, _RMSNormalization(child.weight, child.variance_epsilon))
-            elif isinstance(child, LlamaRotaryEmbedding):
-                setattr(parent, name, _HalfAngles(child))
-            else:
-                continue
-            replaced.append((parent, name, child))
-    rotate = modeling_llama.apply_rotary_pos_emb
-    modeling_llama.apply_rotary_pos_emb = _rotary
+            operator: torch.nn.Module | None = _norm_operator(child)
+            if type(child).__name__.endswith("RotaryEmbedding") and sys.modules[type(child).__module__] in rotating:
+                operator = _HalfAngles(child)
+            if operator is not None:
+                setattr(parent, name, operator)
+                replaced.append((parent, name, child))
+    for module in rotating:
+        module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
     try:
-        yield
+        with static_rotation(model):
+            yield
     finally:
-        modeling_llama.apply_rotary_pos_emb = rotate
+        for module, function in originals:
+            module.apply_rotary_pos_emb = function  # type: ignore[attr-defined]
         for parent, name, child in replaced:
             setattr(parent, name, child)
 

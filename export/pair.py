@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import onnx
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -120,7 +121,15 @@ def _write_engine(
     model = checkpoint.load(spec.dtype)
     progress(f"{checkpoint.name}: export")
     if spec.format == "onnx":
-        write_graph(model, spec, folder / "model.onnx")
+        try:
+            write_graph(model, spec, folder / "model.onnx")
+        except (
+            torch.onnx.OnnxExporterError,
+            onnx.checker.ValidationError,
+            onnx.shape_inference.InferenceError,
+        ) as error:
+            problem = f"{spec.architecture} cannot be written as an ONNX graph: {error}"
+            raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
     else:
         model.save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)

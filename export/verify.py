@@ -12,6 +12,10 @@ from mtad.tree import attend
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
 """Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
+CHUNK = 256
+"""Tokens stored in one step."""
+LONG = 512
+"""Contexts longer than this are compared at the root and the last node alone: each costs a pass without a cache."""
 
 
 def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
@@ -37,7 +41,8 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     """Compare an engine with its checkpoint on ragged rows, a chain and a random tree.
 
     The reference is the model's own forward pass without a cache, on the full token sequence of each tree path: nothing
-    of the hook, the masks or the cache is shared with what is being checked.
+    of the hook, the masks or the cache is shared with what is being checked. Where the model has a sliding window that
+    the capacity exceeds, one row is longer than it.
 
     Args:
         engine: freshly opened; its cache is overwritten.
@@ -52,7 +57,9 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     generator = torch.Generator().manual_seed(seed)
     spec, nodes = engine.spec, 6
     rows = min(3, spec.rows)
-    lengths = torch.tensor([37, 9, 21][:rows]).clamp(max=spec.capacity - nodes - 1)
+    window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
+    longest = max(37, window + 9) if window < spec.capacity else 37
+    lengths = torch.tensor([longest, 9, 21][:rows]).clamp(max=spec.capacity - nodes - 1)
     longest = int(lengths.max())
     tokens = torch.randint(spec.vocab_size, (rows, longest), generator=generator)
     drafted = torch.randint(spec.vocab_size, (rows, nodes), generator=generator)
@@ -60,7 +67,7 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     worst = torch.zeros(())
     for parents in (chain, random_tree(rows, nodes, generator)):
         ancestors = ancestors_of(parents)
-        _prefill(engine, tokens, lengths)
+        _prefill(engine, tokens)
         size = mask_length(longest + nodes, spec.capacity)
         root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
         columns = (torch.arange(size) - (lengths - 1)[:, None]).clamp(0, nodes + 1)  # as `tree_columns` counts
@@ -69,12 +76,12 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
             positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
             write_at=lengths - 1,
             mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
-            keep=torch.arange(nodes + 1),
+            keep=torch.arange(nodes, -1, -1),  # not their own order, so that selecting is checked as well
         )
-        logits = engine.step(step).float()
+        logits = engine.step(step).float().flip(1)
         for row in range(rows):
             context = tokens[row, : lengths[row]]
-            for node in range(-1, nodes):
+            for node in range(-1, nodes) if len(context) <= LONG else (-1, nodes - 1):
                 path = drafted[row][ancestors[row, node]] if node >= 0 else drafted[row, :0]
                 reference = model(torch.cat([context, path])[None]).logits[0, -1]
                 worst = torch.maximum(worst, (logits[row, node + 1] - reference).abs().max())  # a NaN stays
@@ -87,11 +94,13 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     return float(worst)
 
 
-def _prefill(engine: Engine, tokens: Tensor, lengths: Tensor) -> None:
-    """All but each row's last token, as one right-padded step; padding is overwritten by later steps."""
+def _prefill(engine: Engine, tokens: Tensor) -> None:
+    """All but each row's last token, right-padded; padding is overwritten by later steps."""
     rows, longest = tokens.shape
-    size = mask_length(longest, engine.spec.capacity)
-    positions = torch.arange(longest).expand(rows, longest)
-    mask = (torch.arange(size) <= positions[:, :, None])[:, None]
-    start = torch.zeros(rows, dtype=torch.int64)
-    engine.step(Step(tokens, positions.contiguous(), start, mask, torch.zeros(0, dtype=torch.int64)))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for start in range(0, longest, CHUNK):
+        part = tokens[:, start : start + CHUNK].contiguous()
+        positions = torch.arange(start, start + part.shape[1]).repeat(rows, 1)
+        size = mask_length(start + part.shape[1], engine.spec.capacity)
+        mask = (torch.arange(size) <= positions[:, :, None])[:, None]
+        engine.step(Step(part, positions, torch.full((rows,), start), mask, nothing))

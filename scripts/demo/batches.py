@@ -100,3 +100,14 @@ def make(tokenizer: PreTrainedTokenizerFast, code: np.ndarray, rows: int, sql_ro
     same = (branch[:, :, None] == branch[:, None, :]) | (branch[:, None, :] == 0)
     mask = (same & torch.ones(ROW, ROW, dtype=torch.bool).tril())[:, None]
     return Batch(tokens, positions, targets, weights.float() / 10, mask, sql_rows)
+
+
+def shift(batch: Batch, share: float, positions: int, seed: tuple[int, int]) -> None:
+    """Let about `share` of the rows of code begin at a random position, so that all `positions` are learnt.
+
+    A table of positions learns nothing of those behind the longest row; text begins at 0, so most rows still do.
+    """
+    rng = np.random.default_rng((*seed, 11))
+    for row in range(batch.sql_rows, batch.positions.shape[0]):
+        if rng.random() < share:
+            batch.positions[row] += int(rng.integers(positions - ROW + 1))

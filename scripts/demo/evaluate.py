@@ -1,7 +1,8 @@
-"""Measure the demo pair with plain Hugging Face code: perplexity, accuracy, and what speculative sampling gains.
+"""Measure a demo pair with plain Hugging Face code: perplexity, accuracy, and what speculative sampling gains.
 
     python -m scripts.demo.evaluate --split development
     python -m scripts.demo.evaluate --split test
+    python -m scripts.demo.evaluate --split test --pair scripts/demo/opt
 
 Nothing of the toolkit is used, so the figures are an independent check of it. "Sampled" is temperature 1, top-k 10,
 top-p 0.9 everywhere. Block efficiency is tokens per target pass of token-wise speculative sampling with chains of 4

@@ -1,10 +1,12 @@
-"""Draw the loss curves of both models from their committed logs.
+"""Draw the loss curves of both models of a pair from their committed logs.
 
 python -m scripts.demo.plot          # writes training.png
+python -m scripts.demo.plot opt      # writes opt-training.png
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -17,10 +19,13 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Write training.png: one panel a kind of text, training and development loss of both models."""
+    """Write the picture: one panel a kind of text, training and development loss of both models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pair", nargs="?", default="pair", choices=("pair", "opt"))
+    pair = parser.parse_args().pair
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), constrained_layout=True)
     for name, color in (("target", "tab:blue"), ("auxiliary", "tab:orange")):
-        log = [json.loads(line) for line in (HERE / "pair" / name / "training.jsonl").read_text().splitlines()]
+        log = [json.loads(line) for line in (HERE / pair / name / "training.jsonl").read_text().splitlines()]
         for panel, kind in zip(panels, ("sql", "code"), strict=True):
             millions = [e["tokens"] / 1e6 for e in log]
             panel.plot(millions, [e[f"train_{kind}"] for e in log], color=color, alpha=0.5, label=f"{name}, training")
@@ -37,7 +42,7 @@ def main() -> None:
         panel.set(title=title, xlabel="million tokens seen", ylabel="nats per token", yscale="log")
         panel.grid(alpha=0.3, which="both")
     panels[0].legend(fontsize=8)
-    figure.savefig(HERE / "training.png", dpi=110)
+    figure.savefig(HERE / ("training.png" if pair == "pair" else f"{pair}-training.png"), dpi=110)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from scripts.demo import corpus
 from scripts.demo.dataset import training_groups
 
 VOCABULARY = 2048
-END = "<|endoftext|>"
+END, END_ID = "<|endoftext|>", 0
 WORK = Path(__file__).parent / ".work"
 # words, single digits (a number is copied digit by digit), punctuation, and runs of white space
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

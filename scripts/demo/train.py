@@ -1,10 +1,12 @@
-"""Train one model of the demo pair from scratch on the CPU.
+"""Train one model of a demo pair from scratch on the CPU.
 
-    python -m scripts.demo.train target
+    python -m scripts.demo.train target             # the Llama pair: pair/target, pair/auxiliary
     python -m scripts.demo.train auxiliary
+    python -m scripts.demo.train opt-target         # the OPT pair: opt/target, opt/auxiliary
+    python -m scripts.demo.train opt-auxiliary
 
 A run resumes from its last checkpoint in .work/ by itself; `--fresh` starts over. When it is done it writes an ordinary
-Hugging Face folder, pair/<name>/, with half precision weights, the tokenizer and the log of the training.
+Hugging Face folder with half precision weights, the tokenizer and the log of the training.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from scripts.demo import batches, dataset, tokenizer
 from scripts.demo.sampling import Sampling
@@ -31,17 +41,14 @@ HERE = Path(__file__).parent
 class Recipe:
     """Shape of one model and how it is trained. `steps` x `rows` x 512 tokens are seen; rates are peak values."""
 
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
+    folder: str  # <pair>/<role>, the target of a guided auxiliary lies beside it
+    config: PreTrainedConfig
     steps: int
     sql_rows: int  # of the rows of a step; the rest is code
     rows: int = 8
     last_sql_rows: tuple[int, int] | None = None  # (step, rows): from this step on, that many rows are SQL
     guided_from: int | None = None  # step from which the finished target's distribution is learnt (distillation)
+    shifted: float = 0.0  # share of the code rows that begin behind position 0, for position tables longer than a row
     matrix_rate: float = 4e-3  # Muon, hidden matrices
     other_rate: float = 3e-3  # AdamW, embedding and norms
     warmup: int = 60  # steps
@@ -50,17 +57,46 @@ class Recipe:
     seed: int = 1
 
 
+def _llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> LlamaConfig:
+    return LlamaConfig(
+        **COMMON,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        intermediate_size=intermediate,
+        rms_norm_eps=1e-5,
+    )
+
+
+def _opt(hidden: int, layers: int, heads: int, intermediate: int) -> OPTConfig:
+    return OPTConfig(
+        **COMMON,
+        hidden_size=hidden,
+        word_embed_proj_dim=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        ffn_dim=intermediate,
+        dropout=0.0,
+    )
+
+
+COMMON = {
+    "vocab_size": tokenizer.VOCABULARY,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "bos_token_id": tokenizer.END_ID,
+    "eos_token_id": tokenizer.END_ID,
+    "pad_token_id": tokenizer.END_ID,
+}
 RECIPES = {
     # more SQL than code: finding the right column in an unseen schema is what takes longest to learn
-    "target": Recipe(hidden=256, layers=8, heads=8, kv_heads=4, head_dim=32, intermediate=768, steps=1500, sql_rows=5),
+    "target": Recipe("pair/target", _llama(256, 8, 8, 4, 768), steps=1500, sql_rows=5),
     # more code than SQL: that is where its drafts are rejected most
     "auxiliary": Recipe(
-        hidden=128,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=32,
-        intermediate=352,
+        "pair/auxiliary",
+        _llama(128, 2, 4, 2, 352),
         steps=1200,
         sql_rows=3,
         last_sql_rows=(1000, 1),
@@ -69,32 +105,29 @@ RECIPES = {
         decay=0.3,
         seed=2,
     ),
+    "opt-target": Recipe("opt/target", _opt(192, 7, 6, 768), steps=600, sql_rows=5, shifted=0.25),
+    "opt-auxiliary": Recipe(
+        "opt/auxiliary",
+        _opt(128, 2, 4, 256),
+        steps=520,
+        sql_rows=3,
+        guided_from=400,
+        shifted=0.25,
+        matrix_rate=6e-3,
+        decay=0.3,
+        seed=2,
+    ),
 }
 ACCEPTANCE_WEIGHT = 2.0  # of the share of rejected tokens, next to the cross-entropy with the target's distribution
 
 
-def build(recipe: Recipe, end: int) -> LlamaForCausalLM:
-    """A new model in fp32, seeded by the recipe; `end` is the id of the end-of-text token."""
+def build(recipe: Recipe) -> PreTrainedModel:
+    """A new model in fp32, seeded by the recipe."""
     torch.manual_seed(recipe.seed)
-    config = LlamaConfig(
-        vocab_size=tokenizer.VOCABULARY,
-        hidden_size=recipe.hidden,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim,
-        intermediate_size=recipe.intermediate,
-        max_position_embeddings=1024,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-    )
-    return LlamaForCausalLM(config)
+    return AutoModelForCausalLM.from_config(recipe.config)
 
 
-def optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the rest."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
@@ -112,7 +145,7 @@ def rate_scale(step: int, steps: int, recipe: Recipe) -> float:
 
 
 @torch.no_grad()
-def held_out(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, count: int = 48) -> dict[str, float]:
+def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int = 48) -> dict[str, float]:
     """Mean negative log-likelihood per answer token (nats) on a few development examples of each kind."""
     found = {}
     for kind in ("sql", "code"):
@@ -129,9 +162,9 @@ def held_out(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, count: int
     return found
 
 
-def export(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, folder: Path) -> None:
+def export(model: PreTrainedModel, words: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a Hugging Face folder with fp16 weights."""
-    half = LlamaForCausalLM(model.config)
+    half = AutoModelForCausalLM.from_config(model.config)
     half.load_state_dict(model.state_dict())
     half = half.half()
     end = words.eos_token_id
@@ -143,9 +176,9 @@ def export(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, folder: Path
 
 
 def publish(name: str) -> None:
-    """Export the last checkpoint and its log to pair/<name>/."""
-    work, folder, words = HERE / ".work" / name, HERE / "pair" / name, tokenizer.load()
-    model = build(RECIPES[name], words.eos_token_id)
+    """Export the last checkpoint and its log to the recipe's folder."""
+    work, folder, words = HERE / ".work" / name, HERE / RECIPES[name].folder, tokenizer.load()
+    model = build(RECIPES[name])
     model.load_state_dict(torch.load(work / "checkpoint.pt", weights_only=False)["model"])
     export(model, words, folder)
     (folder / "training.jsonl").write_text((work / "training.jsonl").read_text())
@@ -174,7 +207,7 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
     saved, log = work / "checkpoint.pt", work / "training.jsonl"
     words = tokenizer.load()
     code = batches.code_tokens(words, HERE / ".work")
-    model = build(recipe, words.eos_token_id)
+    model = build(recipe)
     tuners = optimizers(model, recipe)
     first, seconds = 0, 0.0
     if saved.exists() and not fresh:
@@ -190,7 +223,7 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
         log.write_text("")
     peaks = [group["lr"] for tuner in optimizers(model, recipe) for group in tuner.param_groups]
     run = torch.compile(model) if compiled else model
-    guide: LlamaForCausalLM | None = None
+    guide: PreTrainedModel | None = None
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{name}: {parameters / 1e6:.2f} M parameters, steps {first} to {steps}, {len(code) / 1e6:.2f} M code tokens")
     began = time.monotonic() - seconds
@@ -200,6 +233,8 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
         late = recipe.last_sql_rows is not None and step >= recipe.last_sql_rows[0]
         sql_rows = recipe.last_sql_rows[1] if recipe.last_sql_rows is not None and late else recipe.sql_rows
         batch = batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step)
+        if recipe.shifted:
+            batches.shift(batch, recipe.shifted, recipe.config.max_position_embeddings, (recipe.seed, step))
         scale = rate_scale(step, steps, recipe)
         for tuner, peak in zip(tuners, peaks, strict=True):
             tuner.param_groups[0]["lr"] = peak * scale
@@ -211,7 +246,8 @@ def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
         loss = (each * batch.weights).sum() / batch.weights.sum()
         if recipe.guided_from is not None and step >= recipe.guided_from:
             if guide is None:
-                guide = LlamaForCausalLM.from_pretrained(HERE / "pair" / "target", dtype=torch.float32).eval()
+                target = HERE / Path(recipe.folder).parent / "target"
+                guide = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
                 guide.compile(disable=not compiled)
             with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
                 wanted = guide(**inputs, use_cache=False).logits.float().flatten(0, 1)
@@ -252,7 +288,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps in all (default: the recipe's); may change between resumes")
     parser.add_argument("--fresh", action="store_true", help="ignore the checkpoint")
     parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
-    parser.add_argument("--publish", action="store_true", help="only export the last checkpoint to pair/<name>/")
+    parser.add_argument("--publish", action="store_true", help="only export the last checkpoint")
     args = parser.parse_args()
     if args.publish:
         publish(args.name)
