@@ -38,8 +38,8 @@ OPSET = 22
 FOLDER = Path(__file__).parent.parent / "runtime" / "graphs"
 
 ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 3, 11, 64, 53
-BRANCHING = (4, 2, 1, 1, 1)
-STORED = (LEVELS - 1) * NARROW, 36
+BRANCHING = (1, NARROW, 1, 1, 1)
+STORED = (LEVELS - 1) * NARROW, 1 + (LEVELS - 1) * NARROW
 """Nodes that are scored of a mixed batch and of a branching draft: fewer than the padded tree has."""
 NAMES = {
     ROWS: "rows",
@@ -50,7 +50,6 @@ NAMES = {
     LENGTH: "length",
     VOCABULARY: "vocabulary",
     WIDTH * CANDIDATES: "pairs",
-    BRANCHING[0]: "children",
     **dict.fromkeys(STORED, "stored"),
     **{2 + nodes: "held" for nodes in STORED},
 }
@@ -120,7 +119,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     for name, example, tree in (
         ("root", best, None),
         ("chain", best, best.draft.tree),
-        ("tree", branches, branches.draft.tree),
+        ("tree", mixed, mixed.draft.tree),
     ):
         yield f"arrange_{name}", block.arrange, (tree, example.context, example.rows), example.shape
     yield "decide_root", _decide(()), best.decide_arguments(None), best.shape

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.params import Method
+from mtad.params import Method, Rule
 from runtime import LLM, DecodingParams
 from runtime.points import Point, Values, measure
 
@@ -31,8 +31,16 @@ GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
     "beam_width": (1, 2, 4, 8),
     "accept_threshold": (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
+    "draft_confidence": (0.0, 0.03, 0.1, 0.3),
 }
-"""Values tried, by parameter, in the order in which a coordinate search takes them up."""
+"""Values tried, by parameter, in the order in which a coordinate search takes them up; see `grid_of`."""
+
+THRESHOLDS: dict[Rule, tuple[float, ...]] = {
+    "modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
+    "typical": (0.01, 0.03, 0.09, 0.2, 0.3),
+    "rollback": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
+}
+"""Thresholds tried of rules that bound something else than a ratio."""
 
 ROUNDS = 3
 """Of a coordinate search at most."""
@@ -40,8 +48,19 @@ ROUNDS = 3
 
 def tunable(method: Method) -> tuple[str, ...]:
     """Parameters of `GRID` that do anything for a method."""
-    used = {"draft_len": method.drafts, "beam_width": method.beams, "accept_threshold": not method.lossless}
+    used = {
+        "draft_len": method.drafter is not None,
+        "beam_width": method.form == "beams",
+        "accept_threshold": method.threshold is not None,
+        "draft_confidence": method.drafter == "auxiliary",
+    }
     return tuple(name for name in GRID if used[name])
+
+
+def grid_of(method: Method) -> dict[str, tuple[Any, ...]]:
+    """Values tried for a method."""
+    own = {"accept_threshold": THRESHOLDS.get(method.rule, GRID["accept_threshold"])}
+    return {name: own.get(name, GRID[name]) for name in tunable(method)}
 
 
 @dataclass(frozen=True)
@@ -105,7 +124,7 @@ def tune(
     prompts: Sequence[str],
     base: DecodingParams,
     objective: Objective,
-    grid: Mapping[str, Sequence[Any]] = GRID,
+    grid: Mapping[str, Sequence[Any]] | None = None,
     search: Literal["coordinate", "grid"] = "coordinate",
     seeds: int = 1,
     right: Callable[[int, str], bool | None] | None = None,
@@ -118,7 +137,7 @@ def tune(
         prompts: what to decode.
         base: the method, everything that is not tuned, and where a coordinate search begins.
         objective: what is looked for.
-        grid: values by parameter; those the method does not use are not varied.
+        grid: values by parameter; those the method does not use are not varied. Default: `grid_of`.
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
         seeds: texts a prompt.
@@ -133,13 +152,16 @@ def tune(
     if seeds < 1 or len(prompts) < 2:
         raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
     base = replace(base, n=1, seed=None)
+    grid = grid_of(base.spec) if grid is None else grid
     names = [name for name in grid if name in tunable(base.spec)]
     if not names:
         raise InvalidInput("method", base.method, "it has nothing to tune")
     every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
+    for values in every:
+        replace(base, **dict(values))  # refuses what is no value
+    largest = {name: max(grid[name]) for name in names if name in ("draft_len", "beam_width")}
     for prompt in prompts:
-        for values in every:
-            llm.requests(prompt, replace(base, **dict(values)))  # refuses what does not fit
+        llm.requests(prompt, replace(base, **largest))  # refuses what does not fit
     measured: dict[Values, Point] = {}
 
     def sweep(settings: Sequence[Values]) -> None:
@@ -153,7 +175,7 @@ def tune(
     if search == "grid":
         sweep(every)
     else:
-        here: Values = tuple((name, _nearest(grid[name], getattr(base, name))) for name in names)
+        here: Values = tuple((name, _nearest(grid[name], _now(base, name))) for name in names)
         for _ in range(ROUNDS):
             before = here
             for name in names:
@@ -164,6 +186,12 @@ def tune(
                 break
     choice = measured[best(list(measured))]
     return Tuning(choice, list(measured.values()), objective.excess(choice) == 0)
+
+
+def _now(params: DecodingParams, name: str) -> Any:
+    """A parameter's value, be it the method's own."""
+    own = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
+    return own.get(name, getattr(params, name))
 
 
 def _nearest(values: Sequence[Any], wanted: Any) -> Any:

@@ -43,7 +43,7 @@ def main() -> None:
     for name, default, text in bounds:
         parser.add_argument(f"--{name}", type=float, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--search", default="coordinate", help="coordinate or grid (default %(default)s)")
-    for name in ("draft-len", "beam-width", "accept-threshold"):
+    for name in ("draft-len", "beam-width", "accept-threshold", "draft-confidence"):
         parser.add_argument(f"--{name}", help="values to try, separated by commas")
     parser.add_argument("--params", default="{}", help="all other decoding parameters, as a JSON object")
     parser.add_argument("--limit", type=int, help="use the first prompts only")
@@ -59,22 +59,22 @@ def main() -> None:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
     given = _object(options.params)
-    for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold"):
+    for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
             raise InvalidInput("params", name, "is not for --params; see mtad-tune --help")
     DecodingParams.from_dict({**given, "method": options.method})
 
     from runtime.prompts import read_prompts
-    from runtime.tune import GRID, Objective, describe, tunable, tune
+    from runtime.tune import GRID, Objective, describe, grid_of, tune
 
-    grid = {name: _values(name, getattr(options, name)) or own for name, own in GRID.items()}
-    names = tunable(METHODS[options.method])
+    own = grid_of(METHODS[options.method])
+    grid = {name: _values(name, getattr(options, name)) or values for name, values in own.items()}
     for name in GRID:
-        if getattr(options, name) and name not in names:
+        if getattr(options, name) and name not in own:
             raise InvalidInput(name, getattr(options, name), f"{options.method} does not use it")
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
     for name in ("draft_len", "beam_width"):
-        if max(grid[name]) > LARGEST:
+        if name in grid and max(grid[name]) > LARGEST:
             problem = f"{LARGEST} is the most that engines are opened for by default, and the choice becomes a default"
             raise InvalidInput(name, getattr(options, name), problem)
     objective = Objective(options.goal, **bound)
@@ -164,7 +164,7 @@ def _values(name: str, text: str | None) -> tuple[Any, ...]:
     """Values of an option, each one that `DecodingParams` takes."""
     if text is None:
         return ()
-    kind = float if name == "accept_threshold" else int
+    kind = int if name in ("draft_len", "beam_width") else float
     try:
         found = tuple(kind(part) for part in text.split(","))
     except ValueError:

@@ -107,8 +107,8 @@ def test_unusable_objectives_are_refused(name: str, value: Any) -> None:
 
 
 def test_only_parameters_a_method_uses_are_varied() -> None:
-    assert tunable(METHODS["mtad"]) == ("draft_len", "beam_width", "accept_threshold")
-    assert tunable(METHODS["speculative"]) == ("draft_len",)
+    assert tunable(METHODS["mtad"]) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
+    assert tunable(METHODS["speculative"]) == ("draft_len", "draft_confidence")
     assert tunable(METHODS["sample"]) == ()
 
 
@@ -123,6 +123,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         for values in settings:
             own = dict(values)
             away = abs(own["draft_len"] - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
+            away += own["draft_confidence"]
             found[values] = point(10 - away, 0.9, values=own)
         return found
 
@@ -141,11 +142,12 @@ class AnyLLM:
 def test_both_searches_find_the_maximum_and_measure_nothing_twice(peak: list[int], search: Any) -> None:
     llm: Any = AnyLLM()
     found = tune.tune(llm, PROMPTS, DecodingParams(), Objective(), search=search)
-    assert found.choice.values == {"draft_len": 6, "beam_width": 2, "accept_threshold": 0.1}
+    best = {"draft_len": 6, "beam_width": 2, "accept_threshold": 0.1, "draft_confidence": 0.0}
+    assert found.choice.values == best
     assert found.fits
     assert sum(peak) == len(found.points)
     assert len(found.points) == (
-        5 * 4 * 8 if search == "grid" else 5 + 3 + 7 + 4 + 3
+        5 * 4 * 8 * 4 if search == "grid" else 5 + 3 + 7 + 3 + 4 + 3
     )  # the second round changes nothing
 
 
@@ -265,7 +267,7 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     return call
 
 
-SMALL = ("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5")
+SMALL = ("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5", "--draft-confidence", "0")
 
 
 def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Path) -> None:
@@ -273,7 +275,7 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Pat
     assert code == 0, err
     values = read_json(pair, "pair.json")
     choice = values["tuning"]["choice"]["values"]
-    assert set(choice) == {"draft_len", "beam_width", "accept_threshold"}
+    assert set(choice) == {"draft_len", "beam_width", "accept_threshold", "draft_confidence"}
     assert values["defaults"] == {**EXPORTED, "max_tokens": 6, "method": "mtad", **choice}
     curve = values["tuning"]["curve"]
     assert len(curve) == 4
