@@ -68,7 +68,7 @@ def export_pair(
         False if the folder was already what this call would write, so that nothing was done.
 
     Raises:
-        InvalidInput: before anything is written.
+        InvalidInput: before anything is compiled, or when a model cannot be written as a graph; nothing is left behind.
         VerificationFailed: an engine does not compute what its checkpoint computes; nothing is left behind.
     """
     if rows < 1:

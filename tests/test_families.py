@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -187,10 +188,8 @@ def test_norms_rotations_and_attention_are_operators(family: str, exported: Call
     learned = family.startswith(("opt", "gpt-2"))
     assert ("RotaryEmbedding" in kinds) != learned
     assert ("LayerNormalization" if family in MULTI_HEAD else "RMSNormalization") in kinds
-    assert ("Attention" in kinds) != (
-        family == "gemma-2"
-    )  # its scores are capped, which the operator's kernels differ in
-    assert not kinds & {"ReduceMean", "Sqrt", "Rsqrt"}
+    assert "Attention" in kinds
+    assert not kinds & {"ReduceMean", "Sqrt", "Rsqrt", "Softmax"}
 
 
 def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, str], Path]) -> None:
@@ -216,6 +215,13 @@ def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_d
     results = llm.generate(prompts, DecodingParams(method="mtad", accept_threshold=0.1, max_tokens=64, seed=1))
     assert sum(len(r.token_ids) for r in results) > 2 * sum(r.statistics.target_passes for r in results)
     assert sum(r.finish_reason == "stop" for r in results) >= 6
+
+
+def test_weights_of_the_older_kind_of_file_are_read(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "checkpoint", FAMILIES["opt"](1))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert export_pair(tmp_path / "pair", str(folder), str(folder), rows=1, capacity=128, format="torch")
 
 
 class TestRefusal:

@@ -171,6 +171,9 @@ def export(model: PreTrainedModel, words: PreTrainedTokenizerFast, folder: Path)
     half.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
     half.save_pretrained(folder)
     words.save_pretrained(folder)
+    described = folder / "tokenizer_config.json"
+    values = {**json.loads(described.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}
+    described.write_text(json.dumps(values, indent=2) + "\n")  # the name that transformers 4 and 5 both know
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors are written readable by their owner alone
 
