@@ -34,7 +34,7 @@ class Request:
         blocks: decoding blocks run; the second half of the noise key.
         target_held, auxiliary_held: leading columns of its row that are right in either cache.
         text: decoded text of `tokens`, cut before a stop string.
-        offsets: characters of `text` before each token; those of tokens that completed a stop string lie behind its end.
+        offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
         finish_reason: `stop` (end of sequence or stop string), `length` (max_tokens), `cancelled` or `error`; None
             until it ends.
         error: what ended it, with `error`.

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from mtad.params import METHODS
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _PAGE = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+_NO_TELEMETRY = dict.fromkeys(("tracing", "metrics", "logs", "auto_configure"), False)
 _STATUSES = {
     400: "The request cannot be used; `param` names the field.",
     401: "Wrong or no API key.",
@@ -73,17 +74,22 @@ class Service:
 
     async def complete(self, request: Request, kind: type[Body]) -> Response:
         """Check a request, queue it, and answer."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
-        body = kind.model_validate_json(await request.body())
-        if body.model != self.options.model:
-            problem = f"there is no model {body.model[:100]!r} here; this server has {self.options.model!r}"
-            raise ApiError(404, problem, "model", "model_not_found")
-        span = self.tracing.begin(request.url.path, request.headers, body)
+        span, names = self.tracing.begin(request.url.path, request.headers), dict[str, str]()
         try:
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
+            body = kind.model_validate_json(await request.body())
+            names = body.renamed
+            span.read(body)
+            if body.model != self.options.model:
+                problem = f"there is no model {body.model[:100]!r} here; this server has {self.options.model!r}"
+                raise ApiError(404, problem, "model", "model_not_found")
             return await self._submit(body, span)
+        except ClientDisconnect as error:
+            span.end({}, "the client went away")
+            raise error
         except Exception as error:
-            shown = api_error(error, body.renamed)
+            shown = api_error(error, names)
             span.end({}, shown.message)
             return shown.response
 
@@ -153,10 +159,12 @@ def create_app(engine: AsyncLLM, options: ServerOptions) -> FastAPI:
         finally:
             await engine.close(drain=False)
 
-    app = FastAPI(title="MTAD", version=version("mtad"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    # FastAPI's own documentation pages load scripts from elsewhere, and its own spans know nothing of tokens
+    elsewhere: dict[str, Any] = {"docs_url": None, "redoc_url": None, "telemetry": _NO_TELEMETRY}
+    app = FastAPI(title="MTAD", version=version("mtad"), lifespan=lifespan, **elsewhere)
     app.add_middleware(Guard, options=options, responded=service.metrics.responded)
     app.state.service = service
-    for kind in (HTTPException, ApiError, ValidationError):
+    for kind in (HTTPException, ApiError):
         app.add_exception_handler(kind, _explain)
     errors: dict[int | str, dict[str, Any]] = {
         status: {"description": words, "content": {"application/json": {"schema": {"$ref": _ref("Error")}}}}

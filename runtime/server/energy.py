@@ -33,7 +33,7 @@ class EnergyMeter:
         if importlib.util.find_spec("zeus") is None:
             return {}
         from zeus.device import get_gpus
-        from zeus.device.gpu.common import ZeusBaseGPUError
+        from zeus.device.exception import ZeusBaseGPUError
 
         try:
             self._gpus = get_gpus()

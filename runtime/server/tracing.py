@@ -20,6 +20,14 @@ class Span:
     def __init__(self, span: Any = None) -> None:
         self._span = span
 
+    def read(self, body: Body) -> None:
+        """The body is understood."""
+        if self._span:
+            self._span.set_attribute("gen_ai.request.model", body.model)
+            self._span.set_attribute("mtad.stream", body.stream)
+            if body.user:
+                self._span.set_attribute("enduser.id", body.user)
+
     def submitted(self, prompt_tokens: int, params: DecodingParams) -> None:
         """The request is in the queue."""
         if self._span:
@@ -79,17 +87,14 @@ class Tracing:
         if type(trace.get_tracer_provider()).__name__ in ("ProxyTracerProvider", "NoOpTracerProvider"):
             log.warning("spans go nowhere: no tracer provider; start with opentelemetry-instrument mtad-serve ...")
 
-    def begin(self, route: str, headers: Mapping[str, str], body: Body) -> Span:
+    def begin(self, route: str, headers: Mapping[str, str]) -> Span:
         """The span of a request, under the caller's if the headers name one (W3C trace context)."""
         if self._tracer is None:
             return Span()
         from opentelemetry import propagate
         from opentelemetry.trace import SpanKind
 
-        attributes = {
-            "gen_ai.operation.name": "chat" if route == "/v1/chat/completions" else "text_completion",
-            "gen_ai.request.model": body.model,
-            "mtad.stream": body.stream,
-        } | ({"enduser.id": body.user} if body.user else {})
+        operation = "chat" if route == "/v1/chat/completions" else "text_completion"
+        attributes = {"gen_ai.operation.name": operation, "http.route": route}
         context = propagate.extract(dict(headers))
         return Span(self._tracer.start_span(f"POST {route}", context, kind=SpanKind.SERVER, attributes=attributes))
