@@ -58,6 +58,7 @@ def server(plain: LLM) -> Iterator[LiveServer]:
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": [10**30], "echo": True}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": "word " * 1000}, "prompt"),

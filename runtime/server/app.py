@@ -98,8 +98,8 @@ class Service:
         prompts = await self._prompts(body)
         if body.alternatives is not None:  # log-probabilities are wanted
             await asyncio.to_thread(self.names.prepare)
-        echoes = [self._text(prompt) for prompt in prompts] if wants_echo(body) else []
         stream = await self.engine.submit_many(prompts, params, body.priority)
+        echoes = [self._text(prompt) for prompt in prompts] if wants_echo(body) else []  # their ids are known to exist
         answer = Answer(body, stream.prompts, stream.seeds, params.n, echoes, self.names, self.fingerprint)
         span.submitted(sum(map(len, stream.prompts[:: params.n])), params)
         return Responder(stream, answer, body, span, self.metrics.blocks.choices(), self.options)
