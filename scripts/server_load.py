@@ -181,7 +181,8 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
 def table(rows: dict[int, dict[str, Any]]) -> str:
     """For people."""
     lines = [
-        "connections  HTTP tokens/s  AsyncLLM tokens/s  ratio  answers  wrong  HTTP us/token  first p50/p99 ms  block p50/p99 ms"
+        "connections  HTTP tokens/s  AsyncLLM tokens/s  ratio  answers  wrong  us/token  first p50/p99 ms"
+        "  block p50/p99 ms"
     ]
     for connections, row in rows.items():
         ours, plain = row["HTTP"], row["AsyncLLM"]
@@ -192,7 +193,7 @@ def table(rows: dict[int, dict[str, Any]]) -> str:
         lines.append(
             f"{connections:>11}  {ours['tokens_per_second']:13.0f}  {plain['tokens_per_second']:17.0f}  "
             f"{row['ratio']['median']:5.2f}  {ours['answers']:7d}  {len(ours['wrong']):5d}  "
-            f"{ours['server_microseconds_a_token']:13.1f}  {latency[0]:>16}  {latency[1]:>16}"
+            f"{ours['server_microseconds_a_token']:8.1f}  {latency[0]:>16}  {latency[1]:>16}"
         )
     return "\n".join(lines)
 
