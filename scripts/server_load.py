@@ -44,7 +44,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
-from runtime.server.run import DrainingServer
+from runtime.server.run import DrainingServer, configure
 from scripts.bench import methods
 from scripts.demo import dataset
 from scripts.load_client import Figures, Job, drive
@@ -78,7 +78,7 @@ class Served:
     def __init__(self, llm: LLM, jobs: Sequence[Job]) -> None:
         self.engine, self._jobs = AsyncLLM(llm), jobs
         options = ServerOptions(MODEL)
-        config = uvicorn.Config(create_app(self.engine, options), port=0, log_config=None, access_log=False)
+        config = configure(create_app(self.engine, options), options, access_log=False)
         self._server = DrainingServer(config, self.engine, drain_seconds=60)
         self._thread = threading.Thread(target=self._run, args=(config,))
 

@@ -18,7 +18,7 @@ from runtime import LLM, AsyncLLM
 from runtime.costs import StepCosts, StepTable
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
-from runtime.server.run import DrainingServer
+from runtime.server.run import DrainingServer, configure
 
 MODEL = "small"
 TEMPLATE = (
@@ -34,10 +34,8 @@ class LiveServer:
 
     def __init__(self, llm: LLM, **options: Any) -> None:
         self.engine = AsyncLLM(llm)
-        self.options = ServerOptions(**{"model": MODEL, "chat_template": TEMPLATE, **options})
-        config = uvicorn.Config(
-            create_app(self.engine, self.options), port=0, log_config=None, timeout_graceful_shutdown=5
-        )
+        self.options = ServerOptions(**{"model": MODEL, "chat_template": TEMPLATE, "drain_seconds": 5.0, **options})
+        config = configure(create_app(self.engine, self.options), self.options)
         self.server = DrainingServer(config, self.engine, self.options.drain_seconds)
         self._thread = threading.Thread(target=self._run, args=(config,))
 

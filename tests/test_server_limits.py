@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -52,6 +53,25 @@ def test_keys_guard_what_costs_something(plain: LLM) -> None:
         late = raw(server, begin + b'content-length: 100\r\n\r\n{"model"')
         assert b" 408 " in late.split(b"\r\n")[0]
         assert time.perf_counter() - started < 5
+
+
+def test_a_head_that_is_too_long_or_too_slow_is_refused(plain: LLM) -> None:
+    with live(own(plain), body_seconds=0.3) as server:
+        long = b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 300_000
+        with contextlib.suppress(ConnectionResetError):  # which is what closing does while more is on its way
+            assert b" 431 " in raw(server, long).split(b"\r\n")[0]
+        assert server.server.server_state.connections == set(), "closed, with what it sent"
+        started = time.perf_counter()
+        for late in (b"", b"\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n"):
+            assert b" 408 " in raw(server, late).split(b"\r\n")[0]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            for _ in range(3):  # each request of a connection has the time anew
+                time.sleep(0.2)
+                connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert b"live" in connection.recv(65536)
+            connection.sendall(b"GET /hea")
+            assert b" 408 " in connection.recv(65536)
+        assert time.perf_counter() - started < 8
 
 
 def raw(server: LiveServer, data: bytes) -> bytes:

@@ -98,6 +98,7 @@ def test_both_texts_are_shown_coloured_by_origin_with_their_figures(plain: LLM, 
 
 def test_every_parameter_can_be_given_and_its_default_is_shown(server: LiveServer, page: Page) -> None:
     expect(page.locator("#parameter-seed")).to_be_visible()
+    expect(page.locator("#key")).to_be_hidden()
     model = server.client.models.retrieve(MODEL).to_dict()["mtad"]
     names = set(page.eval_on_selector_all("[data-name]", "all => all.map(field => field.dataset.name)"))
     assert names == model["parameters"].keys() - {"n", "top_logprobs"}
@@ -133,6 +134,7 @@ def test_a_server_with_keys_is_asked_with_one(plain: LLM, browser: Browser) -> N
         page = browser.new_page()
         page.goto(server.url)
         expect(page.locator("#error")).to_contain_text("API key")
+        expect(page.locator("#key")).to_be_visible()
         page.fill("#key", "secret")
         page.fill("#prompt", "S")
         page.click("#start")

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
     keys.add_argument("--api-key-file", type=Path, help="file with one key a line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
-    keys.add_argument("--body-seconds", type=float, default=30, help="for a body to arrive (default %(default)s)")
+    keys.add_argument("--body-seconds", type=float, default=30, help="for a request to arrive (default %(default)s)")
     keys.add_argument("--request-seconds", type=float, default=600, help="for a request to end (default %(default)s)")
     keys.add_argument("--drain-seconds", type=float, default=60, help="after SIGTERM, to end (default %(default)s)")
     engine = described.add_argument_group("engine; see runtime.LLM")

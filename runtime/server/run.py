@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from runtime.async_llm import AsyncLLM
 from runtime.server.options import ServerOptions
+from runtime.server.protocol import LimitedProtocol
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +60,27 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
 
-def serve(
-    app: Any, engine: AsyncLLM, host: str, port: int, options: ServerOptions, log_level: str, access_log: bool
-) -> None:
-    """Listen until drained; returns when the last response is out. Port 0 takes a free one; the log says which."""
-    config = uvicorn.Config(
+def configure(
+    app: Any, options: ServerOptions, host: str = "127.0.0.1", port: int = 0, **others: Any
+) -> uvicorn.Config:
+    """Uvicorn's configuration; port 0 takes a free one."""
+    return uvicorn.Config(
         app,
         host=host,
         port=port,
-        log_level=log_level,
+        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, head_seconds=options.body_seconds)),
+        ws="none",
         log_config=None,
-        access_log=access_log,
         server_header=False,
         timeout_graceful_shutdown=max(1, math.ceil(options.drain_seconds)),
+        **others,
     )
+
+
+def serve(
+    app: Any, engine: AsyncLLM, host: str, port: int, options: ServerOptions, log_level: str, access_log: bool
+) -> None:
+    """Listen until drained; returns when the last response is out. The log says where it listens."""
+    config = configure(app, options, host, port, log_level=log_level, access_log=access_log)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(DrainingServer(config, engine, options.drain_seconds).serve())
