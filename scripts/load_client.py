@@ -108,6 +108,28 @@ async def drive(ask: Ask, jobs: Sequence[Job], connections: int, seconds: float,
     return figures
 
 
+class _Chunks:
+    """Events from a body in HTTP's chunked coding."""
+
+    def __init__(self) -> None:
+        self._coded, self._plain, self.complete = b"", b"", False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that `data` completes."""
+        if not data:
+            raise ConnectionError("the connection was closed")
+        self._coded += data
+        while (at := self._coded.find(b"\r\n")) > 0:
+            size = int(self._coded[:at], 16)
+            if len(self._coded) < at + size + 4:
+                break
+            self._plain += self._coded[at + 2 : at + 2 + size]
+            self._coded = self._coded[at + size + 4 :]
+            self.complete = size == 0
+        *events, self._plain = self._plain.split(b"\n\n")
+        return events
+
+
 class HttpClient:
     """Streams completions over connections that stay open."""
 
@@ -129,18 +151,14 @@ class HttpClient:
             status = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].split()[1]
             if status != b"200":
                 raise ConnectionError(f"HTTP status {status.decode()}")
-            data = b""
-            while size := int(await reader.readline(), 16):
-                data += (await reader.readexactly(size + 2))[:-2]
-                *events, data = data.split(b"\n\n")
-                for event in events:
+            text = _Chunks()
+            while not text.complete:
+                for event in text.feed(await reader.read(2**16)):
                     if event == b"data: [DONE]":
                         complete = True
-                        continue
-                    found = json.loads(event.removeprefix(b"data: "))
-                    choice = found["choices"][0]
-                    yield choice["token_ids"], choice["text"]
-            await reader.readline()
+                    else:
+                        choice = json.loads(event[6:])["choices"][0]
+                        yield choice["token_ids"], choice["text"]
         finally:
             if not complete:
                 self._open.pop(connection)[1].close()

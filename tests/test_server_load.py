@@ -13,7 +13,7 @@ import pytest
 
 from runtime import LLM, DecodingParams
 from scripts import bench
-from scripts.load_client import Figures, Job, drive
+from scripts.load_client import Figures, Job, _Chunks, drive
 from scripts.server_load import SYSTEMS, Served, percentiles, plot, summarise, table
 from tests.live_server import COSTS
 
@@ -68,6 +68,22 @@ def test_tokens_after_the_end_are_not_throughput_and_nothing_is_left_behind() ->
         yield [1], "a"
 
     assert asyncio.run(drive(lost, [job], 1, 0.01)).answers == 0
+
+
+def test_events_are_read_however_the_bytes_are_cut() -> None:
+    body = b"".join(
+        b"%x\r\n%s\r\n" % (len(part), part) for part in (b"data: 1\n\n", b"data: 2\n", b"\ndata: [DONE]\n\n")
+    )
+    body += b"0\r\n\r\n"
+    for size in range(1, len(body) + 1):
+        reader, found = _Chunks(), []
+        for at in range(0, len(body), size):
+            assert not reader.complete
+            found += reader.feed(body[at : at + size])
+        assert reader.complete
+        assert found == [b"data: 1", b"data: 2", b"data: [DONE]"]
+    with pytest.raises(ConnectionError):
+        _Chunks().feed(b"")
 
 
 def test_ratios_are_taken_round_by_round(tmp_path: Path) -> None:

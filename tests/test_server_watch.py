@@ -238,3 +238,13 @@ def test_a_machine_without_a_meter_reports_no_energy(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "zeus")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert dict(EnergyMeter().joules()) == {}
+
+
+def test_the_documentation_names_every_metric(server: LiveServer) -> None:
+    server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
+    described = (DASHBOARD.parent / "server.md").read_text().partition("## Metrics")[2]
+    named = set(re.findall(r"`(mtad_\w+)", described))
+    exported = {re.sub(r"\{.*|_(bucket|sum|count)(\{.*)?$", "", name) for name in scrape(server)}
+    assert named - {"mtad_energy_joules_total"} == {name for name in exported if name.startswith("mtad_")} - {
+        "mtad_model"
+    }
