@@ -259,6 +259,7 @@ def run(options: argparse.Namespace) -> None:
             "duration", duration, f"give at least {shortest:g} s for {len(loads)} numbers of connections"
         )
     rounds = max(1, min(6, int(duration / shortest)))
+    busy = os.getloadavg()[0]
     torch.set_num_threads(1)
     llm = LLM(options.pair, threads=options.threads, rows=options.rows)
     jobs = make_jobs(llm, options.method, 96, 64)
@@ -266,7 +267,11 @@ def run(options: argparse.Namespace) -> None:
     wrong = [words for row in rows.values() for system in SYSTEMS for words in row[system]["wrong"]]
     report = {
         "command": "python -m scripts.bench " + " ".join(sys.argv[1:]),
-        "machine": {"processor": platform.machine(), "cores": len(os.sched_getaffinity(0))},
+        "machine": {
+            "processor": platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "load_average_before": busy,
+        },
         "method": options.method,
         "rows": options.rows,
         "rounds": rounds,
