@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONNECTIONS = (1, 2, 4, 8, 16, 32, 64)
 MODEL = "demo"
 SYSTEMS = ("HTTP", "AsyncLLM")
-SHORTEST = 1.0
+SHORTEST = 2.0
 """Seconds of a slice at least."""
 
 
