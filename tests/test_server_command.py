@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 from export.pair import export_pair
+from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
+from runtime.server.run import bind
 from tests.live_server import until
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +55,7 @@ class Process:
 
         def listening() -> bool:
             assert self.process.poll() is None, self.log
-            found[:] = re.findall(r"running on (http://127\.0\.0\.1:\d+)", self.log)
+            found[:] = re.findall(r"listening on (http://127\.0\.0\.1:\d+)", self.log)
             return bool(found)
 
         until(listening, 60)
@@ -124,6 +127,9 @@ def test_the_real_pair_is_served_and_sigterm_drains(pair: Path, start: Callable[
         (("nowhere", "--max-body", "big"), "give bytes"),
         (("nowhere", "--request-seconds", "0"), "request-seconds"),
         (("nowhere", "--rows", "x"), "argument --rows"),
+        (("nowhere", "--port", "99999"), "port = 99999"),
+        (("nowhere", "--host", "192.0.2.1"), "192.0.2.1:8000"),
+        (("nowhere", "--host", "no such host"), "no such host:8000"),
     ],
 )
 def test_a_bad_option_is_one_line(
@@ -139,6 +145,15 @@ def test_a_bad_option_is_one_line(
     assert error.startswith("mtad-serve: error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_refused_before_the_engines_are_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}.*in use"):
+            bind("127.0.0.1", port)
+    with bind("127.0.0.1", 0) as bound:
+        assert bound.getsockname()[1] > 0
 
 
 @pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('no') }}", "{{ messages[5].content }}"])

@@ -80,7 +80,7 @@ def main() -> None:
     from runtime.server.app import create_app
     from runtime.server.chat import read_template
     from runtime.server.options import ServerOptions
-    from runtime.server.run import serve
+    from runtime.server.run import bind, serve
 
     quiet_transformers()
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
@@ -93,6 +93,7 @@ def main() -> None:
         drain_seconds=options.drain_seconds,
         trace=options.trace,
     )
+    bound = bind(options.host, options.port)
     names = ("threads", "rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
     engine = AsyncLLM(
         options.pair, prefix_tokens=options.prefix_tokens, **{name: getattr(options, name) for name in names}
@@ -102,9 +103,8 @@ def main() -> None:
         settings = ServerOptions(**{**vars(settings), "chat_template": template})
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
-    print(engine.llm.memory, file=sys.stderr)
     app = create_app(engine, settings)
-    serve(app, engine, options.host, options.port, settings, options.log_level, options.access_log)
+    serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
         sys.exit(f"mtad-serve: failed: the engine stopped: {engine.cause}")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 from functools import partial
 from types import FrameType
 from typing import Any, cast
 
 import uvicorn
 
+from mtad.errors import InvalidInput
 from runtime.async_llm import AsyncLLM
 from runtime.server.options import ServerOptions
 from runtime.server.protocol import LimitedProtocol
@@ -34,6 +36,13 @@ class DrainingServer(uvicorn.Server):
     async def _serve(self, sockets: Any = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super()._serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say where."""
+        await super().startup(sockets)
+        for listening in self.servers[0].sockets if self.servers else ():
+            host, port = listening.getsockname()[:2]
+            log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived; runs between two bytecodes of the main thread."""
@@ -60,27 +69,39 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
 
-def configure(
-    app: Any, options: ServerOptions, host: str = "127.0.0.1", port: int = 0, **others: Any
-) -> uvicorn.Config:
-    """Uvicorn's configuration; port 0 takes a free one."""
+def bind(host: str, port: int) -> socket.socket:
+    """A socket with the address, not listening yet; port 0 takes a free one.
+
+    Raises:
+        InvalidInput: the address cannot be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise InvalidInput("host and port", f"{host}:{port}", f"cannot be used: {error.strerror}") from None
+    return bound
+
+
+def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config:
+    """Uvicorn's configuration; without an address it takes a free port of this host."""
     return uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, head_seconds=options.body_seconds)),
         ws="none",
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=max(1, math.ceil(options.drain_seconds)),
-        **others,
+        **{"port": 0, **others},
     )
 
 
 def serve(
-    app: Any, engine: AsyncLLM, host: str, port: int, options: ServerOptions, log_level: str, access_log: bool
+    app: Any, engine: AsyncLLM, bound: socket.socket, options: ServerOptions, log_level: str, access_log: bool
 ) -> None:
-    """Listen until drained; returns when the last response is out. The log says where it listens."""
-    config = configure(app, options, host, port, log_level=log_level, access_log=access_log)
+    """Serve on a bound socket until drained; returns when the last response is out."""
+    config = configure(app, options, log_level=log_level, access_log=access_log)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(DrainingServer(config, engine, options.drain_seconds).serve())
+        runner.run(DrainingServer(config, engine, options.drain_seconds).serve(sockets=[bound]))
