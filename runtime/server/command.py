@@ -10,7 +10,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from mtad.errors import InvalidInput, Parser, command
-from runtime.memory import parse_bytes
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +76,7 @@ def main() -> None:
 
     from engines.hook import quiet_transformers
     from runtime.async_llm import AsyncLLM
+    from runtime.memory import parse_bytes
     from runtime.server.app import create_app
     from runtime.server.chat import read_template
     from runtime.server.options import ServerOptions
