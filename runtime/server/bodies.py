@@ -6,12 +6,15 @@ here. What is neither is refused by name; null means "not given".
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -58,7 +61,16 @@ PARAMETERS = {f.name: f for f in fields(DecodingParams)}
 def parameter_types() -> dict[str, Any]:
     """The JSON type of each field of `DecodingParams`."""
     hints = get_type_hints(DecodingParams)
-    return {name: _TYPES.get(name, hints[name]) for name in PARAMETERS}
+    return {name: _TYPES.get(name) or _of_json(hints[name]) for name in PARAMETERS}
+
+
+def _of_json(hint: Any) -> Any:
+    """A type with lists for tuples, which JSON does not have."""
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]]  # type: ignore[misc]
+    if isinstance(hint, UnionType):
+        return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
+    return hint
 
 
 class _Part(BaseModel):
@@ -160,7 +172,8 @@ class Body(_Part):
         Raises:
             InvalidInput: they cannot be used, or contradict each other.
         """
-        values = {name: getattr(self, name) for name in PARAMETERS if getattr(self, name, None) is not None}
+        given = {name: getattr(self, name) for name in PARAMETERS if getattr(self, name, None) is not None}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         values["top_logprobs"] = self.alternatives or 0
         if isinstance(values.get("json_schema"), Mapping):
             values["json_schema"] = json.dumps(values["json_schema"])
