@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from importlib import resources
 from importlib.metadata import version
 from typing import Any
@@ -133,7 +134,7 @@ class Service:
                 "max_draft_len": scheduler.max_draft_len,
                 "max_beam_width": scheduler.max_beam_width,
                 "chat": self.template.available,
-                "methods": {name: {"lossless": method.lossless} for name, method in METHODS.items()},
+                "methods": {name: asdict(method) for name, method in METHODS.items()},
                 "parameters": advertised(defaults),
             },
         }

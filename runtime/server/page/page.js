@@ -137,7 +137,8 @@ async function decode(side, body, signal) {
     // the first block's time is the prompt's as well
     speed = tokens > firstTokens ? (tokens - firstTokens) / ((now - first) / 1000) : speed;
     figures.textContent = `${tokens} tokens, ${speed === null ? "–" : speed.toFixed(0)} tokens/s after the first block, `
-      + `${(tokens / blocks).toFixed(2)} tokens a target pass`
+      // a block is one pass, but for methods that decode without drafts in several; the end tells
+      + `${(origin.statistics?.block_efficiency ?? tokens / blocks).toFixed(2)} tokens a target pass`
       + (drafted ? `, ${(100 * accepted / drafted).toFixed(0)} % of drafts accepted` : "")
       + `, first after ${(first - started).toFixed(0)} ms`
       + (choice.finish_reason ? `, ended by ${choice.finish_reason}` : "");
