@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +34,10 @@ class Piece:
     Attributes:
         text: new text; never part of a stop string, complete characters only.
         token_ids, logprobs, top_logprobs: of the new tokens, as in `Result`. Text may lag behind its tokens.
-        index: the choice.
+        offsets: where in the choice's whole text each of them begins, in characters.
+        drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
+            the target's own (the bonus token).
+        index: the choice; counts on over the prompts of `submit_many`.
         finish_reason: on the choice's last piece, else None.
         statistics: on the choice's last piece, else None.
     """
@@ -43,6 +46,9 @@ class Piece:
     token_ids: list[int]
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
+    offsets: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
     index: int = 0
     finish_reason: FinishReason | None = None
     statistics: Statistics | None = None
@@ -54,8 +60,11 @@ class _Choice:
 
     request: Request
     stream: Stream
+    index: int
     tokens: int = 0
     characters: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def piece(self) -> Piece | None:
         """What is new since the last call; None if nothing is."""
@@ -66,19 +75,24 @@ class _Choice:
             return None
         text, self.characters = request.text[self.characters : upto], max(self.characters, upto)
         self.tokens = len(request.tokens)
+        drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
+        accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
         return Piece(
             text=text,
             token_ids=request.tokens[at:],
             logprobs=request.log_probs[at:],
             top_logprobs=request.top_log_probs[at:],
-            index=request.index,
+            offsets=request.offsets[at:],
+            drafted=drafted,
+            accepted=accepted,
+            index=self.index,
             finish_reason=request.finish_reason,
             statistics=request.statistics if ended else None,
         )
 
 
 class Stream:
-    """The pieces of one submitted prompt: `async for piece in stream`. Leaving the loop early cancels the request.
+    """The pieces of what was submitted: `async for piece in stream`. Leaving the loop early cancels the requests.
 
     Belongs to the event loop that submitted it.
     """
@@ -102,6 +116,16 @@ class Stream:
                 yield piece
         finally:
             self.cancel()
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Each choice's prompt as token ids, as it is run."""
+        return [request.prompt for request in self._requests]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Each choice's seed."""
+        return [request.seed for request in self._requests]
 
     def cancel(self) -> None:
         """End all its choices; their rows are free by the next turn. What was produced by then is still delivered."""
@@ -191,8 +215,23 @@ class AsyncLLM:
             QueueFull: too many wait; its `retry_after` says when to try again.
             EngineStopped: it takes no requests (any more).
         """
+        return await self.submit_many([prompt], params, priority)
+
+    async def submit_many(
+        self, prompts: Sequence[Prompt], params: DecodingParams | None = None, priority: int = 0
+    ) -> Stream:
+        """Queue several prompts with the same parameters, all or none, as one stream.
+
+        The choices of the first prompt come first: choice i of prompt p has the index `p * n + i`.
+
+        Raises:
+            InvalidInput: as in `submit`, or there is no prompt.
+            QueueFull, EngineStopped: as in `submit`.
+        """
+        if not prompts:
+            raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()
-        requests = await asyncio.to_thread(self._prepare, prompt, params, priority)
+        requests = await asyncio.to_thread(self._prepare, prompts, params, priority)
         stream = Stream(self, requests)
         with self._inbox.changed:
             self._check_open()
@@ -231,9 +270,39 @@ class AsyncLLM:
         assert not self._choices, "a stream without a request"
         self.llm.loop.check_integrity()
 
-    def _prepare(self, prompt: Prompt, params: DecodingParams | None, priority: int) -> list[Request]:
+    async def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer adds to every text or without."""
+
+        def tokenize() -> list[int]:
+            with self._preparing:
+                return list(self.llm.pair.tokenizer(text, add_special_tokens=special_tokens).input_ids)
+
+        return await asyncio.to_thread(tokenize)
+
+    @property
+    def state(self) -> str:
+        """`new`, `open`, `draining`, `cancelling` or `stopped`."""
+        return self._inbox.state
+
+    @property
+    def cause(self) -> BaseException | None:
+        """What stopped the engine, if it did not stop because it was closed."""
+        return self._inbox.cause
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests and has measured its steps."""
+        return self._inbox.state == "open" and self.llm.loop.planner is not None
+
+    def _prepare(self, prompts: Sequence[Prompt], params: DecodingParams | None, priority: int) -> list[Request]:
+        requests: list[Request] = []
+        n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
+        if len(prompts) * n > most:
+            raise InvalidInput("prompt", f"{len(prompts)} prompts", f"with n = {n} at most {most // n} (max_waiting)")
         with self._preparing:
-            return self.llm.requests(prompt, params, priority)
+            for prompt in prompts:
+                requests += self.llm.requests(prompt, params, priority)
+        return requests
 
     def _check_open(self) -> None:
         if self._inbox.state != "open":
@@ -288,8 +357,8 @@ class AsyncLLM:
         return True
 
     def _accept(self, stream: Stream) -> None:
-        for request in stream._requests:
-            self._choices[request.id] = _Choice(request, stream)
+        for index, request in enumerate(stream._requests):
+            self._choices[request.id] = _Choice(request, stream, index)
 
     def _deliver(self, ended: list[Request]) -> None:
         """Hand each stream what is new, in one call an event loop."""

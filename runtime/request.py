@@ -34,6 +34,7 @@ class Request:
         blocks: decoding blocks run; the second half of the noise key.
         target_held, auxiliary_held: leading columns of its row that are right in either cache.
         text: decoded text of `tokens`, cut before a stop string.
+        offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
         finish_reason: `stop` (end of sequence or stop string), `length` (max_tokens), `cancelled` or `error`; None
             until it ends.
         error: what ended it, with `error`.
@@ -53,6 +54,7 @@ class Request:
     target_held: int = 0
     auxiliary_held: int = 0
     text: str = ""
+    offsets: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     statistics: Statistics = field(default_factory=Statistics)

@@ -34,6 +34,7 @@ class TextStream:
         early = len(request.tokens) + 1 < params.min_tokens
         request.tokens.append(token)
         request.log_probs.append(log_prob)
+        request.offsets.append(len(request.text))
         if token in self._eos and not params.ignore_eos:
             self._flush(request, request.tokens[:-1])
             return "stop"

@@ -5,6 +5,7 @@
     python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
     python -m scripts.bench all         overhead, then methods
     python -m scripts.bench serving     throughput and latency under load, against outside baselines: scripts/serving.py
+    python -m scripts.bench server      the HTTP server under load, against plain AsyncLLM: scripts/server_load.py
 
 Speed is decoding only (no prefill, tokenising or scoring), one request at a time, all methods interleaved prompt by
 prompt in one run; compare ratios, not machines. Tokens count up to the end of the text. Perplexity is under the target,
@@ -31,6 +32,7 @@ from tqdm import tqdm
 
 from engines import Engine
 from mtad.errors import InvalidInput, Parser, command
+from mtad.params import METHODS
 from runtime import LLM, DecodingParams
 from runtime.tune import Objective, describe
 from runtime.tune import tune as search
@@ -176,7 +178,7 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    parser.add_argument("what", choices=("tune", "methods", "overhead", "all", "serving"))
+    parser.add_argument("what", choices=("tune", "methods", "overhead", "all", "serving", "server"))
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
     )
@@ -195,7 +197,17 @@ def main() -> None:
     serving.add_argument("--baselines", choices=("all", "huggingface", "none"), default="all", help="(default all)")
     serving.add_argument("--quick", action="store_true", help="a minute, to see that it works; into build/results")
     serving.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
+    server = parser.add_argument_group("server")
+    server.add_argument("--connections", type=int, nargs="+", help="(default 1 2 4 8 16 32 64)")
+    server.add_argument("--duration", type=float, help="seconds in all (default 60)")
+    server.add_argument("--method", choices=tuple(METHODS), default="mtad", help="(default %(default)s)")
+    server.add_argument("--rows", type=int, default=16, help="requests decoded at once (default %(default)s)")
     options = parser.parse_args()
+    if options.what == "server":
+        from scripts.server_load import run as run_server
+
+        run_server(options)
+        return
     if options.what == "serving":
         from scripts.serving import run
 

@@ -1,0 +1,63 @@
+"""Messages to one prompt, by a tokenizer's chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from mtad.errors import InvalidInput
+
+
+class ChatTemplate:
+    """A chat template, in the sandbox that transformers runs templates in.
+
+    Args:
+        tokenizer: for its own template and the special tokens templates name.
+        source: Jinja text in place of the tokenizer's own.
+        pair: name of the pair, for errors.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None, pair: str) -> None:
+        self._tokenizer, self._source, self._pair = tokenizer, source, pair
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a template at all."""
+        return bool(self._source or self._tokenizer.chat_template)
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """The prompt, up to where the assistant's answer begins; special tokens are in the text.
+
+        Raises:
+            InvalidInput: there is no template, or it refuses these messages.
+        """
+        if not self.available:
+            problem = "its tokenizer has no chat template; start the server with --chat-template, or use completions"
+            raise InvalidInput("messages", self._pair, problem)
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, chat_template=self._source, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            roles = [message["role"] for message in messages]
+            raise InvalidInput("messages", roles, f"the chat template refuses them: {error}") from None
+        return str(text)
+
+
+def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A template from a file, tried on one message.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not a template.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("chat-template", str(path), f"cannot be read: {error}") from None
+    try:
+        ChatTemplate(tokenizer, source, str(path)).render([{"role": "user", "content": "Hello"}])
+    except InvalidInput as error:
+        raise InvalidInput("chat-template", str(path), error.problem) from None
+    return source

@@ -1,0 +1,124 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from mtad.errors import CapacityExceeded, InvalidInput
+from runtime.async_llm import EngineStopped
+from runtime.request import RequestFailed
+from runtime.scheduler import QueueFull
+
+log = logging.getLogger(__name__)
+
+_INVALID = "invalid_request_error"
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Args:
+        status: HTTP status.
+        message: for people.
+        param: field of the request that is wrong.
+        code: for programs.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = "timeout_error" if self.status in (408, 504) else _TYPES.get(self.status, _INVALID)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The HTTP response."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def timed_out(seconds: float) -> ApiError:
+    """A request took longer than the server allows."""
+    return ApiError(504, f"not finished after {seconds:g} s, the server's limit; cancelled", code="timeout")
+
+
+def cancelled() -> ApiError:
+    """The server gave a request up."""
+    return ApiError(503, "the server is shutting down and gave this request up", code="cancelled")
+
+
+def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
+    """What a client is told about an exception.
+
+    Args:
+        error: whatever was raised while a request was served.
+        names: what fields of `DecodingParams` are called in the request, where it differs.
+    """
+    match error:
+        case ApiError():
+            return error
+        case InvalidInput():
+            param = (names or {}).get(error.field, error.field)
+            code = "context_length_exceeded" if isinstance(error, CapacityExceeded) else "invalid_value"
+            value = repr(error.value)
+            shown = value if len(value) <= 100 else f"{value[:100]}…"
+            return ApiError(400, f"{param} = {shown}: {error.problem}", param, code)
+        case ValidationError():
+            return _invalid(error)
+        case QueueFull():
+            seconds = max(error.retry_after, 0.001)
+            headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+            return ApiError(429, str(error), code="queue_full", headers=headers)
+        case EngineStopped():
+            return ApiError(503, f"the engine {error}", code="unavailable", headers={"connection": "close"})
+        case RequestFailed():
+            log.error("%s", error, exc_info=error)
+            return ApiError(500, str(error), code="request_failed")
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+    log.error("unexpected error", exc_info=error)
+    return ApiError(500, "an error of the server's own; its log says more", code="internal_error")
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    """The first thing wrong with a body, by the field it is in."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidInput):
+        return api_error(cause)
+    path: list[str | int] = []
+    for part in first["loc"]:
+        if isinstance(part, str) and not part.isidentifier():  # the tag of a union's member
+            break
+        if isinstance(part, str) and part in ("str", "int", "float", "bool"):
+            break
+        path.append(part)
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{param}: unknown field; GET /v1/models lists the parameters", param, "unknown_parameter")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "missing":
+        return ApiError(400, f"{param}: required", param, "missing_required_parameter")
+    alike = {one["msg"] for one in error.errors(include_url=False) if one["loc"][:1] == first["loc"][:1]}
+    return ApiError(400, f"{param or 'body'}: {'; or '.join(sorted(alike))}", param, "invalid_type")

@@ -1,0 +1,110 @@
+"""What stands before every route: API keys, limits of bodies, the count of responses. Plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from hashlib import sha256
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.server.errors import ApiError, api_error
+from runtime.server.options import ServerOptions
+
+ROUTES = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/models",
+    "/health/live",
+    "/health/ready",
+    "/health",
+    "/metrics",
+    "/",
+)
+
+
+class Guard:
+    """ASGI middleware.
+
+    Args:
+        app: what it guards.
+        options: keys and limits.
+        responded: called with the route and status of each response.
+    """
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
+        self._app, self._options, self._responded = app, options, responded
+        self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
+        begun = False
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self._responded(route, message["status"])
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            if path.startswith("/v1/"):
+                self._check_key(headers)
+            await self._app(scope, self._limited(headers, receive), counted)
+        except ClientDisconnect:
+            pass  # it left while it was still sending; nobody is there to be told
+        except Exception as error:
+            if begun:
+                raise
+            await api_error(error).response(scope, receive, counted)
+
+    def _check_key(self, headers: Headers) -> None:
+        """Compares digests with every key, so that time tells nothing about any of them."""
+        if not self._digests:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = sha256(key.strip().encode("utf-8", errors="replace")).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            message = "wrong or no API key; send `Authorization: Bearer KEY`"
+            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _limited(self, headers: Headers, receive: Receive) -> Receive:
+        """`receive` within the limits of size and time; raises `ApiError`."""
+        most, received, complete = self._options.max_body_bytes, 0, False
+        too_large = ApiError(413, f"the body is larger than {most} bytes, the server's limit", code="body_too_large")
+        too_large.headers["connection"] = "close"
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared[:20]) > most:
+            raise too_large
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.body_seconds
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:  # from now on it says when the client goes away
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                seconds = f"{self._options.body_seconds:g} s"
+                raise ApiError(
+                    408, f"the body did not arrive within {seconds}", code="timeout", headers={"connection": "close"}
+                ) from None
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if received > most:
+                raise too_large
+            return message
+
+        return limited

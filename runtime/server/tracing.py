@@ -1,0 +1,100 @@
+"""OpenTelemetry spans, one a request, where they are asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime.server.bodies import Body
+from runtime.statistics import Statistics
+
+log = logging.getLogger(__name__)
+
+
+class Span:
+    """One request's span; without a tracer it does nothing."""
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+
+    def read(self, body: Body) -> None:
+        """The body is understood."""
+        if self._span:
+            self._span.set_attribute("gen_ai.request.model", body.model)
+            self._span.set_attribute("mtad.stream", body.stream)
+            if body.user:
+                self._span.set_attribute("enduser.id", body.user)
+
+    def submitted(self, prompt_tokens: int, params: DecodingParams) -> None:
+        """The request is in the queue."""
+        if self._span:
+            self._span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
+            self._span.set_attribute("gen_ai.request.max_tokens", params.max_tokens)
+            self._span.set_attribute("gen_ai.request.temperature", params.temperature)
+            self._span.set_attribute("mtad.method", params.method)
+
+    def end(self, statistics: Mapping[int, Statistics], error: str | None = None) -> None:
+        """The response is complete, or was given up (`error` says why)."""
+        if not self._span:
+            return
+        ended = list(statistics.values())
+        if ended:
+            tokens, passes = sum(s.tokens for s in ended), sum(s.target_passes for s in ended)
+            drafted, accepted = sum(s.drafted for s in ended), sum(s.accepted for s in ended)
+            first = [s.first_token_seconds for s in ended if s.first_token_seconds is not None]
+            values = {
+                "gen_ai.usage.output_tokens": tokens,
+                "mtad.block_efficiency": tokens / passes if passes else 0.0,
+                "mtad.acceptance_rate": accepted / drafted if drafted else 0.0,
+                "mtad.reused_tokens": sum(s.reused_tokens for s in ended),
+                "mtad.queue_seconds": max(s.queue_seconds for s in ended),
+                "mtad.first_token_seconds": min(first, default=0.0),
+            }
+            self._span.set_attributes(values)
+        if error:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+
+class Tracing:
+    """Makes the spans.
+
+    They go to the process's tracer provider, which `opentelemetry-instrument mtad-serve ...` or the program around the
+    application sets up.
+
+    Args:
+        wanted: whether spans are made at all.
+
+    Raises:
+        InvalidInput: they are wanted and `opentelemetry-api` is not installed.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self._tracer: Any = None
+        if not wanted:
+            return
+        try:
+            from opentelemetry import trace
+        except ImportError:
+            remedy = "opentelemetry-api is not installed; pip install 'mtad[trace]'"
+            raise InvalidInput("trace", True, remedy) from None
+        self._tracer = trace.get_tracer("mtad")
+        if type(trace.get_tracer_provider()).__name__ in ("ProxyTracerProvider", "NoOpTracerProvider"):
+            log.warning("spans go nowhere: no tracer provider; start with opentelemetry-instrument mtad-serve ...")
+
+    def begin(self, route: str, headers: Mapping[str, str]) -> Span:
+        """The span of a request, under the caller's if the headers name one (W3C trace context)."""
+        if self._tracer is None:
+            return Span()
+        from opentelemetry import propagate
+        from opentelemetry.trace import SpanKind
+
+        operation = "chat" if route == "/v1/chat/completions" else "text_completion"
+        attributes = {"gen_ai.operation.name": operation, "http.route": route}
+        context = propagate.extract(dict(headers))
+        return Span(self._tracer.start_span(f"POST {route}", context, kind=SpanKind.SERVER, attributes=attributes))

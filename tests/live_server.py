@@ -1,0 +1,128 @@
+"""A real server on a free port of this host, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any
+
+import uvicorn
+from openai import OpenAI
+
+from runtime import LLM, AsyncLLM
+from runtime.costs import StepCosts, StepTable
+from runtime.server.app import create_app
+from runtime.server.options import ServerOptions
+from runtime.server.run import DrainingServer, configure
+
+MODEL = "small"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
+"""Known, so that nothing has to be measured."""
+
+
+class LiveServer:
+    """One server. Attributes: its engine, its address, an OpenAI client of its own."""
+
+    def __init__(self, llm: LLM, **options: Any) -> None:
+        self.engine = AsyncLLM(llm)
+        self.options = ServerOptions(**{"model": MODEL, "chat_template": TEMPLATE, "drain_seconds": 5.0, **options})
+        config = configure(create_app(self.engine, self.options), self.options)
+        self.server = DrainingServer(config, self.engine, self.options.drain_seconds)
+        self._thread = threading.Thread(target=self._run, args=(config,))
+
+    def _run(self, config: uvicorn.Config) -> None:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(self.server.serve())
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self.server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            self._thread.join(0.005)
+        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        key = self.options.api_keys[0] if self.options.api_keys else "none"
+        self.client: Any = OpenAI(  # its overloads reject what servers have to refuse
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30
+        )
+
+    def drain(self) -> None:
+        """What SIGTERM does."""
+        assert self.server._loop is not None
+        self.server._loop.call_soon_threadsafe(self.server.drain)
+
+    def wait(self, seconds: float = 20) -> None:
+        """Until it has stopped."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the server does not stop"
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        return self.engine.statistics()
+
+
+@contextmanager
+def live(llm: LLM, **options: Any) -> Iterator[LiveServer]:
+    """A running server that must drain, and leave its engine sound."""
+    server = LiveServer(llm, **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.client.close()
+        if server._thread.is_alive():
+            server.drain()
+        server.wait()
+    if server.engine.cause is None:
+        server.engine.check_integrity()
+
+
+def own(plain: LLM, seconds: float = 0.0, **options: Any) -> LLM:
+    """An LLM of a test's own on the engines they share, whose target takes longer."""
+    llm = LLM(plain.pair, costs=COSTS, **options)
+    score = llm.loop.caches.target.score
+
+    def slow(*args: Any) -> Any:
+        time.sleep(seconds)
+        return score(*args)
+
+    vars(llm.loop.caches.target)["score"] = slow
+    return llm
+
+
+def call(
+    server: LiveServer, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    """One request with a client that adds nothing of its own: status, headers, body (JSON, or bytes)."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        given = ({"content-type": "application/json"} if data is not None else {}) | headers
+        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in given.items()})
+        response = connection.getresponse()
+        raw = response.read()
+        known = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, known, json.loads(raw) if "json" in known.get("content-type", "") else raw
+    finally:
+        connection.close()
+
+
+def ask(server: LiveServer, **body: Any) -> tuple[int, Any]:
+    status, _, answer = call(server, "POST", "/v1/completions", {"model": MODEL, "prompt": "S", **body})
+    return status, answer
+
+
+def until(what: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.perf_counter() + seconds
+    while not what():
+        assert time.perf_counter() < end, "it did not happen"
+        time.sleep(0.002)
