@@ -32,7 +32,12 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--rows", type=int, help="prompts decoded at once (default: what the pair was exported with)")
     size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
-    types = {"int": int, "float": float, "int | None": int, "Mapping[int, float]": _mapping}
+    types = {
+        **dict.fromkeys(("int", "int | None"), int),
+        **dict.fromkeys(("float", "float | None"), float),
+        "tuple[int, ...]": _integers,
+        "Mapping[int, float]": _mapping,
+    }
     for field in fields(DecodingParams):
         option = "--" + field.name.replace("_", "-")
         if field.name == "stop":
@@ -63,6 +68,14 @@ def main() -> None:
     show = len(prompts) > 1 and sys.stderr.isatty()
     for result in llm.generate(prompts, params, progress=show):
         print(json.dumps(result.to_dict(), ensure_ascii=False) if options.json else result.text)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    """Integers separated by commas."""
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not integers such as 2,2,1") from None
 
 
 def _mapping(text: str) -> dict[str, float]:

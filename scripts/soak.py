@@ -105,6 +105,8 @@ def make_job(number: int, seed: int, prompts: Sequence[Sequence[int]], room: int
         method=rng.choice(list(METHODS)),
         draft_len=rng.randint(1, 4),
         beam_width=rng.randint(1, 3),
+        branching=rng.choice(((2, 2), (3, 1, 1))),
+        draft_confidence=rng.choice((None, None, 0.1)),
         accept_threshold=rng.choice((0.0, 0.05, 0.3, 1.0)),
         temperature=rng.choice((0.0, 0.7, 1.0, 1.0)),
         top_k=0 if rng.random() < 0.01 else rng.choice((1, 5, 10, 20)),  # 0 makes every row of its batch dear
@@ -117,8 +119,9 @@ def make_job(number: int, seed: int, prompts: Sequence[Sequence[int]], room: int
         top_logprobs=rng.choice((0, 0, 3)),
         repetition_penalty=rng.choice((1.0, 1.0, 1.0, 1.2)),
         presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
-        speculation=rng.choice(("fixed", "fixed", "fixed", "adaptive")),
     )
+    if rng.random() < 0.25 and params.flexible:
+        params = replace(params, speculation="adaptive")
     cancel: Cancel | None = rng.choice(("seconds", "pieces", "leave")) if rng.random() < 0.2 else None
     after = rng.random() * 0.8 if cancel == "seconds" else rng.randint(0, 8)
     if cancel == "leave":

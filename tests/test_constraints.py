@@ -77,18 +77,20 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
     noise = draw_noise(params, [case.key for case in cases], shape, vocab)
     constraints = Constraints.of([r.constraint for r in running])
     paths = root_paths(len(cases))
-    tree, q = None, None
+    tree, q, above = None, None, []
     if shape.draft_len:
         level, levels, first = root(rows, shape), [], []
         known: list[list[Tokens]] = [[()] for _ in cases]
         for depth in range(1, shape.draft_len + 1):
-            logits = logits_after([case.pair.auxiliary for case in cases], cases, known)
+            logits = logits_after([case.drafter for case in cases], cases, known)
             candidates = process(constraints.adjust(logits, *paths) if constraints else logits, rows)
             assert not candidates.log_prob.isnan().any()
-            level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
+            place = places(rows, shape)[depth - 1]
+            level = expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
             paths = extend(paths, level)
             known = tuples(*paths)
             levels.append(level)
+            above.append(candidates)
             first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
         q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
         tree = assemble(stack(levels))
@@ -97,7 +99,7 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
         paths = tree_paths(tree)
     logits = logits_after([case.pair.target for case in cases], cases, tuples(*paths))
     adjusted = constraints.adjust(logits, *paths) if constraints else logits
-    accepted = accept(tree, adjusted, logits, q, noise, rows, shape.rules)
+    accepted = accept(tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above))
     for row, request in enumerate(running):
         emitted = accepted.tokens[row, : int(accepted.length[row]) + 1].tolist()
         emitted = emitted[: request.params.max_tokens - len(request.text)]

@@ -272,7 +272,7 @@ def test_curves_have_a_point_a_value_and_their_references(
         (["--params", '{"n": 2}'], "params"),
         (["--params", '{"gamma": 2}'], "gamma"),
         (["--methods", "medusa"], "methods"),
-        (["--methods", "mtad:draft_len=99"], "draft_len"),
+        (["--methods", "mtad:draft_len=999"], "draft_len"),
         (["--baselines", "vllm"], "baselines"),
         (["--curve", "accept_threshold=0,1", "--methods", "speculative,sample"], "methods"),
         (["--curve", "accept_threshold=0,1", "--methods", "greedy"], "curve"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mtad.params import METHODS
 from runtime import LLM
 from scripts.soak import CLIENTS_EXTRA, WAITING, Job, Seen, check_ends, compare, make_job, soak, trend
 from tests.conftest import TEXT
@@ -45,7 +46,7 @@ def test_a_short_soak_meets_what_it_is_for(ran: Ran) -> None:
     assert WAITING < CLIENTS_EXTRA
     assert seen.turned_away > 0
     assert totals["reused_tokens"] > 0
-    assert {job.params.method for job in jobs} == {"sample", "speculative", "mtad", "mmtad"}
+    assert {job.params.method for job in jobs} == set(METHODS)
     assert {job.cancel for job in jobs} == {None, "seconds", "pieces", "leave"}
     assert {job.priority for job in jobs} == {0, 1, 5}
     assert any(job.params.n > 1 for job in jobs)

@@ -30,7 +30,8 @@ class Curve:
         name, _, values = text.partition("=")
         plain = getattr(DecodingParams(), name, None)
         found = tuple(number(value) for value in values.split(",") if value)
-        if not isinstance(plain, (int, float)) or isinstance(plain, bool):
+        own = name in ("accept_threshold", "draft_confidence")  # None: the method's own
+        if not own and (not isinstance(plain, (int, float)) or isinstance(plain, bool)):
             raise InvalidInput("curve", text, "give a number of DecodingParams, as in accept_threshold=0.1,0.3,0.5")
         if len(set(found)) < 2 or len(set(found)) < len(found):
             raise InvalidInput("curve", text, "give two or more different values")
