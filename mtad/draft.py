@@ -70,15 +70,16 @@ def expand(
     missing = 0 if torch.compiler.is_exporting() else max(0, width - beams * k)
     scores = joint + flat(noise if beams == width else noise[:, :beams])
     choice = scores.topk(width - missing, dim=-1).indices
+    if missing:
+        choice = pad(choice, (0, missing))
     if branches:
         order = (each + noise[:, :beams]).topk(k, dim=-1).indices
         own = flat(order + index(beams, choice.device, k)[:, None]).gather(1, place.branch_at)
-        choice = torch.where(rows.branches, own, pad(choice, (0, missing)))
-    if missing and not branches:
-        log_q = pad(joint.gather(1, choice), (0, missing), value=-math.inf) + place.bias
-        choice = pad(choice, (0, missing))
-    else:
-        log_q = joint.gather(1, choice) + place.bias
+        choice = torch.where(rows.branches, own, choice)
+    log_q = joint.gather(1, choice) + place.bias
+    if missing:
+        beyond = index(width, choice.device) >= width - missing
+        log_q = log_q.masked_fill(beyond & ~rows.branches, -math.inf)
     if beams > 1:
         parents = rows.beam_of[choice]
         grew = above.growing.gather(1, parents)

@@ -517,7 +517,7 @@ def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
         params = DecodingParams(
             method=str(generator.choice(methods)),
             draft_len=int(generator.integers(1, 6)),
-            beam_width=int(generator.integers(1, 6)),
+            beam_width=int(generator.integers(1, 6)) if seed % 2 else int(generator.integers(1, 10)),
             branching=[(4, 2, 2), (1, 3), (2, 2, 1, 2), (5,)][int(generator.integers(4))],
             accept_threshold=pick(0, 0.1, 0.5, 1, 3, 1e3) if index % 3 else pick(0, 0.1, 0.3, 0.5),
             draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),

@@ -22,7 +22,7 @@ from runtime.request import Request
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
 EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
-METHODS = ("sample", "speculative", "mtad", "mmtad")
+METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold")
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -52,6 +52,14 @@ def mixed() -> list[DecodingParams]:
         replace(BASE, method="mmtad", seed=6, temperature=0.0),
         replace(BASE, method="sample", seed=7, temperature=0.0, max_tokens=3),
         replace(BASE, method="mtad", seed=8, temperature=2.0, top_k=3, beam_width=8),
+        replace(BASE, method="specinfer", seed=9),
+        replace(BASE, method="block", seed=10, draft_confidence=0.2),
+        replace(BASE, method="modal", seed=11, draft_len=6, draft_confidence=0.1),
+        replace(BASE, method="typical", seed=12, beam_width=3),
+        replace(BASE, method="threshold", seed=13),
+        replace(BASE, method="bild", seed=14),
+        replace(BASE, method="mtjd", seed=15, beam_width=6, draft_len=3),
+        replace(BASE, method="beam", seed=16, temperature=0.0),
     ]
 
 
@@ -90,6 +98,28 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     assert len(finished) == len(alone)
     for index, request in added.items():
         assert llm.result(request).token_ids == alone[index][2].token_ids
+
+
+def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
+    """No path of a likelihood below 1 is continued, so each block drafts one token, in one auxiliary step."""
+    steps: list[int] = []
+    engine = llm.pair.auxiliary
+    plain = engine.step
+    vars(engine)["step"] = lambda step: steps.append(1) or plain(step)
+    try:
+        params = replace(BASE, method="mtad", top_k=0, top_p=1.0, draft_confidence=1.0)
+        prefill, result = len(steps), llm.generate([ONE_TOKEN], params)[0]
+    finally:
+        vars(engine).pop("step")
+    assert result.statistics.drafted == result.statistics.target_passes
+    assert len(steps) - prefill == result.statistics.target_passes, "prompts of one token need no prefill"
+
+
+def test_what_the_target_drafts_costs_it_a_pass_a_token_and_is_not_judged(llm: LLM) -> None:
+    result = llm.generate(PROMPTS[0], replace(BASE, method="mtjd", draft_len=3))[0]
+    blocks = len(result.token_ids) / 3
+    assert (result.statistics.target_passes, result.statistics.drafted) == (4 * blocks, 0)
+    assert result.statistics.acceptance_alarm is None
 
 
 def test_a_step_without_requests_does_nothing(llm: LLM) -> None:
