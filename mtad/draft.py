@@ -51,8 +51,8 @@ def expand(
     section 4, without replacement). Pairs of distinct beams are distinct paths, so no prefix is drafted twice. An
     ended beam competes as a single candidate, itself, with the weight it has.
 
-    The rows whose draft branches draw each beam's children from its own distribution instead, in order, without
-    replacement (arXiv 2305.09781).
+    The rows whose draft branches draw each beam's children from its own distribution instead, in order, without or
+    with replacement (arXiv 2305.09781).
 
     Args:
         above: the previous level, B beams.
@@ -75,7 +75,10 @@ def expand(
     if branches:
         order = (each + noise[:, :beams]).topk(k, dim=-1).indices
         own = flat(order + index(beams, choice.device, k)[:, None]).gather(1, place.branch_at)
-        choice = torch.where(rows.branches, own, choice)
+        # with replacement each child has noise of its own
+        parents = place.branch_at // k
+        drawn = (each.gather(1, parents[:, :, None].expand(-1, -1, k)) + noise).argmax(-1) + parents * k
+        choice = torch.where(rows.branches, torch.where(rows.replacement, drawn, own), choice)
     log_q = joint.gather(1, choice) + place.bias
     if missing:
         beyond = index(width, choice.device) >= width - missing

@@ -79,6 +79,8 @@ class DecodingParams:
         beam_width: B, beams of the draft, >= 1. Unused by methods that draft no beams.
         branching: children of each node of `specinfer`'s tree, level by level; the first `draft_len` levels count. The
             default has as many levels, and about as many nodes, as the beams of the other methods.
+        replacement: draw a node's children independently of each other, so that they may be equal, rather than without
+            replacement.
         accept_threshold: >= 0; what it bounds is the rule's (`mtad.rules`); None takes the method's own. `mtad`,
             `mmtad`: tau, a drafted prefix is accepted if p(prefix) / q(prefix) > tau; 0 accepts whatever the target's
             own filtered distribution allows; 1 asks the target to find it likelier than the auxiliary does; more is
@@ -119,6 +121,7 @@ class DecodingParams:
     draft_len: int = 4
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
+    replacement: bool = False
     accept_threshold: float | None = None
     draft_confidence: float | None = None
     temperature: float = 1.0
@@ -163,8 +166,9 @@ class DecodingParams:
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
         _real("top_p", self.top_p, 0.0, 1.0, "above 0 and at most 1", open_low=True)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidInput("ignore_eos", self.ignore_eos, "give true or false")
+        for name in ("ignore_eos", "replacement"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(name, getattr(self, name), "give true or false")
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or a tuple of them")
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)

@@ -11,10 +11,10 @@ from mtad.scored import Scored, Verdict
 
 
 def rounds(scored: Scored, rows: Rows) -> Verdict:
-    """Multi-round speculative sampling (SpecInfer, arXiv 2305.09781, algorithm 2) of children without replacement.
+    """Multi-round speculative sampling (SpecInfer, arXiv 2305.09781, algorithm 2).
 
-    A node's children were drawn one after the other, without replacement, from q. The first is accepted with
-    probability min(1, p/q); if it is rejected p becomes the residual max(p - q, 0) and q loses it, both are
+    A node's children were drawn one after the other from q. The first is accepted with probability min(1, p/q); if it
+    is rejected p becomes the residual max(p - q, 0), q loses it where children are drawn without replacement, both are
     renormalised, and the next child is tried. The bonus token comes from what is left of p behind the last accepted
     node. The output is distributed as the target's own samples.
 
@@ -40,8 +40,9 @@ def rounds(scored: Scored, rows: Rows) -> Verdict:
         mass = residual.sum(-1, keepdim=True)
         # no residual but for rounding: a rejection then has probability ~0, and p itself is right
         p = torch.where(rejected & (mass > 0), residual / mass, p)
-        q = torch.where(rejected & here, 0.0, q)
-        left = torch.where(rejected.squeeze(2), (left - drawn).clamp(min=1e-30), left)
+        lost = rejected & ~rows.replacement[:, :, None]
+        q = torch.where(lost & here, 0.0, q)
+        left = torch.where(lost.squeeze(2), (left - drawn).clamp(min=1e-30), left)
     node = torch.full((count,), -1, dtype=torch.int64, device=device)
     length = torch.zeros_like(node)
     for _ in range(levels):

@@ -76,7 +76,7 @@ class Rows(NamedTuple):
             the batch, node n is in column n.
         level_bias: float32 [D, R, W], 0 for the slots of the row's own nodes, -inf for the others.
         branch_at: int64 [D, R, W], of a branching draft: the slot's place among what its level is drawn from, its
-            parent x K + the rank at which it was drawn.
+            parent x K + which of the parent's children it is.
         branches: bool [R, 1], the row's draft branches.
         child_at: int64 [R, 1 + N, C], scored node of each child of root and nodes, of a branching draft; -1 for none.
         slots: int64 [score_width], 0, 1, ..
@@ -87,6 +87,7 @@ class Rows(NamedTuple):
         beam_of: int64 [W K], the beam of each (beam, candidate) pair.
         ends: bool [V], tokens that end a text.
         heeds: bool [R, 1], whether they end this row's.
+        replacement: bool [R, 1], a branching draft's children are drawn with replacement.
     """
 
     inverse_temperature: Tensor
@@ -111,6 +112,7 @@ class Rows(NamedTuple):
     beam_of: Tensor
     ends: Tensor
     heeds: Tensor
+    replacement: Tensor
 
 
 def top_k_of(params: DecodingParams, vocab_size: int) -> int:
@@ -214,6 +216,7 @@ def stack_rows(
         level_bias=bias.masked_fill(beyond, -math.inf),
         branch_at=branch_at,
         branches=torch.tensor([[p.spec.form == "branches"] for p in params], device=device),
+        replacement=torch.tensor([[p.replacement] for p in params], device=device),
         child_at=child_at,
         slots=torch.arange(shape.score_width, device=device),
         draft_len=torch.tensor([[p.drafted] for p in params], device=device),

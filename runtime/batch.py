@@ -141,6 +141,7 @@ def _content(p: DecodingParams) -> tuple[object, ...]:
         p.draft_len,
         p.beam_width,
         p.branching,
+        p.replacement,
         p.accept_threshold,
         p.draft_confidence,
         p.temperature,

@@ -42,8 +42,8 @@ def main() -> None:
         option = "--" + field.name.replace("_", "-")
         if field.name == "stop":
             parser.add_argument(option, action="append", help="string that ends the text; may be repeated")
-        elif field.name == "ignore_eos":
-            parser.add_argument(option, action="store_true", default=None, help="go on past end-of-sequence tokens")
+        elif field.type == "bool":
+            parser.add_argument(option, action="store_true", default=None, help=f"see DecodingParams.{field.name}")
         else:
             kind: Any = types.get(str(field.type), str)
             parser.add_argument(option, type=kind, help=f"see DecodingParams.{field.name}")

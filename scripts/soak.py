@@ -106,6 +106,7 @@ def make_job(number: int, seed: int, prompts: Sequence[Sequence[int]], room: int
         draft_len=rng.randint(1, 4),
         beam_width=rng.randint(1, 3),
         branching=rng.choice(((2, 2), (3, 1, 1))),
+        replacement=rng.random() < 0.5,
         draft_confidence=rng.choice((None, None, 0.1)),
         accept_threshold=rng.choice((0.0, 0.05, 0.3, 1.0)),
         temperature=rng.choice((0.0, 0.7, 1.0, 1.0)),

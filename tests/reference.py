@@ -75,6 +75,7 @@ class Settings:
     draft_len: int
     beam_width: int
     branching: tuple[int, ...]
+    replacement: bool
     threshold: float
     confidence: float
     temperature: float
@@ -164,10 +165,13 @@ def draft(
             pool += own
             if settings.method == "specinfer":
                 children = settings.branching[level]
-                branches += [
-                    child._replace(slot=beam.slot * children + at)
-                    for at, child in enumerate(drawn(own, children, ties))
-                ]
+                slots = range(beam.slot * children, (beam.slot + 1) * children)
+                if settings.replacement:  # each child has noise of its own
+                    pools = [[(b.log_q + float(gumbel[level, s, k]), b) for k, (_, b) in enumerate(own)] for s in slots]
+                    chosen = [drawn(pool, 1, ties)[0] for pool in pools]
+                else:
+                    chosen = drawn(own, children, ties)
+                branches += [child._replace(slot=slot) for slot, child in zip(slots, chosen, strict=False)]
         beams = branches if settings.method == "specinfer" else drawn(pool, width, ties)
         levels.append(beams)
     return levels
@@ -275,7 +279,8 @@ def accept_in_rounds(
             total = sum(p.values())
             ties.note(total, 0.0)
             p = {t: value / (total or 1.0) for t, value in p.items()}
-            q = {t: value / (1 - q[token]) for t, value in q.items() if t != token}
+            if not settings.replacement:
+                q = {t: value / (1 - q[token]) for t, value in q.items() if t != token}
         else:
             break
     return at.tokens, p
@@ -405,6 +410,7 @@ class Case:
             draft_len=min(p.draft_len, len(p.branching)) if p.method == "specinfer" else p.draft_len,
             beam_width=p.beam_width,
             branching=p.branching,
+            replacement=p.replacement,
             threshold=p.threshold,
             confidence=p.confidence,
             temperature=p.temperature or 1.0,
@@ -519,6 +525,7 @@ def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
             draft_len=int(generator.integers(1, 6)),
             beam_width=int(generator.integers(1, 6)) if seed % 2 else int(generator.integers(1, 10)),
             branching=[(4, 2, 2), (1, 3), (2, 2, 1, 2), (5,)][int(generator.integers(4))],
+            replacement=bool(generator.integers(2)),
             accept_threshold=pick(0, 0.1, 0.5, 1, 3, 1e3) if index % 3 else pick(0, 0.1, 0.3, 0.5),
             draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),
             temperature=pick(0, 0.5, 1, 1, 2),

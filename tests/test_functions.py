@@ -120,6 +120,7 @@ def random_params(chance: random.Random) -> DecodingParams:
         draft_len=chance.randint(1, 5),
         beam_width=chance.randint(1, 5),
         branching=chance.choice([(2, 2, 1, 1), (3, 2), (4, 1, 1)]),
+        replacement=chance.random() < 0.5,
         accept_threshold=threshold,
         draft_confidence=chance.choice([None, 0.0, 0.05, 0.4]),
         temperature=chance.choice([0.0, 0.7, 1.0]),

@@ -56,8 +56,10 @@ def p_value(params: DecodingParams) -> float:
             )
             for confidence in (0.0, 0.4)
         ),
+        replace(FREE, method="specinfer", draft_len=3, branching=(2, 2, 1), replacement=True),
+        replace(FREE, method="specinfer", top_k=3, top_p=0.9, branching=(3, 2), replacement=True),
     ],
-    ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}-{p.confidence}",
+    ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}-{p.confidence}-{p.replacement}",
 )
 def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
     assert p_value(params) > 1e-3

@@ -24,6 +24,7 @@ INVALID: dict[str, list[Any]] = {
     "seed": [-1, 2**63, 0.5, True],
     "max_tokens": [0, -1, 1.0, True, None],
     "stop": ["", ("a", ""), (1,), 3, None],
+    "replacement": [1, "yes", None],
     "ignore_eos": [1, "yes", None],
     "min_tokens": [-1, 129, 1.0, True, None],
     "n": [0, 1025, 1.5, True, None],

@@ -10,6 +10,9 @@ from mtad.params import DecodingParams
 from tests.reference import Case, Run, Ties, Tokens, log_likelihood, mixed_runs, mock_pair, run_block
 
 
+REPLACED = ("specinfer", True)
+
+
 def beams(run: Run, row: int, level: int) -> dict[int, float]:
     """Slots of a level that are not dead, and their joint log-likelihoods."""
     assert run.draft is not None
@@ -34,7 +37,8 @@ def test_beams_of_a_level_are_distinct_and_no_more_than_asked_for() -> None:
             paths = draft_paths(run, row)
             for level in range(run.shape.draft_len):
                 found = [paths[node] for node in beams(run, row, level)]
-                assert len(found) == len(set(found)) <= case.params.draft_width
+                assert len(found) <= case.params.draft_width
+                assert len(found) == len(set(found)) or (case.params.method, case.params.replacement) == REPLACED
 
 
 def test_log_q_is_the_sum_of_the_conditionals_along_the_ancestors() -> None:
