@@ -9,7 +9,6 @@ import pytest
 from mtad.params import DecodingParams
 from tests.reference import Case, Run, Ties, Tokens, log_likelihood, mixed_runs, mock_pair, run_block
 
-
 REPLACED = ("specinfer", True)
 
 
