@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mtad.beams import beams
 from mtad.chain import block, lossless, rollback, threshold, whole
 from mtad.distribution import Candidates, draw, process
 from mtad.joint import joint, modal, typical
+from mtad.live import Live
 from mtad.noise import Noise
 from mtad.params import Rule
 from mtad.rounds import rounds
-from mtad.rows import Layout, Rows, index
+from mtad.rows import Layout, Rows, choose_rows, index
 from mtad.scored import Scored, Verdict, after_parents
 from mtad.tree import TokenTree
 
@@ -28,6 +30,7 @@ RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
     "typical": typical,
     "threshold": threshold,
     "rollback": rollback,
+    "beams": beams,
     "whole": whole,
 }
 
@@ -52,9 +55,11 @@ class Accepted(NamedTuple):
         tokens: int64 [R, draft_len + 1]: the accepted tokens, then the bonus token at index `length`.
         log_probs: float32 [R, draft_len + 1]: the target's log-probability of each, unprocessed (temperature 1, no
             filter).
-        length: int64 [R], accepted tokens; `length + 1` entries of the other two count, the rest is undefined.
+        length: int64 [R], accepted tokens; `length + 1` entries of the other two count, the rest is undefined. -1
+            where live beams have no token in common.
         path: int64 [R, draft_len], scored-tree node of each accepted token; beyond `length`, any valid node.
         moves: the cache columns to keep; None where nothing was drafted, or nobody asked (`mtad.block.decide` does).
+        live: beams that the next block goes on with, of rows whose method keeps some; None where none does.
     """
 
     tokens: Tensor
@@ -62,6 +67,7 @@ class Accepted(NamedTuple):
     length: Tensor
     path: Tensor
     moves: Moves | None = None
+    live: Live | None = None
 
 
 def accept(
@@ -73,6 +79,7 @@ def accept(
     rows: Rows,
     rules: Sequence[Rule],
     above: tuple[Candidates, ...] = (),
+    live: Live | None = None,
 ) -> Accepted:
     """Decide a block.
 
@@ -85,7 +92,7 @@ def accept(
         noise: the block's noise; `accept`, `nodes` and `bonus` are used.
         rows: parameters of the rows.
         rules: acceptance rules of the rows that draft.
-        above: of a branching draft, see `mtad.scored.Scored`.
+        above, live: see `mtad.scored.Scored`.
     """
     vocab = logits.shape[2]
     after = process(adjusted, rows)
@@ -96,7 +103,7 @@ def accept(
         last = torch.ones_like(rows.draft_len, dtype=torch.bool)
     else:
         log_p = after_parents(after, tree).at(tree.tokens)
-        verdict = _judge(Scored(tree, log_p, after, q, above, noise, vocab), rows, rules)
+        verdict = _judge(Scored(tree, log_p, after, q, above, noise, vocab, live), rows, rules)
         path = tree.path(verdict.node.clamp(min=0))
         tokens = tree.tokens.gather(1, path)
         last = index(tree.levels + 1, logits.device) == verdict.length[:, None]
@@ -106,16 +113,14 @@ def accept(
     if tree is not None and tree.width > 1:
         logits = logits.gather(1, pad(path + 1, (1, 0))[:, :, None].expand(-1, -1, vocab))
     log_probs = logits.float().log_softmax(-1).gather(2, tokens[:, :, None]).squeeze(2)
-    return Accepted(tokens, log_probs, verdict.length, path)
+    return Accepted(tokens, log_probs, verdict.length, path, live=verdict.live)
 
 
 def _judge(scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Verdict:
     """The verdict of each row's own rule; only rules that some row uses are computed."""
     verdict = RULES[rules[0]](scored, rows)
     for number, rule in enumerate(rules[1:], 1):
-        own = rows.rule == number
-        pairs = zip(RULES[rule](scored, rows), verdict, strict=True)
-        verdict = Verdict(*(torch.where(own.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
+        verdict = choose_rows(rows.rule == number, RULES[rule](scored, rows), verdict)
     return verdict
 
 

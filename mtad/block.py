@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from mtad.accept import Accepted, accept, moves
 from mtad.distribution import Candidates, process
 from mtad.draft import Level, along, assemble, expand
+from mtad.live import Live, replay
 from mtad.noise import Noise
 from mtad.params import Rule
 from mtad.rows import Place, Rows, index
@@ -73,7 +74,8 @@ class Grown(NamedTuple):
         level: the level.
         first: the distribution its slot 0 was drawn from, [R, K].
         inputs: the drafter's step over the level; not to be run for the last one.
-        above: of a branching draft, the distributions after each node of the level above, [R, B, K]; else None.
+        above: of a branching draft, and of one with live beams, the distributions after each node of the level above,
+            [R, B, K]; else None.
     """
 
     level: Level
@@ -89,13 +91,15 @@ class Draft(NamedTuple):
         tree: what the target is to score.
         origin: int64 [R, N], for each node of `tree` the node of the auxiliary's own tree that it is.
         q: distributions that slot 0 of each level was drawn from, [draft_len, R, K].
-        above: of a branching draft, see `Grown`, level by level; else ().
+        above: of a branching draft, and of one with live beams, see `Grown`, level by level; else ().
+        live: the beams it begins with; None where no row has any.
     """
 
     tree: TokenTree
     origin: Tensor
     q: Candidates
     above: tuple[Candidates, ...] = ()
+    live: Live | None = None
 
 
 def begin(context: Context, rows: Rows) -> Begun:
@@ -125,6 +129,8 @@ def grow(
     context: Context,
     rows: Rows,
     branches: bool = False,
+    live: Live | None = None,
+    depth: int = 0,
 ) -> Grown:
     """Draw a level and prepare the auxiliary's step over it.
 
@@ -137,14 +143,18 @@ def grow(
         holds: as of `begin`.
         context, rows: of the block.
         branches: whether some row's draft branches.
+        live: beams to go on with; None where no row has any.
+        depth: of the level, from 1; where there are any.
     """
     candidates = process(logits, rows)
     level = expand(above, candidates, noise, rows, place, branches)
+    if live is not None:
+        level = replay(level, above, live, depth, place, rows)
     mask = along(sees.squeeze(1), level.parents) | (holds == place.held)
     positions = context.committed[:, None] + place.ahead
     first = Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0])
     inputs = Inputs(level.tokens, positions, context.committed + place.behind, mask[:, None])
-    return Grown(level, first, inputs, candidates if branches else None)
+    return Grown(level, first, inputs, candidates if branches or live is not None else None)
 
 
 def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:
@@ -204,5 +214,5 @@ def decide(
     if draft is None:
         return accept(None, adjusted, logits, None, noise, rows, rules)
     q = Candidates(draft.q.ids.transpose(0, 1), draft.q.log_prob.transpose(0, 1))
-    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above)
+    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above, draft.live)
     return accepted._replace(moves=moves(accepted, draft.tree, draft.origin, committed, rows))

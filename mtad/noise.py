@@ -27,7 +27,8 @@ class Noise(NamedTuple):
         gumbel: draft_len times float32 [R, width, K], standard Gumbel; 0 where nothing is drawn.
         accept: float32 [R, draft_len], uniform [0, 1).
         bonus: float32 [R], uniform [0, 1).
-        nodes: float32 [R, N], uniform [0, 1), of the scored nodes of branching drafts; [R, 0] where none branches.
+        nodes: float32 [R, N], uniform [0, 1), of the scored nodes of branching drafts; [R, N + W] where beams stay
+            alive, of the nodes and of one level more; [R, 0] where neither is.
     """
 
     gumbel: tuple[Tensor, ...]
@@ -51,7 +52,7 @@ class Draws:
         self._rows = []
         for row, p in enumerate(params):
             levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
-            each = beams if p.spec.form == "branches" else 0
+            each = (levels + p.spec.live) * beams if p.spec.form == "branches" or p.spec.live else 0
             length = max(1, min(32, WINDOW // max(1, levels * beams * k)))
             draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
             if p.temperature != 0:
@@ -66,7 +67,7 @@ class Draws:
             gumbel: float32 [draft_len, R, width, K].
             accept: float32 [R, draft_len].
             bonus: float32 [R].
-            nodes: float32 [R, draft_len, score_width]; of no levels where no draft branches.
+            nodes: float32 [R, levels, score_width], as many levels as `node_noise` says.
             keys: (seed, block index) of each row.
         """
         for row, draw, (length, levels, beams, k, each) in self._rows:
@@ -77,7 +78,9 @@ class Draws:
             accept[row, :levels] = uniforms[at, 1 : 1 + levels]
             gumbel[:levels, row, :beams, :k] = gumbels[at]
             if each:
-                nodes[row, :levels, :each] = uniforms[at, 1 + levels :].reshape(levels, each)
+                own = uniforms[at, 1 + levels :].reshape(-1, beams)
+                nodes[row, :levels, :beams] = own[:levels]
+                nodes[row, -1:, :beams] = own[levels:] if len(own) > levels else nodes[row, -1:, :beams]
 
 
 def draw_noise(
@@ -98,8 +101,8 @@ def draw_noise(
 
 
 def node_noise(shape: Shape) -> tuple[int, int]:
-    """Levels and nodes a level that branching drafts draw uniforms for."""
-    return (shape.draft_len, shape.score_width) if shape.children else (0, 0)
+    """Levels and nodes a level that branching drafts and live beams draw uniforms for."""
+    return (shape.draft_len + shape.live, shape.score_width) if shape.children or shape.live else (0, 0)
 
 
 @lru_cache(maxsize=256)  # 16 MiB of full windows
@@ -111,7 +114,7 @@ def _window(seed: int, window: int, length: int, levels: int, beams: int, k: int
     """
     key = np.array([seed, window << 16 | levels << 8 | beams], dtype=np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key))
-    uniform = generator.random((length, 1 + levels + levels * each), dtype=np.float32)
+    uniform = generator.random((length, 1 + levels + each), dtype=np.float32)
     gumbel = generator.random((length, levels, beams, k), dtype=np.float32)
     np.clip(gumbel, 2.0**-25, 1 - 2.0**-24, out=gumbel)  # the logarithms stay finite
     return uniform, -np.log(-np.log(gumbel))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mtad.errors import InvalidInput
 
-Rule = Literal["lossless", "block", "rounds", "joint", "modal", "typical", "threshold", "rollback", "whole"]
+Rule = Literal["lossless", "block", "rounds", "joint", "modal", "typical", "threshold", "rollback", "beams", "whole"]
 Drafter = Literal["auxiliary", "target"]
 Form = Literal["chain", "beams", "branches"]
 Speculation = Literal["fixed", "adaptive"]
@@ -31,6 +31,7 @@ class Method:
         drawn: whether that path is the one drawn first rather than the likeliest.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
         confidence: default of `draft_confidence`.
+        live: whether several beams stay alive from block to block.
     """
 
     drafter: Drafter | None
@@ -41,6 +42,7 @@ class Method:
     drawn: bool = False
     threshold: float | None = None
     confidence: float = 0.0
+    live: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -54,6 +56,7 @@ METHODS: dict[str, Method] = {
     "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
     "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
     "bild": Method("auxiliary", "chain", tree=False, rule="rollback", lossless=False, threshold=2.0, confidence=0.3),
+    "dsbd": Method("auxiliary", "beams", True, "beams", lossless=False, drawn=True, threshold=0.8, live=True),
     "mtjd": Method("target", "beams", tree=False, rule="whole", lossless=False, drawn=True),
     "beam": Method("target", "beams", tree=False, rule="whole", lossless=False),
 }
@@ -74,8 +77,10 @@ class DecodingParams:
         method: a key of `METHODS`: `sample` (one target token a pass), `speculative` (token-wise speculative sampling),
             `block` (block verification), `specinfer` (multi-round verification of a tree), `mtad` (joint acceptance of
             the best beam), `mmtad` (joint acceptance over the whole beam tree), `modal` (joint distance to the target's
-            own mode), `typical`, `threshold`, `bild`; `mtjd` and `beam`, in which the target itself drafts.
-        draft_len: gamma, drafted tokens a block at most, >= 1. Unused by `sample`.
+            own mode), `typical`, `threshold`, `bild`; `dsbd` (beam sampling on the target, drafted); `mtjd` and `beam`,
+            in which the target itself drafts.
+        draft_len: gamma, drafted tokens a block at most, >= 1. Unused by `sample`. `dsbd`: tokens that the live beams
+            have already are among them; half of it is how long a token stays undecided at most.
         beam_width: B, beams of the draft, >= 1. Unused by methods that draft no beams.
         branching: children of each node of `specinfer`'s tree, level by level; the first `draft_len` levels count. The
             default has as many levels, and about as many nodes, as the beams of the other methods.
@@ -86,7 +91,8 @@ class DecodingParams:
             own filtered distribution allows; 1 asks the target to find it likelier than the auxiliary does; more is
             stricter still. `threshold`: the same ratio, token by token. `modal`: nats that a block may lie below the
             target's mode. `typical`: epsilon, least probability of a token that is always accepted. `bild`: nats of a
-            token at which the target takes over. Unused by the other methods.
+            token at which the target takes over. `dsbd`: a level has as many beams as are accepted with this
+            probability; 0 always has `beam_width`. Unused by the other methods.
         draft_confidence: 0 .. 1. A drafted path whose joint likelihood under the auxiliary falls below it is not
             continued, so a block drafts as far as the auxiliary is sure of what it drafts, up to `draft_len`. 0 always
             drafts on. `bild`: the target decides wherever the auxiliary's most likely token is less likely than this.
@@ -212,7 +218,7 @@ class DecodingParams:
     @property
     def confidence(self) -> float:
         """`draft_confidence`, or the method's own; 0 for a method that does not use it."""
-        if not self.assisted:
+        if not self.assisted or self.spec.live:
             return 0.0
         return self.draft_confidence if self.draft_confidence is not None else self.spec.confidence
 
@@ -258,7 +264,7 @@ class DecodingParams:
     @property
     def flexible(self) -> bool:
         """Whether the draft may be made shorter or narrower without changing what the method promises."""
-        return self.assisted and self.spec.form != "branches"
+        return self.assisted and self.spec.form != "branches" and not self.spec.live
 
     @property
     def adaptive(self) -> bool:

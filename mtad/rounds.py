@@ -23,7 +23,7 @@ def rounds(scored: Scored, rows: Rows) -> Verdict:
     tree, device = scored.tree, scored.log_p.device
     count, levels = tree.tokens.shape[0], tree.levels
     p_ids, p = scored.after.ids, scored.after.log_prob.exp()
-    q = _read(scored, p_ids)
+    q = auxiliary_at(scored, p_ids)
     left = torch.ones(count, 1 + tree.tokens.shape[1], device=device)
     chosen = torch.full_like(left, -1, dtype=torch.int64)
     own_q = _drawn_from(scored)
@@ -53,7 +53,7 @@ def rounds(scored: Scored, rows: Rows) -> Verdict:
     return Verdict(node, length, p_ids.gather(1, at).squeeze(1), p.gather(1, at).squeeze(1))
 
 
-def _read(scored: Scored, ids: Tensor) -> Tensor:
+def auxiliary_at(scored: Scored, ids: Tensor) -> Tensor:
     """The auxiliary's probabilities of `ids` [R, 1 + N, K], after root and nodes; 0 after those of the last level."""
     found = []
     for level, q in enumerate(_by_parent(scored)):
@@ -79,5 +79,5 @@ def _drawn_from(scored: Scored) -> Tensor:
 
 def _by_parent(scored: Scored) -> list[Candidates]:
     """The auxiliary's distributions after the nodes above each level; slots beyond the scored ones are other rows'."""
-    assert len(scored.above) == scored.tree.levels, "a branching draft keeps the distributions of all its nodes"
+    assert len(scored.above) == scored.tree.levels, "the draft keeps the distributions of all its nodes"
     return [Candidates(*(values[:, : scored.tree.width] for values in q)) for q in scored.above]

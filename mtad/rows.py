@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Shape(NamedTuple):
         rules: acceptance rules of the rows that draft.
         mixed: whether some row's scored tree has fewer nodes than the batch's, so that they do not lie in order.
         children: C, most children a node of a branching draft has; 0 where no row's draft branches.
+        live: whether some row's beams stay alive from block to block.
     """
 
     draft_len: int
@@ -39,6 +40,7 @@ class Shape(NamedTuple):
     rules: tuple[Rule, ...]
     mixed: bool
     children: int
+    live: bool
 
 
 class Layout(NamedTuple):
@@ -138,6 +140,7 @@ def block_shape(params: Sequence[DecodingParams], vocab_size: int) -> Shape:
         rules=tuple(sorted({p.spec.rule for p in params if p.drafted})),
         mixed=bool(branching) or any(p.score_width not in (0, score_width) for p in params),
         children=max((c for row in branching for c in row), default=0),
+        live=any(p.spec.live for p in params),
     )
 
 
@@ -313,6 +316,18 @@ def flat(values: Tensor) -> Tensor:
         return values.flatten(1)
     shape = (values.shape[0], values.shape[1] * values.shape[2])
     return torch.onnx.ops.symbolic("Reshape", (values, torch.tensor([0, -1])), dtype=values.dtype, shape=shape)
+
+
+def choose_rows(own: Tensor, these: Any, others: Any) -> Any:
+    """Of two nested tuples of tensors, the rows [R] of the first, and the other rows of the second.
+
+    What only one of them has is its own.
+    """
+    if these is None or others is None:
+        return others if these is None else these
+    if isinstance(these, Tensor):
+        return torch.where(own.view(-1, *[1] * (these.dim() - 1)), these, others)
+    return type(these)(*(choose_rows(own, a, b) for a, b in zip(these, others, strict=True)))
 
 
 def index(size: int, device: torch.device, step: int = 1) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mtad.distribution import Candidates
+from mtad.live import Live
 from mtad.noise import Noise
 from mtad.tree import TokenTree
 
@@ -17,15 +18,17 @@ class Verdict(NamedTuple):
 
     Attributes:
         node: int64 [R], the deepest accepted node of the scored tree; -1, the root, where nothing was accepted.
-        length: int64 [R], accepted tokens, 0 .. draft_len.
+        length: int64 [R], accepted tokens, 0 .. draft_len; -1 where the block decides no token, the bonus included.
         ids: int64 [R, K], what the bonus token is drawn from; the target's candidates after `node`, where it is drawn.
         weights: float32 [R, K], over `ids`, of any scale.
+        live: beams that the next block goes on with; None for rules that end each block with one text.
     """
 
     node: Tensor
     length: Tensor
     ids: Tensor
     weights: Tensor
+    live: Live | None = None
 
 
 class Scored(NamedTuple):
@@ -37,10 +40,11 @@ class Scored(NamedTuple):
             anything for a slot that is not drafted (no drafted slot has such an ancestor).
         after: the target's distributions after root and nodes, [R, 1 + N, K].
         q: distributions that slot 0 of each level was drawn from, [R, draft_len, K].
-        above: of a branching draft, the auxiliary's distributions after each node of the level above, level by level:
-            draft_len times [R, B, K].
+        above: of a branching draft, and of one with live beams, the auxiliary's distributions after each node of the
+            level above, level by level: draft_len times [R, B, K].
         noise: the block's; `accept` and `nodes` are used.
         vocab: V.
+        live: beams that the tree begins with; None where no row has any.
     """
 
     tree: TokenTree
@@ -50,6 +54,7 @@ class Scored(NamedTuple):
     above: tuple[Candidates, ...]
     noise: Noise
     vocab: int
+    live: Live | None = None
 
     @property
     def parents(self) -> Candidates:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mtad.draft import Level, root
+from mtad.live import Beams, Live
 from mtad.noise import Draws, Noise, node_noise
 from mtad.params import DecodingParams
 from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
@@ -40,6 +41,7 @@ class Batch:
         stops: whether a draft may stop before its last level.
         by_target: bool [R], rows that the target itself drafts for; None where there is none.
         by_auxiliary: whether the auxiliary drafts for some row.
+        live: beams that the draft begins with; None if no row's method keeps any.
     """
 
     last_two: Tensor
@@ -55,6 +57,7 @@ class Batch:
     stops: bool = False
     by_target: Tensor | None = None
     by_auxiliary: bool = True
+    live: Live | None = None
 
 
 class Batches:
@@ -81,6 +84,7 @@ class Batches:
         committed: Sequence[int],
         keys: Sequence[tuple[int, int]],
         constraints: Sequence[Constraint | None] = (),
+        beams: Sequence[Beams] = (),
     ) -> Batch:
         """The input of a block; its tensors are valid until the next call.
 
@@ -90,13 +94,17 @@ class Batches:
             committed: committed tokens of each row.
             keys: (seed, block index) of each row.
             constraints: of each row; () where none asks for anything.
+            beams: live beams of each row; () where there are none.
         """
         layout, place = self._place(params)
         tail, counts, accept, bonus, nodes, gumbel = place.arrays
         tail[:], counts[:] = last_two, committed
         layout.draws.into(gumbel, accept, bonus, nodes, keys)
         asked = Constraints.of(constraints) if any(x is not None for x in constraints) else None
-        return place.batch(layout, max(committed), asked, partial(self._cut, params))
+        batch = place.batch(layout, max(committed), asked, partial(self._cut, params))
+        if not layout.shape.live:
+            return batch
+        return replace(batch, live=Live.of(beams or [[]] * len(params), layout.shape.draft_len, layout.shape.width))
 
     def _cut(self, params: Sequence[DecodingParams], batch: Batch, levels: int) -> Batch:
         """See `Batch.cut`. A row's noise is what it has drawn for its whole draft."""
@@ -171,8 +179,8 @@ class _Layout:
         by_target = [p.spec.drafter == "target" for p in params]
         self.by_target = torch.tensor(by_target) if any(by_target) else None
         self.by_auxiliary = any(p.assisted for p in params)
-        # two drafters' levels are put together, so there are as many of each
-        one = not (any(by_target) and self.by_auxiliary)
+        # two drafters' levels are put together, so there are as many of each; live beams keep all of theirs
+        one = not (any(by_target) and self.by_auxiliary) and not self.shape.live
         self.stops = one and any(p.drafted and p.confidence > 0 for p in params)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mtad.accept import Accepted
 from mtad.block import Draft
+from mtad.live import Beams
 from runtime.batch import Batch
 from runtime.roles import Auxiliary, Target
 
@@ -22,7 +23,8 @@ class Block(NamedTuple):
         logits: of the target, float32 [R, 1 + N, V].
         accepted: what was decided.
         tokens, log_probs, lengths: the same as lists, by row: emitted tokens and their log-probabilities, of which the
-            first length + 1 count, and accepted draft tokens.
+            first length + 1 count, and accepted draft tokens (-1: none, and no other either).
+        beams: of each row, those that the next block goes on with; None if no row's method keeps any.
         drafted, scored: `time.perf_counter()` when the draft was there, and when it was scored.
     """
 
@@ -33,6 +35,7 @@ class Block(NamedTuple):
     tokens: list[list[int]]
     log_probs: list[list[float]]
     lengths: list[int]
+    beams: list[Beams] | None
     drafted: float
     scored: float
 
@@ -54,4 +57,5 @@ def decode_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Block:
     if draft and stops:
         tree = draft.tree
         levels = tree.drafted.view(-1, tree.levels, tree.width).any(-1).sum(-1).tolist()
-    return Block(draft, levels, logits, accepted, tokens, log_probs, lengths, drafted, scored)
+    beams = accepted.live.beams() if accepted.live is not None else None
+    return Block(draft, levels, logits, accepted, tokens, log_probs, lengths, beams, drafted, scored)

@@ -23,9 +23,10 @@ from mtad.block import Begun, Context, Draft, Grown, Inputs
 from mtad.distribution import Candidates
 from mtad.draft import Level, stack
 from mtad.errors import InvalidInput
+from mtad.live import Live
 from mtad.noise import Noise
 from mtad.params import Rule
-from mtad.rows import Place, Rows, Shape
+from mtad.rows import Place, Rows, Shape, choose_rows
 from mtad.tree import TokenTree
 from runtime.slab import Slab, size_of
 
@@ -53,6 +54,7 @@ class BlockFunctions(Protocol):
         begun: Begun,
         context: Context,
         rows: Rows,
+        live: Live | None = None,
     ) -> Grown:
         """See `mtad.block.grow`."""
 
@@ -101,8 +103,10 @@ class _Eager:
         begun: Begun,
         context: Context,
         rows: Rows,
+        live: Live | None = None,
     ) -> Grown:
-        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows, self._shape.children > 0)
+        branches = self._shape.children > 0
+        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows, branches, live, depth)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         tree, origin = block.finish(stack([grown.level for grown in levels]), rows, self._shape.selects)
@@ -188,7 +192,10 @@ class _Plan:
         begun: Begun,
         context: Context,
         rows: Rows,
+        live: Live | None = None,
     ) -> Grown:
+        if live is not None:
+            return self._eager.grow(depth, above, sees, logits, noise, place, begun, context, rows, live)
         arguments = above, sees, logits, noise, place, begun.holds, context, rows
         call = self._calls.get(("grow", depth))
         if call is None:
@@ -204,6 +211,8 @@ class _Plan:
         return grown
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
+        if self._shape.live:
+            return self._eager.finish(levels, rows)
         if self._levels is None:  # a draft that stopped early was grown as one of another shape
             self._levels = self._drafting.like(_Levels.of(levels[0], len(levels)))
         if levels[0].level.tokens.data_ptr() != self._levels.level.tokens.data_ptr():
@@ -251,7 +260,7 @@ class _Plan:
         """The outcome under one rule, for all rows."""
         if rule is not None and rule not in COMPILED:
             return block.decide(draft, adjusted, logits, noise, committed, rows, (rule,))
-        plain = draft._replace(above=()) if draft and draft.above else draft
+        plain = draft._replace(above=(), live=None) if draft else None
         arguments = plain, adjusted, logits, noise.accept, noise.bonus, committed, rows
         name = "decide_root" if draft is None else f"decide_{rule}_{'chain' if draft.tree.width == 1 else 'tree'}"
         call = self._calls.get((name, 0))
@@ -337,12 +346,3 @@ class _Call:
 
 def _above(levels: Sequence[Grown]) -> tuple[Candidates, ...]:
     return tuple(grown.above for grown in levels if grown.above is not None)
-
-
-def choose_rows(own: Tensor, these: Any, others: Any) -> Any:
-    """Of two nested tuples of tensors, the rows [R] of the first, and the other rows of the second."""
-    if these is None:
-        return None
-    if isinstance(these, Tensor):
-        return torch.where(own.view(-1, *[1] * (these.dim() - 1)), these, others)
-    return type(these)(*(choose_rows(own, a, b) for a, b in zip(these, others, strict=True)))

@@ -179,6 +179,7 @@ class DecodingLoop:
                     request, block.tokens[row][:count], block.log_probs[row][:count], top[row] if top else None
                 )
                 request.auxiliary_held = request.committed - 2 if used[row].assisted else request.auxiliary_held
+                request.beams = block.beams[row] if block.beams and used[row].spec.live else []
             except Exception as error:
                 failures[request] = error
             gained.append(len(request.tokens) - before)
@@ -204,6 +205,7 @@ class DecodingLoop:
             [request.committed for request in requests],
             [(request.seed, request.blocks) for request in requests],
             [self._constraints.get(request.id) for request in requests],
+            [request.beams for request in requests],
         )
 
     @staticmethod
@@ -251,13 +253,13 @@ class DecodingLoop:
         now: float,
     ) -> None:
         """Statistics of one row's block. What the target drafts itself costs a pass a level, and is not judged."""
-        passes, accepted = 1, min(length, gained)
+        passes, accepted = 1, max(0, min(length, gained))
         if not used.assisted:
             passes, drafted, accepted = 1 + drafted, 0, 0
         alarm = request.statistics.block(drafted, accepted, gained, seconds, passes)
         if alarm:
             self.totals.alarm(request.id, alarm)
-        if request.statistics.first_token_seconds is None:
+        if gained and request.statistics.first_token_seconds is None:
             request.statistics.first_token_seconds = now - request.arrived
         self.totals.block(drafted, accepted, gained, passes)
 

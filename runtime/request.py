@@ -32,6 +32,7 @@ class Request:
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
         blocks: decoding blocks run; the second half of the noise key.
+        beams: live beams, of a method that keeps some: tokens behind `tokens` and joint log-likelihood of each.
         target_held, auxiliary_held: leading columns of its row that are right in either cache.
         text: decoded text of `tokens`, cut before a stop string.
         offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
@@ -51,6 +52,7 @@ class Request:
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
     blocks: int = 0
+    beams: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
     target_held: int = 0
     auxiliary_held: int = 0
     text: str = ""

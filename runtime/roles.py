@@ -17,10 +17,10 @@ from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distribution import Candidates
 from mtad.draft import Level, root
-from mtad.rows import Shape
+from mtad.rows import Shape, choose_rows
 from mtad.tree import TokenTree
 from runtime.batch import Batch
-from runtime.functions import Functions, TorchFunctions, choose_rows
+from runtime.functions import Functions, TorchFunctions
 from runtime.slab import Slab
 
 STEPS = 64
@@ -185,11 +185,14 @@ class Drafter(_EngineRole):
             if paths and batch.constraints:
                 logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
             noise, place = batch.noise.gumbel[depth - 1], batch.places[depth - 1]
-            grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows)
+            grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows, batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
-            if batch.stops and not level.growing.any():
-                break
+            if batch.stops:
+                # `bild`: what follows a token that the target is going to choose is never looked at
+                level.growing.logical_and_(grown.first.log_prob[:, :1] >= rows.log_fallback)
+                if not level.growing.any():
+                    break
             paths = extend(paths, level) if paths else None
             if depth < shape.draft_len:
                 logits = self._step(grown.inputs, 0, shape.width)
@@ -226,7 +229,7 @@ class EngineAuxiliary(Drafter):
             levels = _cropped(levels, batch.shape)
         context = self._context(batch, batch.shape.draft_len * batch.shape.width)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
-        return batch, functions.finish(levels, batch.rows)
+        return batch, functions.finish(levels, batch.rows)._replace(live=batch.live)
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""

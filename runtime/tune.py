@@ -39,6 +39,7 @@ THRESHOLDS: dict[Rule, tuple[float, ...]] = {
     "modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
     "typical": (0.01, 0.03, 0.09, 0.2, 0.3),
     "rollback": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
+    "beams": (0.0, 0.5, 0.8, 0.95),
 }
 """Thresholds tried of rules that bound something else than a ratio."""
 
@@ -52,7 +53,7 @@ def tunable(method: Method) -> tuple[str, ...]:
         "draft_len": method.drafter is not None,
         "beam_width": method.form == "beams",
         "accept_threshold": method.threshold is not None,
-        "draft_confidence": method.drafter == "auxiliary",
+        "draft_confidence": method.drafter == "auxiliary" and not method.live,
     }
     return tuple(name for name in GRID if used[name])
 

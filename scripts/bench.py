@@ -1,19 +1,14 @@
-"""Measure the decoding methods on the demo pair.
+"""Measure the runtime on the demo pair.
 
     python -m scripts.bench tune        choose accept_threshold for each kind of text, on the development split
-    python -m scripts.bench methods     the methods on the test split: speed, block efficiency, perplexity, accuracy
     python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
-    python -m scripts.bench all         overhead, then methods
     python -m scripts.bench serving     throughput and latency under load, against outside baselines: scripts/serving.py
     python -m scripts.bench server      the HTTP server under load, against plain AsyncLLM: scripts/server_load.py
 
-Speed is decoding only (no prefill, tokenising or scoring), one request at a time, all methods interleaved prompt by
-prompt in one run; compare ratios, not machines. Tokens count up to the end of the text. Perplexity is under the target,
-unprocessed. `overhead` times single blocks of 1 and 8 rows, after prompts of 100 and of 500
-tokens, methods interleaved, and reports medians.
+Methods are compared by scripts/evaluate.py. `overhead` times single blocks of 1 and 8 rows, after prompts of 100 and of
+500 tokens, methods interleaved, and reports medians.
 
-Prints tables and, as its last line, one JSON object; `methods` and `all` also write docs/results/bench.json and
-docs/results/bench.png, `tune` writes scripts/demo/tuned.json.
+Prints tables and, as its last line, one JSON object; `tune` writes scripts/demo/tuned.json.
 """
 
 from __future__ import annotations
@@ -38,13 +33,10 @@ from runtime.tune import Objective, describe
 from runtime.tune import tune as search
 from runtime.tune_command import curve
 from scripts.demo import dataset
-from scripts.evaluation import report
-from scripts.evaluation.measure import compare
 from scripts.evaluation.prompts import Demo
 
 ROOT = Path(__file__).resolve().parent.parent
 TUNED = ROOT / "scripts" / "demo" / "tuned.json"
-RESULTS = ROOT / "docs" / "results"
 KINDS = {"sql": "text-to-SQL", "code": "source code"}
 THRESHOLDS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 PERPLEXITY_MARGIN = 0.75
@@ -66,19 +58,6 @@ def methods(kind: str) -> dict[str, DecodingParams]:
         raise InvalidInput("thresholds", str(TUNED), "no such file; run python -m scripts.bench tune")
     tuned = json.loads(TUNED.read_text(encoding="utf-8"))[kind]
     return BASELINES | {name: replace(BASE, method=name, **tuned[name]) for name in ("mtad", "mmtad")}
-
-
-def measure_methods(llm: LLM, count: dict[str, int], seed: int) -> dict[str, Any]:
-    """The methods on the test split."""
-    found: dict[str, Any] = {}
-    for kind, name in KINDS.items():
-        compared = methods(kind)
-        rows = compare(llm, Demo(kind, "test", count[kind]), compared, seed, name)
-        print(f"\n{name}, test split, {count[kind]} prompts\n\n{report.table(rows)}")
-        print(f"\n{report.comparison(rows, 'sample')}\n\n{report.comparison(rows, 'speculative')}")
-        thresholds = {m: compared[m].accept_threshold for m in ("mtad", "mmtad")}
-        found[kind] = {"accept_threshold": thresholds, "settings": rows}
-    return found
 
 
 def tune(llm: LLM, count: dict[str, int]) -> dict[str, Any]:
@@ -178,7 +157,7 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    parser.add_argument("what", choices=("tune", "methods", "overhead", "all", "serving", "server"))
+    parser.add_argument("what", choices=("tune", "overhead", "serving", "server"))
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
     )
@@ -186,7 +165,6 @@ def main() -> None:
     parser.add_argument("--code", type=int, default=80, help="code prompts (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
-    parser.add_argument("--seed", type=int, default=0, help="first request seed (default %(default)s)")
     serving = parser.add_argument_group("serving")
     serving.add_argument(
         "--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="of prompts (default both)"
@@ -222,13 +200,8 @@ def main() -> None:
     found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":
         found |= tune(llm, count)
-    if options.what in ("overhead", "all"):
+    if options.what == "overhead":
         found["overhead"] = measure_overhead(llm, options.blocks)
-    if options.what in ("methods", "all"):
-        found |= measure_methods(llm, count, options.seed)
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        report.plot_settings({KINDS[kind]: found[kind] for kind in KINDS}, RESULTS / "bench.png")
     print(json.dumps(found))
 
 

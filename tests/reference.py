@@ -26,6 +26,7 @@ from mtad.distribution import Candidates
 from mtad.distribution import draw as draw_tokens
 from mtad.distribution import process as process_rows
 from mtad.draft import assemble, expand, root, stack
+from mtad.live import Live, replay
 from mtad.noise import Noise, draw_noise
 from mtad.params import METHODS, DecodingParams
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
@@ -395,6 +396,7 @@ class Case:
     params: DecodingParams
     context: Tokens
     key: tuple[int, int]
+    beams: tuple[tuple[Tokens, float], ...] = ()
 
     @property
     def drafter(self) -> Model:
@@ -439,7 +441,7 @@ class Run(NamedTuple):
     def randomness(self, row: int) -> Randomness:
         """The row's noise."""
         gumbel = np.array([level[row].numpy() for level in self.noise.gumbel])
-        levels = self.shape.draft_len if self.shape.children else 0
+        levels = self.shape.draft_len + self.shape.live if self.shape.children or self.shape.live else 0
         nodes = self.noise.nodes[row].numpy().reshape(levels, -1 if levels else 0)
         return Randomness(gumbel, self.noise.accept[row].numpy(), float(self.noise.bonus[row]), nodes)
 
@@ -465,6 +467,7 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
     shape = block_shape(params, vocab)
     rows = stack_rows(params, shape, vocab, eos)
     noise = draw_noise(params, [case.key for case in cases], shape, vocab)
+    live = Live.of([list(case.beams) for case in cases], shape.draft_len, shape.width) if shape.live else None
     start: list[list[Tokens]] = [[()] for _ in cases]
     draft = tree = q = None
     above: list[Candidates] = []
@@ -475,7 +478,8 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
             logits = logits_after([case.drafter for case in cases], cases, beams)
             candidates = process_rows(logits, rows)
             place = places(rows, shape)[depth - 1]
-            level = expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            before, level = level, expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            level = replay(level, before, live, depth, place, rows) if live else level
             above.append(candidates)
             beams = paths_below(beams, level.parents, level.tokens, level.drafted)
             levels.append(level)
@@ -491,22 +495,28 @@ def run_block(cases: Sequence[Case], vocab: int, eos: Sequence[int] = ()) -> Run
     visited = [start[row] + paths[row] for row in range(len(cases))]
     logits = logits_after([case.pair.target for case in cases], cases, visited)
     with patch.object(mtad.accept, "draw", wraps=draw_tokens) as drawn:
-        accepted = mtad.accept.accept(tree, logits, logits, q, noise, rows, shape.rules, tuple(above))
+        accepted = mtad.accept.accept(tree, logits, logits, q, noise, rows, shape.rules, tuple(above), live)
     ids, weights, _ = drawn.call_args.args
     bonus = torch.zeros(len(cases), vocab).scatter_add_(1, ids, weights / weights.sum(-1, keepdim=True))
     return Run(rows, shape, noise, draft, tree, paths, accepted, bonus)
 
 
-def generate(pair: Pair, params: Sequence[DecodingParams], vocab: int, length: int) -> list[Tokens]:
+def generate(
+    pair: Pair, params: Sequence[DecodingParams], vocab: int, length: int, eos: Sequence[int] = ()
+) -> list[Tokens]:
     """The first `length` tokens of one request per entry of `params`, block by block; seeds are the indices."""
     texts: list[Tokens] = [() for _ in params]
-    for index in range(length):
-        waiting = [row for row, text in enumerate(texts) if len(text) < length]
+    beams: dict[int, tuple[tuple[Tokens, float], ...]] = {}
+    for index in itertools.count():
+        waiting = [row for row, text in enumerate(texts) if len(text) < length and not set(text[-1:]) & set(eos)]
         if not waiting:
             break
-        run = run_block([Case(pair, params[row], texts[row], (row, index)) for row in waiting], vocab)
+        cases = [Case(pair, params[row], texts[row], (row, index), beams.get(row, ())) for row in waiting]
+        run = run_block(cases, vocab, eos)
+        kept = run.accepted.live.beams() if run.accepted.live else [[]] * len(waiting)
         for at, row in enumerate(waiting):
             texts[row] += run.emitted(at)
+            beams[row] = tuple(kept[at])
     return [text[:length] for text in texts]
 
 

@@ -1,0 +1,299 @@
+"""Speculative beam sampling: several live beams, verified level by level."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mtad.live import Live, behind
+from mtad.rounds import auxiliary_at
+from mtad.rows import Rows, choose_rows, index
+from mtad.scored import Scored, Verdict, after_node
+
+
+class _Beams(NamedTuple):
+    """Live beams of one level, in the order they were drawn; [R, W] each, or [R, W, D + 1].
+
+    Attributes:
+        at: where the target's distribution after a beam is: 0 after the root, else 1 + node.
+        weight: float64, joint log-likelihood under the target, from the root; -inf for no beam.
+        ended: the beam's text has ended.
+        path: its tokens, -1 beyond its end.
+        trail: its nodes by level; -1 where it has none.
+    """
+
+    at: Tensor
+    weight: Tensor
+    ended: Tensor
+    path: Tensor
+    trail: Tensor
+
+    @property
+    def alive(self) -> Tensor:
+        return self.weight > -math.inf
+
+
+def beams(scored: Scored, rows: Rows) -> Verdict:
+    """Dynamic-width speculative beam decoding (arXiv 2409.16560): beam sampling on the target, drafted.
+
+    Beam sampling keeps up to `beam_width` beams, and replaces them at each level by as many of their (beam, token)
+    pairs, drawn without replacement with probability proportional to the pair's joint likelihood; an ended beam is a
+    pair of its own. A token is decided when all beams have it, or when it is draft_len / 2 (rounded down) tokens old:
+    then it is the one of the beam drawn first, and beams without it go.
+
+    A level's pairs come from the draft where they can. Drafted pairs of live beams are a sample without replacement of
+    the draft's own joint q over them; one after the other is accepted with probability min(1, p/q), p being the
+    target's over what is not drawn yet; a rejected pair leaves the residual max(p - q, 0), an accepted one the rest of
+    p, and q loses either. What is still missing is drawn from what is left, and ends the block, for nothing has been
+    scored behind it. So each level is distributed as the target's own beam sampling of the same width.
+
+    The width of a level is the largest n <= `beam_width` for which n acceptances are expected with probability
+    `accept_threshold` (at least 1): it depends on p and q alone, never on what is drawn, so threshold 0 is beam
+    sampling of constant width.
+    """
+    tree, live, drawn, nodes = scored.tree, scored.live, rows.drawn, scored.noise.nodes
+    assert live is not None, "the draft begins with the live beams"
+    count, width, levels = len(tree.tokens), tree.width, tree.levels
+    most = (rows.level_bias[0, :, :width] == 0).sum(-1)
+    longest, undecided = rows.draft_len.squeeze(1), live.lengths.amax(1)
+    q_after = auxiliary_at(scored, scored.after.ids).double()
+    now, done = _root(count, width, levels, drawn.device), torch.zeros_like(drawn)
+    for level in range(1, levels + 2):
+        pairs = _pairs(now, scored, rows)
+        joint = (pairs - pairs.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
+        first, reached = (level - 1) * width, level <= longest
+        if level <= levels:
+            drafted = _drafted(now, scored, q_after, level, reached)
+            wanted = torch.where(drawn & reached, _width(joint, drafted, rows.threshold, most), most)
+        else:
+            drafted, wanted = _Drafted.nothing(joint), most
+        picks, short = _verify(joint, drafted, nodes[:, first : first + width], nodes[:, -width:], wanted, drawn)
+        node = _node(picks, drafted.hits, first)
+        following = _decided(_follow(now, picks, pairs, node, level, scored, rows), level - longest // 2)
+        ends = (short & drawn) | ((picks >= 0) & (node < 0)).any(-1) | (following.ended | ~following.alive).all(-1)
+        if level <= levels:
+            replayed = undecided >= level
+            following = choose_rows(replayed, _replayed(now, scored, rows, live, level), following)
+            ends = ends & ~replayed
+        now = choose_rows(done, now, following)
+        done = done | ends
+    verdict = _verdict(now, levels, scored.after.ids.shape[2])
+    # a row that drafts nothing takes a token of p
+    root = torch.full_like(longest, -1)
+    p = after_node(scored.after, root)
+    plain = verdict._replace(node=root, length=root + 1, ids=p.ids, weights=p.log_prob.exp())
+    chosen: Verdict = choose_rows(longest == 0, plain, verdict)
+    return chosen
+
+
+def _root(count: int, width: int, levels: int, device: torch.device) -> _Beams:
+    """One beam, of no tokens."""
+    weight = torch.zeros(count, width, dtype=torch.float64, device=device)
+    weight = weight.masked_fill(index(width, device) > 0, -math.inf)
+    nothing = torch.full((count, width, levels + 1), -1, device=device)
+    zero = torch.zeros(count, width, dtype=torch.int64, device=device)
+    return _Beams(zero, weight, zero.bool(), nothing, nothing)
+
+
+def _pairs(now: _Beams, scored: Scored, rows: Rows) -> Tensor:
+    """Joint log-likelihood of each (beam, candidate) pair, float64 [R, W K]; an ended beam is its own candidate 0."""
+    conditional = _after(scored.after.log_prob, now).double()
+    conditional = torch.where(now.ended[:, :, None], rows.itself.double(), conditional)
+    return (conditional + now.weight[:, :, None]).flatten(1)
+
+
+class _Drafted(NamedTuple):
+    """What the draft has of a level, W' drafted pairs; float64.
+
+    Attributes:
+        q: the draft's joint probability of each pair of a live beam, [R, W K].
+        each: that of each drafted pair, in the order they were drawn; 0 for one whose beam is not alive: [R, W'].
+        hits: bool [R, W K, W'], which pair each is; none if the target's filter forbids it.
+        share: [R], probability that a drafted pair's beam was going to be alive.
+    """
+
+    q: Tensor
+    each: Tensor
+    hits: Tensor
+    share: Tensor
+
+    @classmethod
+    def nothing(cls, p: Tensor) -> _Drafted:
+        """Of a level that is not drafted."""
+        return cls(p, p[:, :0], p.new_zeros(*p.shape, 0, dtype=torch.bool), p[:, 0])
+
+
+def _drafted(now: _Beams, scored: Scored, q_after: Tensor, level: int, reached: Tensor) -> _Drafted:
+    tree, width = scored.tree, scored.tree.width
+    here = slice((level - 1) * width, level * width)
+    token, log_q = tree.tokens[:, here], tree.log_q[:, here].double()
+    exists = (log_q > -math.inf) & reached[:, None]
+    mine = (now.at[:, :, None] == tree.parents[:, None, here] + 1) & now.alive[:, :, None] & exists[:, None]
+    ids = _after(scored.after.ids, now)
+    itself = index(ids.shape[2], ids.device) == 0
+    same = torch.where(now.ended[:, :, None, None], itself[:, None], ids[..., None] == token[:, None, None])
+    above = pad(tree.log_q.double(), (1, 0)).gather(1, now.at).masked_fill(~now.alive, -math.inf).exp()
+    total = above.sum(-1, keepdim=True).clamp(min=1e-300)
+    over = slice((level - 2) * width, (level - 1) * width)
+    whole = tree.log_q[:, over].double().exp().sum(-1) if level > 1 else total[:, 0]
+    conditional = torch.where(now.ended[:, :, None], itself.double(), _after(q_after, now))
+    return _Drafted(
+        q=(above[:, :, None] * conditional / total[:, :, None]).flatten(1),
+        each=torch.where(mine.any(1), log_q.exp() / total, 0.0),
+        hits=(mine[:, :, None] & same).flatten(1, 2),
+        share=(total[:, 0] / whole.clamp(min=1e-300)).clamp(max=1),
+    )
+
+
+def _width(p: Tensor, drafted: _Drafted, threshold: Tensor, most: Tensor) -> Tensor:
+    """Beams of a level, [R]: the most that are accepted, out of `most` drafted pairs, with probability `threshold`.
+
+    Counted as if pairs were drawn with replacement: the residuals, and so the rates of acceptance after 0, 1, ..
+    rejections in a row, then depend on p and q alone.
+    """
+    draws = drafted.each.shape[1]
+    rates, rest = [], p
+    for _ in range(draws):
+        rates.append(torch.minimum(rest, drafted.q).sum(-1))
+        rest = _normalised((rest - drafted.q).clamp(min=0))
+    rate = torch.stack([*rates, torch.zeros_like(rates[0])], -1)[:, None]
+    # probability of a number of acceptances so far, and of rejections since the last
+    state = torch.zeros(len(p), draws + 1, draws + 1, dtype=p.dtype, device=p.device)
+    state[:, 0, 0] = 1
+    share = drafted.share[:, None, None]
+    for draw in range(draws):
+        after = pad((state * (1 - rate))[:, :, :-1], (1, 0))
+        after[:, :, 0] += pad((state * rate).sum(-1)[:, :-1], (1, 0))
+        state = torch.where((draw < most)[:, None, None], share * after + (1 - share) * state, state)
+    at_least = state.sum(-1).flip(-1).cumsum(-1).flip(-1)
+    return torch.minimum((at_least[:, 1:] >= threshold).sum(-1).clamp(min=1), most)
+
+
+def _verify(
+    p: Tensor, drafted: _Drafted, accept: Tensor, draw: Tensor, wanted: Tensor, drawn: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw a level's pairs, from the draft as long as it lasts.
+
+    Args:
+        p: the target's joint probability of each pair [R, W K].
+        drafted: the draft.
+        accept, draw: uniform [0, 1) [R, W] each.
+        wanted: pairs to draw, [R].
+        drawn: rows that draw; the others take the likeliest, [R].
+
+    Returns:
+        pairs in the order they were drawn, int64 [R, W], -1 where there are no more; and whether some are not from the
+        draft, bool [R].
+    """
+    (count, width), q, rest, current = draw.shape, drafted.q, p, p
+    left, got = p.new_ones(count), torch.zeros_like(wanted)
+    picks, short = torch.full((count, width), -1, device=p.device), torch.zeros_like(drawn)
+    slots = index(width, p.device)
+    for slot in range(drafted.each.shape[1]):
+        own, hit = drafted.each[:, slot], drafted.hits[:, :, slot]
+        tried = drawn & (own > 0) & (got < wanted)
+        taken = tried & (accept[:, slot] * (own / left) < (current * hit).sum(-1))
+        residual = _normalised((current - q / left[:, None]).clamp(min=0))
+        # no residual but for rounding: a rejection then has probability ~0, and what is left of p is right
+        lost = (tried & ~taken)[:, None] & (residual.sum(-1, keepdim=True) > 0)
+        rest = torch.where(taken[:, None] & hit, 0.0, rest)
+        current = torch.where(taken[:, None], _normalised(rest), torch.where(lost, residual, current))
+        q = torch.where(tried[:, None] & hit, 0.0, q)
+        left = torch.where(tried, (left - own).clamp(min=1e-300), left)
+        picks = torch.where(taken[:, None] & (slots == got[:, None]), hit.byte().argmax(-1, keepdim=True), picks)
+        got = got + taken
+    for slot in range(width):
+        mass = current.cumsum(-1)
+        inverse = (mass <= draw[:, slot, None] * mass[:, -1:]).sum(-1).clamp(max=p.shape[1] - 1)
+        pick = torch.where(drawn, inverse, current.argmax(-1))[:, None]
+        more = (got < wanted) & (mass[:, -1] > 0)
+        rest = torch.where(more[:, None], rest.scatter(1, pick, 0.0), rest)
+        current = torch.where(more[:, None], _normalised(rest), current)
+        picks = torch.where(more[:, None] & (slots == got[:, None]), pick, picks)
+        got, short = got + more, short | more
+    return picks, short
+
+
+def _node(picks: Tensor, hits: Tensor, first: int) -> Tensor:
+    """The node of each pair, [R, W]; -1 for one that was not drafted. `first` is the level's first node."""
+    if not hits.shape[2]:
+        return torch.full_like(picks, -1)
+    found = hits.gather(1, picks.clamp(min=0)[:, :, None].expand(-1, -1, hits.shape[2]))
+    return torch.where(found.any(-1) & (picks >= 0), found.byte().argmax(-1) + first, -1)
+
+
+def _follow(now: _Beams, picks: Tensor, pairs: Tensor, node: Tensor, level: int, scored: Scored, rows: Rows) -> _Beams:
+    """The beams that drawn pairs make."""
+    ids, at = _after(scored.after.ids, now), picks.clamp(min=0)
+    parent, alive = at // ids.shape[2], picks >= 0
+    over = now.ended.gather(1, parent)
+    token = torch.where(over, -1, ids.flatten(1).gather(1, at))
+    weight = pairs.gather(1, at).masked_fill(~alive, -math.inf)
+    return _extended(now, parent, token, node, weight, level, rows)
+
+
+def _replayed(now: _Beams, scored: Scored, rows: Rows, live: Live, level: int) -> _Beams:
+    """The beams that were alive before the block, as far as `level`: each in its own slot."""
+    tree, width = scored.tree, scored.tree.width
+    node = index(width, rows.rule.device).expand(len(tree.tokens), -1)
+    parent = node if level > 1 else torch.zeros_like(node)
+    node = node + (level - 1) * width
+    has, alive = live.lengths[:, :width] >= level, live.weights[:, :width] > -math.inf
+    # what was likely enough then is not forbidden now, whatever a device rounds
+    log_p = scored.log_p.gather(1, node).double().clamp(min=-1e3)
+    weight = (now.weight.gather(1, parent) + torch.where(has, log_p, 0.0)).masked_fill(~alive, -math.inf)
+    return _extended(now, parent, torch.where(has, tree.tokens.gather(1, node), -1), node, weight, level, rows)
+
+
+def _extended(
+    now: _Beams, parent: Tensor, token: Tensor, node: Tensor, weight: Tensor, level: int, rows: Rows
+) -> _Beams:
+    """Beams `parent` [R, W] with one more token; -1 for one that has ended."""
+    here = index(now.path.shape[2], token.device) == level - 1
+
+    def along(values: Tensor, new: Tensor) -> Tensor:
+        return torch.where(here, new[:, :, None], values.gather(1, parent[:, :, None].expand(-1, -1, values.shape[2])))
+
+    ended = (token < 0) | (rows.ends[token.clamp(min=0)] & rows.heeds)
+    return _Beams((node + 1).clamp(min=0), weight, ended, along(now.path, token), along(now.trail, node))
+
+
+def _decided(beams: _Beams, upto: Tensor) -> _Beams:
+    """Without the beams whose token number `upto` [R], from 1, is not that of the first."""
+    at = (upto - 1).clamp(min=0)[:, None, None].expand(-1, beams.path.shape[1], 1)
+    token = beams.path.gather(2, at).squeeze(2)
+    gone = (upto >= 1)[:, None] & (token != token[:, :1])
+    return beams._replace(weight=beams.weight.masked_fill(gone, -math.inf))
+
+
+def _verdict(beams: _Beams, levels: int, candidates: int) -> Verdict:
+    """What all live beams have in common is text; if all have ended, the first of them is."""
+    alive, path = beams.alive, beams.path
+    same = ((path == path[:, :1]) | ~alive[:, :, None]).all(1) & (path[:, 0] >= 0)
+    over = (beams.ended | ~alive).all(-1)
+    lengths = (path >= 0).sum(-1)
+    count = torch.where(over, lengths[:, 0], same.long().cumprod(-1).sum(-1))
+    node = torch.where(count > 1, beams.trail[:, 0].gather(1, (count - 2).clamp(min=0)[:, None]).squeeze(1), -1)
+    last = path[:, 0].gather(1, (count - 1).clamp(min=0)[:, None]).clamp(min=0).expand(-1, candidates)
+    pending = alive & ~over[:, None]
+    live = Live(
+        tokens=behind(path, count, levels),
+        lengths=torch.where(pending, lengths - count[:, None], 0).clamp(min=0),
+        weights=torch.where(pending, beams.weight, -math.inf).float(),
+    )
+    one = (index(candidates, path.device) == 0).float().expand(len(path), -1)
+    return Verdict(node, count - 1, last, one, live)
+
+
+def _after(values: Tensor, now: _Beams) -> Tensor:
+    """What holds after each beam, [R, W, K], of what holds after root and nodes."""
+    return values.gather(1, now.at[:, :, None].expand(-1, -1, values.shape[2]))
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    """Of sum 1, or all 0."""
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
