@@ -24,7 +24,7 @@ class Block(NamedTuple):
         accepted: what was decided.
         tokens, log_probs, lengths: the same as lists, by row: emitted tokens and their log-probabilities, of which the
             first length + 1 count, and accepted draft tokens (-1: none, and no other either).
-        beams: of each row, those that the next block goes on with; None if no row's method keeps any.
+        beams: of each row whose method keeps some, those that the next block goes on with; None if none does.
         drafted, scored: `time.perf_counter()` when the draft was there, and when it was scored.
     """
 

@@ -24,6 +24,7 @@ from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distribution import Candidates, process
 from mtad.draft import assemble, expand, root, stack
 from mtad.errors import InvalidInput
+from mtad.live import Beams, Live, replay
 from mtad.noise import draw_noise
 from mtad.params import METHODS, DecodingParams
 from mtad.rows import block_shape, places, stack_rows
@@ -64,6 +65,7 @@ class Running:
     constraint: Constraint | None
     prompt: Tokens = ()
     text: list[int] = field(default_factory=list)
+    beams: Beams = field(default_factory=list)
     done: bool = False
     failed: ConstraintFailed | None = None
 
@@ -76,6 +78,7 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
     rows = stack_rows(params, shape, vocab, eos)
     noise = draw_noise(params, [case.key for case in cases], shape, vocab)
     constraints = Constraints.of([r.constraint for r in running])
+    live = Live.of([r.beams for r in running], shape.draft_len, shape.width) if shape.live else None
     paths = root_paths(len(cases))
     tree, q, above = None, None, []
     if shape.draft_len:
@@ -86,7 +89,8 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
             candidates = process(constraints.adjust(logits, *paths) if constraints else logits, rows)
             assert not candidates.log_prob.isnan().any()
             place = places(rows, shape)[depth - 1]
-            level = expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            above_it, level = level, expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            level = replay(level, above_it, live, depth, place, rows) if live else level
             paths = extend(paths, level)
             known = tuples(*paths)
             levels.append(level)
@@ -99,8 +103,10 @@ def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index:
         paths = tree_paths(tree)
     logits = logits_after([case.pair.target for case in cases], cases, tuples(*paths))
     adjusted = constraints.adjust(logits, *paths) if constraints else logits
-    accepted = accept(tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above))
+    accepted = accept(tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live)
+    kept = accepted.live.beams() if accepted.live else [[]] * len(running)
     for row, request in enumerate(running):
+        request.beams = kept[row] if request.params.spec.live else []
         emitted = accepted.tokens[row, : int(accepted.length[row]) + 1].tolist()
         emitted = emitted[: request.params.max_tokens - len(request.text)]
         ends = [at for at, token in enumerate(emitted) if token in eos]

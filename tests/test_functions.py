@@ -14,6 +14,7 @@ import torch
 import engines.graphs
 from mtad.block import Context, Draft
 from mtad.errors import InvalidInput
+from mtad.live import Beams
 from mtad.params import METHODS, DecodingParams
 from runtime.batch import Batch, Batches
 from runtime.functions import BlockFunctions, CompiledFunctions, TorchFunctions
@@ -74,10 +75,8 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
             note(f"begin {name}", values)
         level, sees, levels = batch.root, begun.sees, []
         for at, place in enumerate(batch.places):
-            nodes = level.tokens.shape[1]
-            grown = functions.grow(
-                at + 1, level, sees, logits(nodes), batch.noise.gumbel[at], place, begun, context, batch.rows
-            )
+            drawn, noise = logits(level.tokens.shape[1]), batch.noise.gumbel[at]
+            grown = functions.grow(at + 1, level, sees, drawn, noise, place, begun, context, batch.rows, batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
             live = level.log_q > -math.inf
@@ -89,7 +88,7 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
             note(f"level {at} write_at", grown.inputs.write_at)
             note(f"level {at} log_prob", grown.first.log_prob)
             note(f"level {at} ids", grown.first.ids, grown.first.log_prob > -math.inf)
-        draft = functions.finish(levels, batch.rows)
+        draft = functions.finish(levels, batch.rows)._replace(live=batch.live)
         drafted = draft.tree.drafted
         for name, values in zip(draft.tree._fields, draft.tree, strict=True):
             note(f"tree {name}", values, None if name == "drafted" else drafted)
@@ -110,6 +109,8 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
     note("path", accepted.path, emitted[:, 1:])
     for name, values in zip(("auxiliary", "target", "to"), accepted.moves or (), strict=False):
         note(f"moves {name}", values)
+    for name, values in zip(("tokens", "lengths", "weights"), accepted.live or (), strict=False):
+        note(f"live {name}", values, batch.rows.rule.ge(0) if len(shape.rules) == 1 else torch.tensor(False))
     return found
 
 
@@ -141,7 +142,9 @@ def test_compiled_functions_compute_what_eager_ones_do(compiled: CompiledFunctio
     for block in range(2):
         committed = [chance.randint(1, 80) for _ in range(rows)]
         last_two = [(chance.randrange(vocab), chance.randrange(vocab)) for _ in range(rows)]
-        batch = batches.batch(params, last_two, committed, [(row, block) for row in range(rows)])
+        kept: Beams = [((1, 2), -1.0), ((1, 4), -2.0)]
+        beams = [kept if p.spec.live and p.draft_len > 3 and p.beam_width > 1 and block else [] for p in params]
+        batch = batches.batch(params, last_two, committed, [(row, block) for row in range(rows)], (), beams)
         expected = run_block(TorchFunctions().of(rows, batch.shape, LENGTH), batch, vocab, seed + block)
         found = run_block(compiled.of(rows, batch.shape, LENGTH), batch, vocab, seed + block)
         for ours, theirs in zip(found, expected, strict=True):
