@@ -23,7 +23,7 @@ from runtime.request import Request
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
 EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
-METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold")
+METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold", "dsbd")
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 every_method = pytest.mark.parametrize("method", METHODS)
