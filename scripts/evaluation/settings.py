@@ -20,7 +20,8 @@ from mtad.params import METHODS, DecodingParams
 from runtime.tune import GRID
 
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
-    "greedy": {"method": "sample", "temperature": 0.0}
+    "greedy": {"method": "sample", "temperature": 0.0},
+    "dsbd-constant": {"method": "dsbd", "accept_threshold": 0.0},
 }
 TUNED = Path(__file__).resolve().parent.parent / "demo" / "tuned.json"
 
