@@ -31,6 +31,8 @@ class EngineSpec:
         format: `onnx` (ONNX Runtime) or `torch`.
         checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
         versions: package versions the exporter ran with.
+        source: where that checkpoint was: a folder, or a hub id; empty if unknown.
+        build_hash: sha256 over all that decides what is in the folder, see `export.build`; empty if not exported.
     """
 
     architecture: str
@@ -45,6 +47,8 @@ class EngineSpec:
     format: str
     checkpoint_hash: str
     versions: dict[str, str]
+    source: str = ""
+    build_hash: str = ""
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,9 @@ def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
 
-def write_spec(folder: Path, spec: EngineSpec) -> None:
-    """Write `engine.json`."""
-    write_json(folder / "engine.json", asdict(spec))
+def write_spec(folder: Path, spec: EngineSpec, name: str = "engine.json") -> None:
+    """Write `engine.json`, or the same under another name."""
+    write_json(folder / name, asdict(spec))
 
 
 def read_spec(folder: Path) -> EngineSpec:
@@ -97,8 +97,8 @@ def read_spec(folder: Path) -> EngineSpec:
     """
     values = read_json(folder, "engine.json")
     names = {f.name for f in fields(EngineSpec)}
-    if set(values) != names:
-        wrong = sorted(set(values) ^ names)
+    optional = {f.name for f in fields(EngineSpec) if f.default is not MISSING}
+    if wrong := sorted((set(values) ^ names) - (optional - set(values))):
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
     for name in _SIZES:
         if not isinstance(values[name], int) or values[name] < 1:
@@ -130,8 +130,15 @@ def open_engine(folder: Path | str, threads: int = 1, rows: int | None = None) -
     """
     folder = Path(folder)
     spec = read_spec(folder)
-    if rows is not None:
-        spec = replace(spec, rows=rows)
+    return open_model(folder, spec if rows is None else replace(spec, rows=rows), threads)
+
+
+def open_model(folder: Path, spec: EngineSpec, threads: int = 1) -> Engine:
+    """Open the model files of a folder that has no `engine.json` yet.
+
+    Raises:
+        InvalidInput: they are damaged.
+    """
     try:
         if spec.format == "torch":
             from engines.torch_engine import TorchEngine

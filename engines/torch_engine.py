@@ -18,13 +18,18 @@ class TorchEngine(Engine):
     Args:
         source: a folder with the checkpoint, or the model.
         spec: its specification.
+
+    Attributes:
+        model: what runs, with the checkpoint's own model inside.
     """
+
+    model: StepModel
 
     def __init__(self, source: Path | PreTrainedModel, spec: EngineSpec) -> None:
         super().__init__(spec)
         if isinstance(source, Path):
             source = AutoModelForCausalLM.from_pretrained(source, dtype=spec.torch_dtype, local_files_only=True)
-        self._model = StepModel(source, scatter_in_place)
+        self.model = StepModel(source, scatter_in_place)
 
     @torch.inference_mode()
     def step(self, step: Step) -> Tensor:
@@ -34,5 +39,5 @@ class TorchEngine(Engine):
         keys = [self.kv[layer, 0, rows] for layer in layers]
         values = [self.kv[layer, 1, rows] for layer in layers]
         logits: Tensor
-        logits, _, _ = self._model(step.tokens, step.positions, step.mask, step.write_at, step.keep, keys, values)
+        logits, _, _ = self.model(step.tokens, step.positions, step.mask, step.write_at, step.keep, keys, values)
         return logits

@@ -11,6 +11,7 @@ import json
 import logging
 import platform
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,12 +43,16 @@ class Checkpoint:
         folder: where its files are.
         config: its configuration, as transformers reads it.
         digest: sha256 over configuration and weights.
+        source: where it was found: an absolute folder, or a hub id.
+        download: bytes of weights that are still on the hub; 0 if they are here.
     """
 
     name: str
     folder: Path
     config: PretrainedConfig
     digest: str
+    source: str
+    download: int = 0
 
     @property
     def positions(self) -> int | None:
@@ -129,6 +134,7 @@ class Checkpoint:
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("mtad", "torch", "transformers", "onnx", "onnxscript")},
             },
+            source=self.source,
         )
 
     def _shape(self) -> tuple[int, int, int, int]:
@@ -147,19 +153,21 @@ class Checkpoint:
             noisy.setLevel(level)
 
 
-def find(name: str, source: str) -> Checkpoint:
+def find(name: str, source: str, weights: bool = True) -> Checkpoint:
     """Find a checkpoint and check that it can be exported; no weights are read into memory.
 
     Args:
         name: the option's name, for messages.
         source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
+        weights: without, a hub id's weights are not downloaded, and the digest is empty where they are not there.
 
     Raises:
         InvalidInput: not there, incomplete, or no causal language model that transformers knows.
     """
-    folder = Path(source)
+    folder, size = Path(source), 0
+    origin = str(folder.absolute()) if folder.is_dir() else source
     if not folder.is_dir():
-        folder = _download(name, source)
+        folder, size = _download(name, source, weights)
     path = folder / "config.json"
     if not path.is_file():
         raise InvalidInput(name, source, "the folder has no config.json; give a Hugging Face checkpoint")
@@ -174,29 +182,38 @@ def find(name: str, source: str) -> Checkpoint:
     if known is None or known.__name__ != architecture:
         wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
         raise InvalidInput(name, source, f"{architecture} is not a causal language model of its type ({wanted})")
-    weights = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), None)
-    if weights is None:
+    files = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), None)
+    if size:
+        return Checkpoint(name, folder, config, "", origin, size)
+    if files is None:
         raise InvalidInput(name, source, f"the folder has no weights ({' or '.join(WEIGHTS)})")
     digest = hashlib.sha256()
-    for file in [path, *weights]:
+    for file in [path, *files]:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return Checkpoint(name, folder, config, digest.hexdigest())
+    return Checkpoint(name, folder, config, digest.hexdigest(), origin)
 
 
-def _download(name: str, source: str) -> Path:
-    from huggingface_hub import snapshot_download
+def _download(name: str, source: str, weights: bool) -> tuple[Path, int]:
+    """The folder a hub id was downloaded to, and how many bytes of weights were left there."""
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
     try:
         common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
+        if not weights:
+            files = HfApi().model_info(source, files_metadata=True).siblings or []
+            sizes = [sum(f.size or 0 for f in files if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
+            if not any(sizes):
+                raise InvalidInput(name, source, f"the hub has no weights of it ({' or '.join(WEIGHTS)})")
+            return Path(snapshot_download(source, allow_patterns=common)), next(filter(None, sizes))
         for kind in WEIGHTS:
             folder = Path(snapshot_download(source, allow_patterns=[*common, kind]))
             if any(folder.glob(kind)):
                 break
-        return folder
+        return folder, 0
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(name, source, f"no such folder, and the hub did not give it: {reason}") from None

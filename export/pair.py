@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -15,16 +15,15 @@ from transformers import PreTrainedTokenizerBase
 from engines.base import BLOCK, DTYPES, EngineSpec
 from engines.folder import (
     exported_defaults,
-    open_engine,
+    open_model,
     read_json,
     read_spec,
     vocabulary_hash,
-    write_folder,
-    write_json,
-    write_spec,
 )
+from export.build import build_hash
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
+from export.unfinished import workplace
 from export.verify import verify
 from export.vocabulary import common_vocabulary
 from mtad.errors import InvalidInput
@@ -51,7 +50,8 @@ def export_pair(
     """Compile two checkpoints and write `folder/target`, `folder/auxiliary` and `folder/pair.json`.
 
     Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
-    before the folder takes its name; an interrupted export leaves nothing under it.
+    before the folder takes its name; an interrupted export leaves nothing under it. An engine is built only if its hash
+    (`export.build`) is not that of one in the folder, nor of one that an interrupted export has finished.
 
     Args:
         folder: the pair folder.
@@ -71,6 +71,57 @@ def export_pair(
         InvalidInput: before anything is compiled, or when a model cannot be written as a graph; nothing is left behind.
         VerificationFailed: an engine does not compute what its checkpoint computes; nothing is left behind.
     """
+    plan = plan_pair(target, auxiliary, rows, capacity, dtype, format, defaults, progress)
+    folder = folder.absolute()
+    if not check_folder(folder, plan, overwrite):
+        return False
+    wanted = {model.name: spec.build_hash for model, spec, _ in plan.engines}
+    with workplace(folder, wanted) as work:
+        for model, spec, tokenizer in plan.engines:
+            if work.finished(model.name):
+                progress(f"{model.name}: finished before")
+            elif _engine_differs(folder / model.name, spec):
+                _write_engine(work.begin(model.name), model, spec, tokenizer, progress)
+                work.finish(model.name, spec)
+            else:
+                progress(f"{model.name}: unchanged")
+                work.take(model.name, folder / model.name, spec)
+        work.publish(folder, list(wanted), plan.description)
+    return True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an export will write, its input checked.
+
+    Attributes:
+        engines: checkpoint, engine and tokenizer of the target and of the auxiliary.
+        description: content of `pair.json`.
+    """
+
+    engines: tuple[tuple[Checkpoint, EngineSpec, PreTrainedTokenizerBase], ...]
+    description: dict[str, object]
+
+
+def plan_pair(
+    target: str,
+    auxiliary: str,
+    rows: int,
+    capacity: int,
+    dtype: str,
+    format: str,
+    defaults: dict[str, object] | None,
+    progress: Callable[[str], None] = lambda stage: None,
+    weights: bool = True,
+) -> Plan:
+    """Check all input of `export_pair` but the folder.
+
+    Args:
+        weights: download the weights of hub ids; without, the hashes of engines made of them are not an export's.
+
+    Raises:
+        InvalidInput: something is wrong with it.
+    """
     if rows < 1:
         raise InvalidInput("rows", rows, "give at least 1")
     if capacity < 2 * BLOCK or capacity % BLOCK:
@@ -81,32 +132,39 @@ def export_pair(
         raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
     checked = DecodingParams.from_dict(defaults or {})
     progress("checking")
-    models = [find("target", target), find("auxiliary", auxiliary)]
+    models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
     specs = [model.spec(rows, capacity, dtype, format) for model in models]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
-    description = {
+    specs = [replace(s, build_hash=build_hash(s, t)) for s, t in zip(specs, tokenizers, strict=True)]
+    description: dict[str, object] = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
         "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
     }
-    folder = folder.absolute()
-    if folder.exists():
-        if _same(folder, specs, description):
-            return False
-        if not (folder / "pair.json").is_file():
-            raise InvalidInput("pair", str(folder), "exists and was not written by mtad-export; give another name")
-        tuned = _is_tuned(folder)
-        if not overwrite:
-            loss = " (its tuning is lost then)" if tuned else ""
-            problem = f"exists and holds something else; give another name or --overwrite{loss}"
-            raise InvalidInput("pair", str(folder), problem)
-        if tuned:
-            log.warning("%s was tuned, for what it held before: run mtad-tune again", folder)
-    with write_folder(folder) as temporary:
-        for model, spec, tokenizer in zip(models, specs, tokenizers, strict=True):
-            _write_engine(temporary / model.name, model, spec, tokenizer, progress)
-        write_json(temporary / "pair.json", description)
+    return Plan(tuple(zip(models, specs, tokenizers, strict=True)), description)
+
+
+def check_folder(folder: Path, plan: Plan, overwrite: bool) -> bool:
+    """Whether there is anything to write.
+
+    Raises:
+        InvalidInput: the folder holds something that may not be replaced.
+    """
+    if not folder.exists():
+        return True
+    different = _differences(folder, plan)
+    if not different:
+        return False
+    if not (folder / "pair.json").is_file():
+        raise InvalidInput("pair", str(folder), "exists and was not written by mtad-export; give another name")
+    tuned = _is_tuned(folder)
+    if not overwrite:
+        loss = " (its tuning is lost then)" if tuned else ""
+        problem = f"exists and holds something else ({different}); give another name or --overwrite{loss}"
+        raise InvalidInput("pair", str(folder), problem)
+    if tuned:
+        log.warning("%s was tuned, for what it held before: run mtad-tune again", folder)
     return True
 
 
@@ -117,7 +175,7 @@ def _write_engine(
     tokenizer: PreTrainedTokenizerBase,
     progress: Callable[[str], None],
 ) -> None:
-    folder.mkdir()
+    """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
     model = checkpoint.load(spec.dtype)
     progress(f"{checkpoint.name}: export")
     if spec.format == "onnx":
@@ -133,25 +191,36 @@ def _write_engine(
     else:
         model.save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
-    write_spec(folder, spec)
     progress(f"{checkpoint.name}: verify")
     reference = model if spec.dtype == "float32" else checkpoint.load("float32")
     reference.set_attn_implementation("eager")
-    threads = torch.get_num_threads()
-    engine = open_engine(folder, threads=threads)
-    verify(engine, reference)
+    verify(open_model(folder, spec, torch.get_num_threads()), reference)
 
 
-def _same(folder: Path, specs: list[EngineSpec], description: dict[str, object]) -> bool:
-    """Whether `folder` is what an export with these engines and this description would write."""
+def _differences(folder: Path, plan: Plan) -> str:
+    """What an export would change in `folder`, in words; empty if nothing."""
+    found = {model.name: _engine_differs(folder / model.name, spec) for model, spec, _ in plan.engines}
     try:
-        written = [read_spec(folder / name) for name in ("target", "auxiliary")]
-        found = read_json(folder, "pair.json")
-        found["defaults"] = exported_defaults(found)  # tuned since or not: it is the same export
-        found.pop("tuning", None)
-        return written == specs and found == json.loads(json.dumps(description))
-    except (InvalidInput, OSError):
-        return False
+        pair = read_json(folder, "pair.json")
+        pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
+        pair.pop("tuning", None)
+        same = pair == json.loads(json.dumps(plan.description))
+        found["pair.json"] = [] if same else sorted(k for k in plan.description if pair.get(k) != plan.description[k])
+    except InvalidInput:
+        found["pair.json"] = ["damaged"]
+    return "; ".join(f"{name}: {', '.join(fields)}" for name, fields in found.items() if fields)
+
+
+def _engine_differs(folder: Path, spec: EngineSpec) -> list[str]:
+    """What is not as in the engine of `folder`; its source does not count."""
+    try:
+        there, wanted = asdict(read_spec(folder)), asdict(spec)
+    except InvalidInput:
+        return ["missing or damaged"]
+    different = [name for name in wanted if name != "source" and there[name] != wanted[name]]
+    if different == ["build_hash"]:
+        return ["exporter or tokenizer"]
+    return [name for name in different if name != "build_hash"]
 
 
 def _is_tuned(folder: Path) -> bool:

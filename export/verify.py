@@ -1,12 +1,18 @@
-"""Does an engine compute what the checkpoint computes? Checked on every export, before the folder gets its name."""
+"""Does an engine compute what the checkpoint computes? Checked on every export, before the folder gets its name.
+
+The same batches, references and tolerances serve `mtad-check` (`export/check.py`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from engines.base import Engine, Step, mask_length
+from engines.base import Engine, EngineSpec, Step, mask_length
 from mtad.errors import VerificationFailed
 from mtad.tree import attend
 
@@ -14,8 +20,49 @@ TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
 """Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
 CHUNK = 256
 """Tokens stored in one step."""
+NODES = 6
+"""Drafted tokens a row."""
 LONG = 512
 """Contexts longer than this are compared at the root and the last node alone: each costs a pass without a cache."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A ragged batch with a token tree on each row's last token.
+
+    Attributes:
+        tokens: int64 [R, T], contexts, right-padded.
+        lengths: int64 [R], tokens of each context.
+        drafted: int64 [R, N], the trees' tokens.
+        parents: int64 [R, N], -1 is the context's last token; every parent comes before its children.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    drafted: Tensor
+    parents: Tensor
+
+    @property
+    def ancestors(self) -> Tensor:
+        """Bool [R, N, N]: which nodes lie on the path to each node, itself included."""
+        return ancestors_of(self.parents)
+
+    @property
+    def compared(self) -> tuple[Tensor, Tensor]:
+        """Rows and positions in the step that are compared, int64 [K] each; position 0 is the root, 1 the first."""
+        nodes = self.drafted.shape[1]
+        where = [
+            (row, position)
+            for row, length in enumerate(self.lengths.tolist())
+            for position in (range(nodes + 1) if length <= LONG else (0, nodes))
+        ]
+        rows, positions = torch.tensor(where).T
+        return rows, positions
+
+
+def tolerance(spec: EngineSpec) -> float:
+    """Largest difference of a logit that is accepted of an engine, against its checkpoint in float32."""
+    return TOLERANCE[spec.dtype]
 
 
 def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
@@ -36,17 +83,84 @@ def ancestors_of(parents: Tensor) -> Tensor:
     return seen
 
 
+def make_cases(spec: EngineSpec, window: int | None, seed: int = 0) -> tuple[Case, Case]:
+    """Ragged rows with a chain, and the same rows with random trees.
+
+    Args:
+        spec: rows, capacity and vocabulary they must fit.
+        window: the model's sliding window; where the capacity exceeds it, one row is longer than it.
+        seed: of the random tokens and trees.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows, window = min(3, spec.rows), window or 0
+    longest = max(37, window + 9) if window < spec.capacity else 37
+    lengths = torch.tensor([longest, 9, 21][:rows]).clamp(max=spec.capacity - NODES - 1)
+    tokens = torch.randint(spec.vocab_size, (rows, int(lengths.max())), generator=generator)
+    drafted = torch.randint(spec.vocab_size, (rows, NODES), generator=generator)
+    chain = Case(tokens, lengths, drafted, torch.arange(-1, NODES - 1).repeat(rows, 1))
+    return chain, replace(chain, parents=random_tree(rows, NODES, generator))
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """Tokens that the narrowest attention of a model reaches back; None: all."""
+    window: int | None = getattr(config.get_text_config(), "sliding_window", None)
+    return window
+
+
+def run_engine(engine: Engine, case: Case) -> Tensor:
+    """Logits float32 [K, V] of an engine at what a case compares; its cache is overwritten."""
+    return compared(case, engine.step(begin(engine, case)).flip(1))
+
+
+def begin(engine: Engine, case: Case) -> Step:
+    """Store a case's contexts in an engine's cache, but for their last tokens; return the step that scores the trees.
+
+    The step keeps all positions in reverse, so that selecting them is checked as well.
+    """
+    lengths, ancestors = case.lengths, case.ancestors
+    rows, nodes = case.drafted.shape
+    _prefill(engine, case.tokens)
+    size = mask_length(case.tokens.shape[1] + nodes, engine.spec.capacity)
+    root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
+    columns = (torch.arange(size) - (lengths - 1)[:, None]).clamp(0, nodes + 1)  # as `tree_columns` counts
+    return Step(
+        tokens=torch.cat([case.tokens.gather(1, lengths[:, None] - 1), case.drafted], 1),
+        positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
+        write_at=lengths - 1,
+        mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
+        keep=torch.arange(nodes, -1, -1),
+    )
+
+
+@torch.inference_mode()
+def run_checkpoint(model: PreTrainedModel, case: Case, each: Callable[[int], None] = lambda length: None) -> Tensor:
+    """Logits float32 [K, V] of a checkpoint at what a case compares.
+
+    The model's own forward pass without a cache, on the full token sequence of each tree path: nothing of the hook, the
+    masks or the cache is shared with what is being checked.
+
+    Args:
+        model: the checkpoint in float32, with its own attention.
+        case: what to run.
+        each: called after each pass, of which there are K, with the length of its sequence.
+    """
+    ancestors, logits = case.ancestors, []
+    for row, position in zip(*(part.tolist() for part in case.compared), strict=True):
+        path = case.drafted[row][ancestors[row, position - 1]] if position else case.drafted[row, :0]
+        sequence = torch.cat([case.tokens[row, : case.lengths[row]], path])
+        logits.append(model(sequence[None], use_cache=False).logits[0, -1])
+        each(len(sequence))
+    return torch.stack(logits)
+
+
 @torch.inference_mode()
 def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     """Compare an engine with its checkpoint on ragged rows, a chain and a random tree.
 
-    The reference is the model's own forward pass without a cache, on the full token sequence of each tree path: nothing
-    of the hook, the masks or the cache is shared with what is being checked. Where the model has a sliding window that
-    the capacity exceeds, one row is longer than it.
-
     Args:
         engine: freshly opened; its cache is overwritten.
         model: the checkpoint in float32, with its own attention.
+        seed: of `make_cases`.
 
     Returns:
         the largest absolute difference of a logit.
@@ -54,44 +168,23 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     Raises:
         VerificationFailed: the difference exceeds `TOLERANCE`.
     """
-    generator = torch.Generator().manual_seed(seed)
-    spec, nodes = engine.spec, 6
-    rows = min(3, spec.rows)
-    window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
-    longest = max(37, window + 9) if window < spec.capacity else 37
-    lengths = torch.tensor([longest, 9, 21][:rows]).clamp(max=spec.capacity - nodes - 1)
-    longest = int(lengths.max())
-    tokens = torch.randint(spec.vocab_size, (rows, longest), generator=generator)
-    drafted = torch.randint(spec.vocab_size, (rows, nodes), generator=generator)
-    chain = torch.arange(-1, nodes - 1).expand(rows, nodes)
-    worst = torch.zeros(())
-    for parents in (chain, random_tree(rows, nodes, generator)):
-        ancestors = ancestors_of(parents)
-        _prefill(engine, tokens)
-        size = mask_length(longest + nodes, spec.capacity)
-        root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
-        columns = (torch.arange(size) - (lengths - 1)[:, None]).clamp(0, nodes + 1)  # as `tree_columns` counts
-        step = Step(
-            tokens=torch.cat([tokens.gather(1, lengths[:, None] - 1), drafted], 1),
-            positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
-            write_at=lengths - 1,
-            mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
-            keep=torch.arange(nodes, -1, -1),  # not their own order, so that selecting is checked as well
-        )
-        logits = engine.step(step).float().flip(1)
-        for row in range(rows):
-            context = tokens[row, : lengths[row]]
-            for node in range(-1, nodes) if len(context) <= LONG else (-1, nodes - 1):
-                path = drafted[row][ancestors[row, node]] if node >= 0 else drafted[row, :0]
-                reference = model(torch.cat([context, path])[None]).logits[0, -1]
-                worst = torch.maximum(worst, (logits[row, node + 1] - reference).abs().max())  # a NaN stays
+    spec, worst = engine.spec, torch.zeros(())
+    for case in make_cases(spec, sliding_window(model.config), seed):
+        difference = (run_engine(engine, case) - run_checkpoint(model, case)).abs().max()
+        worst = torch.maximum(worst, difference)  # a NaN stays
     engine.kv.zero_()
-    if not worst <= TOLERANCE[spec.dtype]:
+    if not worst <= tolerance(spec):
         raise VerificationFailed(
             f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
-            f"(allowed for {spec.dtype}: {TOLERANCE[spec.dtype]}); the engine was not written"
+            f"(allowed for {spec.dtype}: {tolerance(spec)}); the engine was not written"
         )
     return float(worst)
+
+
+def compared(case: Case, values: Tensor) -> Tensor:
+    """Float32 [K, ..] at what a case compares, of [R, 1 + N, ..]."""
+    rows, positions = case.compared
+    return values[rows, positions].float()
 
 
 def _prefill(engine: Engine, tokens: Tensor) -> None:

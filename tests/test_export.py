@@ -195,7 +195,7 @@ class TestFolder:
     ) -> None:
         if existing:
             export()
-        before = state(tmp_path)
+        before = state(tmp_path / "pair")
         calls = []
 
         def fail_on_the_second(*args: object) -> None:
@@ -206,8 +206,8 @@ class TestFolder:
         monkeypatch.setattr("export.pair.verify", fail_on_the_second)
         with pytest.raises(type(error)):
             export(rows=3, overwrite=True)
-        assert state(tmp_path) == before
-        assert names(tmp_path) == ({"pair"} if existing else set())
+        assert state(tmp_path / "pair") == before
+        assert {name for name in names(tmp_path) if not name.startswith(".")} == ({"pair"} if existing else set())
 
     @pytest.mark.parametrize("format", ["onnx", "torch"])
     def test_float16_with_tied_embeddings_verifies_and_generates(
