@@ -95,10 +95,11 @@ def read_spec(folder: Path) -> EngineSpec:
     Raises:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
-    values = read_json(folder, "engine.json")
+    optional = {f.name: f.default for f in fields(EngineSpec) if f.default is not MISSING}
+    values = {**optional, **read_json(folder, "engine.json")}
     names = {f.name for f in fields(EngineSpec)}
-    optional = {f.name for f in fields(EngineSpec) if f.default is not MISSING}
-    if wrong := sorted((set(values) ^ names) - (optional - set(values))):
+    if set(values) != names:
+        wrong = sorted(set(values) ^ names)
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
     for name in _SIZES:
         if not isinstance(values[name], int) or values[name] < 1:

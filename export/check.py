@@ -156,7 +156,7 @@ def check(
         allowed: accepted difference of a logit, instead of the one for the engines' dtypes.
         seed: of the random batches and trees.
         threads: CPU threads of an engine.
-        progress: called with the number of passes of the reference, and how many were done since the last call.
+        progress: called with how many texts the reference has to run, and how many it ran since the last call.
 
     Raises:
         InvalidInput: a folder is no engine, the checkpoint is not there, or the two are of different models.
@@ -182,7 +182,7 @@ def check(
     each(0)
     engine = _engine(folder, spec, layers, threads)
     if other is None:
-        reference = _checkpoint(source, spec, layers, lambda _: each(1))
+        reference = _checkpoint(source, spec, layers, lambda lengths: each(len(lengths)))
     else:
         reference = _engine(other, second, layers, threads, lambda: each(1))
     limit = sum(map(tolerance, specs)) if allowed is None else allowed
@@ -237,7 +237,7 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
     return source
 
 
-def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[int], None]) -> _Subject:
+def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Subject:
     model = source.load("float32")
     if model.config.get_text_config().vocab_size != spec.vocab_size:
         width = model.config.get_text_config().vocab_size

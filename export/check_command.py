@@ -57,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     checks = []
     for engine, other in folders:
-        with tqdm(desc=f"check {engine.name}", unit="pass", file=sys.stderr, disable=None, leave=False) as bar:
+        with tqdm(desc=f"check {engine.name}", unit="text", file=sys.stderr, disable=None, leave=False) as bar:
 
             def progress(total: int, done: int, bar: tqdm = bar) -> None:
                 bar.total = total

@@ -61,20 +61,21 @@ def graph_places(graph: onnx.GraphProto) -> dict[str, Place]:
 
 
 def checkpoint_layers(
-    model: PreTrainedModel, case: Case, each: Callable[[int], None] = lambda length: None
+    model: PreTrainedModel, case: Case, each: Callable[[list[int]], None] = lambda lengths: None
 ) -> dict[str, Tensor]:
     """What every module gives, [K, H] each, and `logits` [K, V], float32, of a checkpoint run by `run_checkpoint`."""
     passes: list[dict[str, Tensor]] = []
     with _recording(model) as recorded:
 
-        def keep(length: int) -> None:
-            found = {name: _by_token(out, 1, length) for name, out in recorded.items()}
-            passes.append({name: values[0, -1].float() for name, values in found.items() if values is not None})
-            each(length)
+        def keep(lengths: list[int]) -> None:
+            rows, last = torch.arange(len(lengths)), torch.tensor(lengths) - 1
+            found = {name: _by_token(out, len(lengths), max(lengths)) for name, out in recorded.items()}
+            passes.append({name: values[rows, last].float() for name, values in found.items() if values is not None})
+            each(lengths)
 
         logits = run_checkpoint(model, case, keep)
     names = [name for name in passes[0] if all(name in one for one in passes)]
-    return {**{name: torch.stack([one[name] for one in passes]) for name in names}, "logits": logits}
+    return {**{name: torch.cat([one[name] for one in passes]) for name in names}, "logits": logits}
 
 
 def torch_layers(engine: TorchEngine, case: Case) -> dict[str, Tensor]:
@@ -164,10 +165,13 @@ def _recording(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 
 def _by_token(output: Any, rows: int, steps: int) -> Tensor | None:
-    """[R, S, H] of a module's output, if its leading dimensions are rows and tokens, or both in one; else None."""
+    """[R, S, H] of a module's output, if its leading dimensions are rows and tokens, or both in one; else None.
+
+    Rows may be one for all, as of embeddings of positions.
+    """
     if isinstance(output, Tensor) and output.is_floating_point():
-        if output.ndim > 2 and output.shape[:2] == (rows, steps):
-            return output.reshape(rows, steps, -1)
+        if output.ndim > 2 and output.shape[0] in (rows, 1) and output.shape[1] == steps:
+            return output.reshape(output.shape[0], steps, -1).expand(rows, -1, -1)
         if output.ndim == 2 and output.shape[0] == rows * steps:
             return output.reshape(rows, steps, -1)
     return None

@@ -22,6 +22,8 @@ CHUNK = 256
 """Tokens stored in one step."""
 NODES = 6
 """Drafted tokens a row."""
+LOGITS = 2**26
+"""Logits of the reference at most in one pass, which gives them for every position."""
 LONG = 512
 """Contexts longer than this are compared at the root and the last node alone: each costs a pass without a cache."""
 
@@ -133,24 +135,32 @@ def begin(engine: Engine, case: Case) -> Step:
 
 
 @torch.inference_mode()
-def run_checkpoint(model: PreTrainedModel, case: Case, each: Callable[[int], None] = lambda length: None) -> Tensor:
+def run_checkpoint(
+    model: PreTrainedModel, case: Case, each: Callable[[list[int]], None] = lambda lengths: None
+) -> Tensor:
     """Logits float32 [K, V] of a checkpoint at what a case compares.
 
-    The model's own forward pass without a cache, on the full token sequence of each tree path: nothing of the hook, the
-    masks or the cache is shared with what is being checked.
+    The model's own forward pass without a cache, on the full token sequence of each tree path, several at once, padded
+    behind their ends: nothing of the hook, the masks or the cache is shared with what is being checked.
 
     Args:
         model: the checkpoint in float32, with its own attention.
         case: what to run.
-        each: called after each pass, of which there are K, with the length of its sequence.
+        each: called after each pass with the lengths of its sequences, in the order of what is compared.
     """
-    ancestors, logits = case.ancestors, []
+    ancestors, paths = case.ancestors, []
     for row, position in zip(*(part.tolist() for part in case.compared), strict=True):
         path = case.drafted[row][ancestors[row, position - 1]] if position else case.drafted[row, :0]
-        sequence = torch.cat([case.tokens[row, : case.lengths[row]], path])
-        logits.append(model(sequence[None], use_cache=False).logits[0, -1])
-        each(len(sequence))
-    return torch.stack(logits)
+        paths.append(torch.cat([case.tokens[row, : case.lengths[row]], path]))
+    together = max(1, LOGITS // (max(map(len, paths)) * model.config.get_text_config().vocab_size))
+    last = []
+    for start in range(0, len(paths), together):
+        part = paths[start : start + together]
+        lengths = list(map(len, part))
+        logits = model(torch.nn.utils.rnn.pad_sequence(part, batch_first=True), use_cache=False).logits
+        last.append(logits[torch.arange(len(part)), torch.tensor(lengths) - 1].float())
+        each(lengths)
+    return torch.cat(last)
 
 
 @torch.inference_mode()
