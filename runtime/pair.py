@@ -88,8 +88,8 @@ def open_pair(
     if memory is not None:
         keep = 2 * target.capacity if prefix_tokens is None else prefix_tokens
         rows = Memory.of(target, auxiliary, weights, nodes + 1, keep).within(memory).rows
-    tokenizer = _tokenizer(folder / "target", vocabulary)
-    _tokenizer(folder / "auxiliary", vocabulary)
+    tokenizer = open_tokenizer(folder / "target", vocabulary)
+    open_tokenizer(folder / "auxiliary", vocabulary)
     return Pair(
         target=open_engine(folder / "target", threads, rows),
         auxiliary=open_engine(folder / "auxiliary", 1, rows),
@@ -124,11 +124,20 @@ def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str,
         raise InvalidInput("pair", str(folder), f"pair.json cannot be written: {error}") from None
 
 
-def _tokenizer(folder: Path, vocabulary: str) -> PreTrainedTokenizerBase:
+def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of an engine folder.
+
+    Args:
+        folder: the engine's.
+        vocabulary: hash that its vocabulary must have; None: any.
+
+    Raises:
+        InvalidInput: damaged, or another vocabulary.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers and tokenizers have many for damaged files
         raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
-    if vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
+    if vocabulary is not None and vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
         raise InvalidInput("folder", str(folder), "its vocabulary is not the one that was checked; export again")
     return tokenizer

@@ -1,0 +1,145 @@
+"""What an engine or pair folder is, as plain values; nothing is opened to run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+from safetensors import SafetensorError, safe_open
+
+from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime.memory import Memory
+from runtime.pair import ROLES, open_tokenizer
+
+NODES = 8 * 8
+"""Largest tree that `LLM` takes without being told to, which the memory is for."""
+PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
+"""Operators with quantised weights, scales and zero points behind their first input; attributes that say how many."""
+
+
+def inspect(folder: Path) -> dict[str, Any]:
+    """Describe a folder of `mtad-export`: `inspect_pair` or `inspect_engine`.
+
+    Raises:
+        InvalidInput: it is neither, or is damaged.
+    """
+    if folder.is_dir() and not (folder / "pair.json").exists() and not (folder / "engine.json").exists():
+        raise InvalidInput("folder", str(folder), "it has no pair.json and no engine.json: not written by mtad-export")
+    return inspect_pair(folder) if (folder / "pair.json").exists() else inspect_engine(folder)
+
+
+def inspect_pair(folder: Path) -> dict[str, Any]:
+    """A pair: what both share, both engines, and the memory they take together by `runtime.memory`.
+
+    Raises:
+        InvalidInput: the folder, or one of its engines, is damaged.
+    """
+    values = read_json(folder, "pair.json")
+    try:
+        vocabulary, size = str(values["vocabulary_hash"]), int(values["vocab_size"])
+        defaults = dict(values["defaults"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    DecodingParams.from_dict(dict(defaults))
+    engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}
+    target, auxiliary = (read_spec(folder / name) for name in ROLES)
+    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
+    memory = Memory.of(target, auxiliary, weights, NODES + 1, 2 * target.capacity)
+    tuning = values.get("tuning")
+    return {
+        "kind": "pair",
+        "folder": str(folder),
+        "vocab_size": size,
+        "vocabulary_hash": vocabulary,
+        "defaults": defaults,
+        "tuned": tuning is not None,
+        "tuning": None if tuning is None else {**tuning, "exported_defaults": exported_defaults(values)},
+        "memory": {**asdict(memory), "total": memory.total},
+        "engines": engines,
+    }
+
+
+def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
+    """An engine: its `engine.json`, and what is in its files.
+
+    Args:
+        folder: the engine's.
+        vocabulary: hash that its tokenizer's vocabulary must have.
+
+    Raises:
+        InvalidInput: the folder is damaged.
+    """
+    spec = read_spec(folder)
+    tokenizer = open_tokenizer(folder, vocabulary)
+    graph: dict[str, Any] = {"operators": None, "opsets": None}
+    if (folder / "model.onnx").is_file():
+        model = _read_graph(folder)
+        graph["operators"] = dict(Counter(map(_operator, model.graph.node)).most_common())
+        graph["opsets"] = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+        parameters: int | None = _graph_parameters(model.graph)
+    else:
+        parameters = _safetensors_parameters(folder) if (folder / "model.safetensors").is_file() else None
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    text = tokenizer.get_vocab()
+    return {
+        "kind": "engine",
+        "folder": str(folder),
+        **asdict(spec),
+        "parameters": parameters,
+        **graph,
+        "vocabulary": len(text),
+        "vocabulary_hash": vocabulary_hash(text),
+        "eos_tokens": [tokenizer.convert_ids_to_tokens(token) for token in spec.eos_token_ids],
+        "kv_bytes": spec.kv_bytes,
+        "kv_bytes_row": spec.kv_bytes // spec.rows,
+        "files": files,
+        "size": sum(files.values()),
+    }
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
+
+
+def _read_graph(folder: Path) -> onnx.ModelProto:
+    """The graph without its weights, of which it is checked that the data file is long enough."""
+    try:
+        model = onnx.load(folder / "model.onnx", load_external_data=False)
+    except Exception as error:  # protobuf's own
+        raise InvalidInput("folder", str(folder), f"model.onnx is damaged, export again: {error}") from None
+    for tensor in model.graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            file = folder / place["location"]
+            end = int(place.get("offset", 0)) + int(place.get("length", 0))
+            if not file.is_file() or file.stat().st_size < end:
+                problem = f"{file.name} is missing or shorter than model.onnx says; export again"
+                raise InvalidInput("folder", str(folder), problem)
+    return model
+
+
+def _graph_parameters(graph: onnx.GraphProto) -> int:
+    """Weights of a graph, as many as are stored; scales and zero points of quantised ones are none."""
+    integers = onnx.TensorProto.INT64  # shapes and axes
+    sizes = {tensor.name: prod(tensor.dims) for tensor in graph.initializer if tensor.data_type != integers}
+    for node in graph.node:
+        if node.op_type in PACKED:
+            for name in node.input[1:]:
+                sizes.pop(name, None)
+            if shape := PACKED[node.op_type]:
+                sizes[node.output[0]] = prod(entry.i for entry in node.attribute if entry.name in shape)
+    return int(sum(sizes.values()))
+
+
+def _safetensors_parameters(folder: Path) -> int:
+    try:
+        with safe_open(folder / "model.safetensors", "numpy") as file:
+            return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError) as error:
+        raise InvalidInput("folder", str(folder), f"model.safetensors is damaged, export again: {error}") from None
