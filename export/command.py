@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from mtad.errors import InvalidInput, Parser, command
@@ -25,6 +26,9 @@ def main() -> None:
     parser.add_argument("--to", default="onnx", help="onnx (ONNX Runtime) or torch (reference) (default %(default)s)")
     parser.add_argument("--defaults", default="{}", help="decoding parameters for pair.json, as a JSON object")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the input, print disk, memory and time to expect; write nothing"
+    )
     options = parser.parse_args()
     try:
         defaults = json.loads(options.defaults)
@@ -39,6 +43,9 @@ def main() -> None:
     from export.pair import export_pair
 
     quiet_transformers()
+    if options.dry_run:
+        print(_dry_run(options, defaults))
+        return
 
     stages = itertools.count()
     form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
@@ -64,3 +71,16 @@ def main() -> None:
         bar.n, bar.leave = bar.total, True
         bar.set_description_str("done" if written else "up to date")
     print(options.pair)
+
+
+def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
+    """What the export would take, all of its input checked; weights are not downloaded."""
+    from export.estimate import describe, estimate_pair
+    from export.pair import check_folder, plan_pair
+
+    folder = options.pair.absolute()
+    size = {"rows": options.rows, "capacity": options.capacity, "dtype": options.dtype, "format": options.to}
+    plan = plan_pair(options.target, options.auxiliary, **size, defaults=defaults, weights=False)
+    if not check_folder(folder, plan, options.overwrite or any(model.download for model, _, _ in plan.engines)):
+        return "up to date; nothing to write"
+    return describe(estimate_pair(folder, plan))

@@ -80,7 +80,7 @@ def export_pair(
         for model, spec, tokenizer in plan.engines:
             if work.finished(model.name):
                 progress(f"{model.name}: finished before")
-            elif _engine_differs(folder / model.name, spec):
+            elif engine_differs(folder / model.name, spec):
                 _write_engine(work.begin(model.name), model, spec, tokenizer, progress)
                 work.finish(model.name, spec)
             else:
@@ -199,7 +199,7 @@ def _write_engine(
 
 def _differences(folder: Path, plan: Plan) -> str:
     """What an export would change in `folder`, in words; empty if nothing."""
-    found = {model.name: _engine_differs(folder / model.name, spec) for model, spec, _ in plan.engines}
+    found = {model.name: engine_differs(folder / model.name, spec) for model, spec, _ in plan.engines}
     try:
         pair = read_json(folder, "pair.json")
         pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
@@ -211,7 +211,7 @@ def _differences(folder: Path, plan: Plan) -> str:
     return "; ".join(f"{name}: {', '.join(fields)}" for name, fields in found.items() if fields)
 
 
-def _engine_differs(folder: Path, spec: EngineSpec) -> list[str]:
+def engine_differs(folder: Path, spec: EngineSpec) -> list[str]:
     """What is not as in the engine of `folder`; its source does not count."""
     try:
         there, wanted = asdict(read_spec(folder)), asdict(spec)

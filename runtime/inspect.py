@@ -12,9 +12,9 @@ import onnx
 from safetensors import SafetensorError, safe_open
 
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash
+from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.memory import Memory
 from runtime.pair import ROLES, open_tokenizer
 
 NODES = 8 * 8
@@ -35,7 +35,7 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what both share, both engines, and the memory they take together by `runtime.memory`.
+    """A pair: what both share, both engines, and the memory they take together by `engines.memory`.
 
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.

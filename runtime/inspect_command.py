@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engines.memory import Memory, format_bytes
 from mtad.errors import Parser, command
-from runtime.memory import Memory, format_bytes
 
 
 @command

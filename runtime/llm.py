@@ -13,6 +13,7 @@ from typing import cast
 
 from tqdm import tqdm
 
+from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
@@ -22,7 +23,6 @@ from runtime.functions import CompiledFunctions, TorchFunctions
 from runtime.known_costs import KnownCosts, machine
 from runtime.loop import DecodingLoop
 from runtime.measurement import measure_costs
-from runtime.memory import Memory
 from runtime.pair import Pair, open_pair
 from runtime.prefix import PrefixCache
 from runtime.request import Request, Result

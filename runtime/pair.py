@@ -11,9 +11,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
+from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.memory import Memory
 
 ROLES = ("target", "auxiliary")
 """Names of the two engine folders."""
@@ -58,7 +58,7 @@ def open_pair(
         threads: CPU threads of the target; the auxiliary's steps are too small for more than one. Default: the cores
             this process may use.
         rows: requests at once; default: what the pair was exported with.
-        memory: instead of `rows`: as many as fit, see `runtime.memory.Memory.within`.
+        memory: instead of `rows`: as many as fit, see `engines.memory.Memory.within`.
         nodes, prefix_tokens: largest tree and kept prompts, as far as `memory` has to count them.
 
     Raises:

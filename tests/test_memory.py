@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from engines.memory import format_bytes, parse_bytes
 from mtad.errors import InvalidInput
 from runtime import LLM
-from runtime.memory import format_bytes, parse_bytes
 
 
 def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]) -> None:

@@ -75,8 +75,8 @@ def main() -> None:
     import torch
 
     from engines.hook import quiet_transformers
+    from engines.memory import parse_bytes
     from runtime.async_llm import AsyncLLM
-    from runtime.memory import parse_bytes
     from runtime.server.app import create_app
     from runtime.server.chat import read_template
     from runtime.server.options import ServerOptions

@@ -1,0 +1,159 @@
+"""What an export will take and give, before anything is written: disk, memory, time.
+
+Sizes follow from the model's shape. Time and the exporter's memory are estimates, fitted to exports that were measured;
+what they were measured on is written beside each figure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engines.base import DTYPES, EngineSpec
+from engines.memory import Memory, format_bytes
+from export.checkpoint import Checkpoint
+from export.pair import Plan, engine_differs
+
+NODES = 8 * 8
+"""Largest tree that `LLM` takes without being told to, which the memory is for."""
+GRAPH_LAYER = 66 * 2**10
+"""Bytes a layer takes in model.onnx, weights aside: most of it says where in the model each node came from."""
+IMPORTS = 700 * 2**20
+"""Bytes of an exporting process that holds no weights yet."""
+COPIES = {"onnx": 3.5, "torch": 2.2}
+"""Copies of the float32 weights, so to say, that an export holds at its peak, by format."""
+TRACE, TRACE_LAYER = 8.0, 1.6
+"""CPU seconds it takes to make the graph: of any model, and of a layer."""
+PER_BILLION = {"onnx": 60.0, "torch": 50.0}
+"""CPU seconds per 10^9 parameters, by format: reading, writing, and running the checks."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one engine takes.
+
+    Attributes:
+        name: target or auxiliary.
+        architecture: the checkpoint's.
+        parameters: of the model; tied ones count once.
+        unchanged: an engine in the folder is the same, and is taken over.
+        download: bytes of weights that are still on the hub.
+        disk: bytes of the engine's folder.
+        exporting: bytes of memory at the export's peak.
+        seconds: CPU seconds of the export.
+        kv_row: bytes of one row of its KV cache.
+    """
+
+    name: str
+    architecture: str
+    parameters: int
+    unchanged: bool
+    download: int
+    disk: int
+    exporting: int
+    seconds: float
+    kv_row: int
+
+
+@dataclass(frozen=True)
+class PairEstimate:
+    """What a pair takes.
+
+    Attributes:
+        engines: the target's and the auxiliary's.
+        running: memory of the runtime with both, as `LLM` will print it.
+    """
+
+    engines: tuple[Estimate, Estimate]
+    running: Memory
+
+    @property
+    def disk(self) -> int:
+        """Bytes on disk; twice as many are needed while an existing pair is replaced."""
+        return sum(one.disk for one in self.engines)
+
+    @property
+    def exporting(self) -> int:
+        """Bytes of memory: the engines are made one after the other."""
+        return max((one.exporting for one in self.engines if not one.unchanged), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds of what has to be built."""
+        return sum(one.seconds for one in self.engines if not one.unchanged)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        totals = {"disk": self.disk, "exporting": self.exporting, "seconds": self.seconds}
+        running = {**asdict(self.running), "total": self.running.total}
+        return {**totals, "engines": [asdict(one) for one in self.engines], "running": running}
+
+
+def estimate_pair(folder: Path, plan: Plan) -> PairEstimate:
+    """Estimate the export of a plan to `folder`; nothing is read but configurations."""
+    engines = []
+    weights = 0
+    for model, spec, _ in plan.engines:
+        parameters = _parameters(model)
+        stored = parameters * DTYPES[spec.dtype].itemsize  # tied ones once
+        weights += stored
+        unchanged = not model.download and not engine_differs(folder / model.name, spec)
+        engines.append(_estimate(model, spec, parameters, stored, unchanged))
+    target, auxiliary = (spec for _, spec, _ in plan.engines)
+    return PairEstimate((engines[0], engines[1]), Memory.of(target, auxiliary, weights, NODES + 1, 2 * target.capacity))
+
+
+def _parameters(model: Checkpoint) -> int:
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(model.config)
+    return sum(parameter.numel() for parameter in empty.parameters())
+
+
+def _estimate(model: Checkpoint, spec: EngineSpec, parameters: int, stored: int, unchanged: bool) -> Estimate:
+    graph = spec.layers * GRAPH_LAYER if spec.format == "onnx" else 0
+    trace = TRACE + TRACE_LAYER * spec.layers if spec.format == "onnx" else 0.0
+    return Estimate(
+        name=model.name,
+        architecture=spec.architecture,
+        parameters=parameters,
+        unchanged=unchanged,
+        download=model.download,
+        disk=stored + graph,
+        exporting=IMPORTS + int(COPIES.get(spec.format, max(COPIES.values())) * parameters * 4),
+        seconds=trace + PER_BILLION.get(spec.format, max(PER_BILLION.values())) * parameters / 1e9,
+        kv_row=spec.kv_bytes // spec.rows,
+    )
+
+
+def describe(found: PairEstimate) -> str:
+    """An estimate for people."""
+    head = ["", "parameters", "on disk", "download", "KV a row", "memory", "CPU time"]
+    table = [head]
+    for one in found.engines:
+        memory, time = format_bytes(one.exporting), _duration(one.seconds)
+        last = ["unchanged", "-"] if one.unchanged else [memory, time]
+        sizes = [format_bytes(one.disk), format_bytes(one.download) if one.download else "-", format_bytes(one.kv_row)]
+        table.append([f"{one.name} ({one.architecture})", f"{one.parameters:,}", *sizes, *last])
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"disk: {format_bytes(found.disk)}",
+            f"export: {format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time; estimated from "
+            "parameters and layers, see docs/tools.md: may be half or twice as much",
+            f"run: {str(found.running).removeprefix('memory: ')}",
+            "nothing was written",
+        ]
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,302 @@
+"""Exports that are interrupted or come again: what is built, what is kept, and that nothing half done opens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from transformers import AutoTokenizer
+
+from engines import open_engine
+from engines.base import EngineSpec
+from engines.folder import read_spec
+from export import build
+from export.build import build_hash, code_of, exporter_hash
+from export.pair import export_pair
+from export.unfinished import FINISHED, workplace
+from mtad.errors import InvalidInput, VerificationFailed
+from runtime.pair import open_pair
+
+OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
+SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 256, (0,), "torch", "a", {"torch": "2"})
+HASHES = {"target": "1" * 64, "auxiliary": "2" * 64}
+
+
+@pytest.fixture
+def stages() -> list[str]:
+    """What the last exports did."""
+    return []
+
+
+@pytest.fixture
+def export(checkpoints: tuple[Path, Path], tmp_path: Path, stages: list[str]) -> Callable[..., bool]:
+    """Export the pair to `tmp_path`/pair; keywords override."""
+
+    def run(**changes: Any) -> bool:
+        target, auxiliary = map(str, checkpoints)
+        sources = {"folder": tmp_path / "pair", "target": target, "auxiliary": auxiliary}
+        stages.clear()
+        return export_pair(**{**OPTIONS, **sources, "progress": stages.append, **changes})
+
+    return run
+
+
+@pytest.fixture
+def other(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another auxiliary."""
+    return str(write_checkpoint(tmp_path_factory.mktemp("other") / "auxiliary", seed=9, num_hidden_layers=1))
+
+
+def hidden(folder: Path) -> list[Path]:
+    """What exports left in a folder."""
+    return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def openable(folder: Path) -> list[Path]:
+    """Every engine and pair under a folder that opens, whatever its name."""
+    found = []
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        for function in (open_engine, open_pair):
+            try:
+                function(path)
+            except InvalidInput:
+                continue
+            found.append(path)
+    return found
+
+
+@pytest.fixture
+def interrupted(export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Export until the auxiliary is to be verified."""
+
+    def run(error: BaseException, **changes: Any) -> None:
+        calls: list[None] = []
+
+        def fail_on_the_second(*args: object) -> None:
+            calls.append(None)
+            if len(calls) == 2:
+                raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr("export.pair.verify", fail_on_the_second)
+            with pytest.raises(type(error)):
+                export(**changes)
+
+    return run
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), VerificationFailed("wrong"), InvalidInput("a", 1, "b")])
+    def test_the_next_export_takes_the_finished_target_and_leaves_nothing(
+        self,
+        export: Callable[..., bool],
+        interrupted: Callable[..., None],
+        tmp_path: Path,
+        stages: list[str],
+        error: BaseException,
+    ) -> None:
+        interrupted(error)
+        (left,) = hidden(tmp_path)
+        assert {path.name for path in left.iterdir() if path.is_dir()} == {"target"}
+        assert openable(tmp_path) == []
+        assert export()
+        assert stages == ["checking", "target: finished before", "auxiliary: export", "auxiliary: verify"]
+        assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+        assert {path.name for path in (tmp_path / "pair" / "target").iterdir()}.isdisjoint({FINISHED})
+        open_pair(tmp_path / "pair", 1)
+
+    def test_the_error_says_what_was_kept_and_where(
+        self, export: Callable[..., bool], interrupted: Callable[..., None], tmp_path: Path
+    ) -> None:
+        caught = []
+        for error in (VerificationFailed("wrong"), InvalidInput("a", 1, "b")):
+            try:
+                with workplace(tmp_path / "pair", HASHES) as work:
+                    work.begin("target")
+                    work.finish("target", replace(SPEC, build_hash=HASHES["target"]))
+                    raise error
+            except (VerificationFailed, InvalidInput) as raised:
+                caught.append(str(raised))
+        for text in caught:
+            assert "the finished target is kept" in text
+            assert str(tmp_path / ".pair.incomplete-") in text
+
+    def test_what_another_export_needs_not_is_removed(
+        self, export: Callable[..., bool], interrupted: Callable[..., None], tmp_path: Path, stages: list[str]
+    ) -> None:
+        interrupted(KeyboardInterrupt())
+        assert export(capacity=192)
+        assert stages[1] == "target: export"
+        assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+
+    def test_a_failure_before_anything_is_finished_leaves_nothing(
+        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: object) -> None:
+            raise VerificationFailed("wrong")
+
+        monkeypatch.setattr("export.pair.verify", fail)
+        with pytest.raises(VerificationFailed):
+            export()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_export_that_runs_keeps_its_folder(self, export: Callable[..., bool], tmp_path: Path) -> None:
+        running = tmp_path / ".pair.incomplete-running"
+        (running / "target").mkdir(parents=True)
+        with FileLock(running / "lock"):
+            assert export()
+            assert (running / "target").is_dir()
+        assert not export()  # up to date: nothing is looked for
+        assert export(rows=3, overwrite=True)
+        assert not running.exists()
+
+    def test_a_pair_taken_away_between_two_renames_comes_back(
+        self, export: Callable[..., bool], tmp_path: Path
+    ) -> None:
+        export()
+        left = tmp_path / ".pair.incomplete-killed"
+        left.mkdir()
+        (tmp_path / "pair").rename(left / "previous")
+        with workplace(tmp_path / "pair", HASHES):
+            open_pair(tmp_path / "pair", 1)
+        assert hidden(tmp_path) == []
+
+
+class TestKilled:
+    """An export in a process of its own, killed at moments from its start to its end."""
+
+    SCRIPT = "import sys; from pathlib import Path; from export.pair import export_pair\n" + (
+        "export_pair(Path(sys.argv[1]), sys.argv[2], sys.argv[3], rows=2, capacity=128, format='torch',"
+        " overwrite=True, progress=lambda stage: print(stage, flush=True))\nprint('done', flush=True)"
+    )
+
+    @pytest.fixture
+    def started(self, checkpoints: tuple[Path, Path], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-c", self.SCRIPT, str(tmp_path / "pair"), *map(str, checkpoints)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as process:
+            yield process
+            process.kill()
+
+    @pytest.mark.parametrize("stage", ["target: verify", "auxiliary: export", "auxiliary: verify"])
+    def test_nothing_opens_and_the_next_export_goes_on(
+        self,
+        started: subprocess.Popen[str],
+        export: Callable[..., bool],
+        tmp_path: Path,
+        stages: list[str],
+        stage: str,
+    ) -> None:
+        assert started.stdout is not None
+        for line in started.stdout:
+            if line.strip() == stage:
+                time.sleep(0.02)  # somewhere in it
+                os.kill(started.pid, signal.SIGKILL)
+                break
+        assert started.wait() == -signal.SIGKILL
+        assert len(hidden(tmp_path)) == 1
+        assert openable(tmp_path) == []
+        assert export()
+        assert stages[1] == ("target: export" if stage.startswith("target") else "target: finished before")
+        assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+        assert set(openable(tmp_path)) == {tmp_path / "pair", *(tmp_path / "pair").glob("*/")}
+
+
+class TestAgain:
+    def test_only_the_engine_that_changes_is_built(
+        self, export: Callable[..., bool], other: str, tmp_path: Path, stages: list[str]
+    ) -> None:
+        export()
+        model = tmp_path / "pair" / "target" / "model.safetensors"
+        before, target = model.stat().st_ino, read_spec(tmp_path / "pair" / "target")
+        assert export(auxiliary=other, overwrite=True)
+        assert stages == ["checking", "target: unchanged", "auxiliary: export", "auxiliary: verify"]
+        assert (model.stat().st_ino, read_spec(model.parent)) == (before, target)
+        assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+        open_pair(tmp_path / "pair", 1)
+
+    def test_other_defaults_build_nothing(self, export: Callable[..., bool], tmp_path: Path, stages: list[str]) -> None:
+        export()
+        assert export(defaults={"draft_len": 2}, overwrite=True)
+        assert stages == ["checking", "target: unchanged", "auxiliary: unchanged"]
+        assert open_pair(tmp_path / "pair", 1).defaults.draft_len == 2
+
+    def test_where_links_cannot_be_made_files_are_copied(
+        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*args: object) -> None:
+            raise OSError("not supported")
+
+        export()
+        monkeypatch.setattr("os.link", refuse)
+        assert export(defaults={"draft_len": 2}, overwrite=True)
+        open_pair(tmp_path / "pair", 1)
+
+    def test_another_exporter_builds_again_and_says_so(
+        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, stages: list[str]
+    ) -> None:
+        export()
+        monkeypatch.setattr("export.build.exporter_hash", lambda: "another")
+        with pytest.raises(InvalidInput, match="target: exporter or tokenizer; auxiliary: exporter or tokenizer"):
+            export()
+        assert export(overwrite=True)
+        assert stages[1:] == [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
+
+    def test_another_place_of_the_same_checkpoint_is_up_to_date(
+        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        export()
+        (tmp_path / "link").symlink_to(checkpoints[0])
+        assert not export(target=str(tmp_path / "link"))
+        assert read_spec(tmp_path / "pair" / "target").source == str(checkpoints[0])
+
+    def test_a_refusal_says_what_is_different(self, export: Callable[..., bool]) -> None:
+        export()
+        with pytest.raises(InvalidInput, match=r"target: rows; auxiliary: rows; pair.json: defaults"):
+            export(rows=3, defaults={"draft_len": 2})
+
+
+class TestHash:
+    def test_it_follows_content_options_versions_and_tokenizer_and_not_the_place(
+        self, checkpoints: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoints[0], local_files_only=True)
+        base = build_hash(SPEC, tokenizer)
+        assert build_hash(replace(SPEC, source="elsewhere", build_hash="x"), tokenizer) == base
+        changes: list[dict[str, Any]] = [
+            {"checkpoint_hash": "b"}, {"rows": 5}, {"dtype": "float16"}, {"versions": {"torch": "3"}},
+        ]  # fmt: skip
+        hashes = {build_hash(replace(SPEC, **change), tokenizer) for change in changes}
+        tokenizer.chat_template = "{{ messages }}"
+        assert len({base, *hashes, build_hash(SPEC, tokenizer)}) == 6
+
+    def test_comments_docstrings_and_layout_do_not_count_and_code_does(self) -> None:
+        plain = "def f(x):\n    return x + 1\n"
+        same = '"""Module."""\n# why\n\ndef f(x):\n    """Doc."""\n    return (x +\n        1)\n'
+        assert code_of(plain) == code_of(same)
+        assert code_of(plain) != code_of(plain.replace("1", "2"))
+
+    def test_every_module_that_is_not_named_counts(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        stems = {path.stem for path in Path(build.__file__).parent.glob("*.py")}
+        assert stems >= build.WRITES_NO_ENGINE
+        before = exporter_hash()
+        for text in ("X = 1", "X = 2"):
+            (tmp_path / "export").mkdir(exist_ok=True)
+            (tmp_path / "engines").mkdir(exist_ok=True)
+            (tmp_path / "export" / "new.py").write_text(text)
+            for name in ("base.py", "hook.py"):
+                (tmp_path / "engines" / name).write_text("")
+            monkeypatch.setattr("export.build.__file__", str(tmp_path / "export" / "build.py"))
+            exporter_hash.cache_clear()
+            now = exporter_hash()
+            assert now != before
+            before = now
+        exporter_hash.cache_clear()
