@@ -95,15 +95,9 @@ class PairEstimate:
 
 def estimate_pair(folder: Path, plan: Plan) -> PairEstimate:
     """Estimate the export of a plan to `folder`; nothing is read but configurations."""
-    engines = []
-    weights = 0
-    for model, spec, _ in plan.engines:
-        parameters = _parameters(model)
-        stored = parameters * DTYPES[spec.dtype].itemsize  # tied ones once
-        weights += stored
-        unchanged = not model.download and not engine_differs(folder / model.name, spec)
-        engines.append(_estimate(model, spec, parameters, stored, unchanged))
+    engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
     target, auxiliary = (spec for _, spec, _ in plan.engines)
+    weights = sum(one.disk for one in engines)
     return PairEstimate((engines[0], engines[1]), Memory.of(target, auxiliary, weights, NODES + 1, 2 * target.capacity))
 
 
@@ -113,18 +107,18 @@ def _parameters(model: Checkpoint) -> int:
     return sum(parameter.numel() for parameter in empty.parameters())
 
 
-def _estimate(model: Checkpoint, spec: EngineSpec, parameters: int, stored: int, unchanged: bool) -> Estimate:
-    graph = spec.layers * GRAPH_LAYER if spec.format == "onnx" else 0
-    trace = TRACE + TRACE_LAYER * spec.layers if spec.format == "onnx" else 0.0
+def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
+    parameters = _parameters(model)
+    graph, trace = (spec.layers * GRAPH_LAYER, TRACE + TRACE_LAYER * spec.layers) if spec.format == "onnx" else (0, 0.0)
     return Estimate(
         name=model.name,
         architecture=spec.architecture,
         parameters=parameters,
-        unchanged=unchanged,
+        unchanged=not model.download and not engine_differs(folder, spec),
         download=model.download,
-        disk=stored + graph,
-        exporting=IMPORTS + int(COPIES.get(spec.format, max(COPIES.values())) * parameters * 4),
-        seconds=trace + PER_BILLION.get(spec.format, max(PER_BILLION.values())) * parameters / 1e9,
+        disk=parameters * DTYPES[spec.dtype].itemsize + graph,
+        exporting=IMPORTS + int(COPIES[spec.format] * parameters * 4),
+        seconds=trace + PER_BILLION[spec.format] * parameters / 1e9,
         kv_row=spec.kv_bytes // spec.rows,
     )
 
@@ -145,8 +139,8 @@ def describe(found: PairEstimate) -> str:
             *lines,
             "",
             f"disk: {format_bytes(found.disk)}",
-            f"export: {format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time; estimated from "
-            "parameters and layers, see docs/tools.md: may be half or twice as much",
+            f"export: {format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time: estimated from "
+            "parameters and layers, half or twice as much is possible",
             f"run: {str(found.running).removeprefix('memory: ')}",
             "nothing was written",
         ]

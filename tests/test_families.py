@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from engines import open_engine
+from export.check import check
 from export.pair import export_pair
 from export.verify import TOLERANCE, verify
 from mtad.errors import InvalidInput, VerificationFailed
@@ -135,6 +136,16 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
         sources(family)[0], dtype=torch.float32, attn_implementation="eager"
     ).eval()
     assert verify(engine, reference, seed=1) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_module_of_an_engine_gives_what_the_checkpoints_gives(
+    family: str, exported: Callable[[str, str], Path]
+) -> None:
+    found = check(exported(family, "onnx") / "target", layers=True)
+    assert found.first_different is None
+    layers = [{output.name for output in found.outputs if f".{layer}." in output.name} for layer in (0, 1)]
+    assert min(map(len, layers)) >= 6, "norms, attention's and the MLP's projections"
 
 
 PROMPTS = [some_tokens(1, 90).tolist(), some_tokens(2, 7).tolist()]
