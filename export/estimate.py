@@ -32,8 +32,8 @@ PER_BILLION = {"onnx": 75.0, "torch": 65.0}
 """CPU seconds per 10^9 parameters, by format: reading, writing, and running the checks.
 
 These five are fitted to Llama-shaped models of 17, 29, 109 and 210 million parameters with 4 to 16 layers, float32, on
-one shared x86-64 core: 8.2, 12.6, 18.3 and 37.2 s, 729, 867, 1532 and 2386 MiB to ONNX; the third one to torch 7.1 s and
-1098 MiB. Larger models are an extrapolation.
+one shared x86-64 core: 8.2, 12.6, 18.3 and 37.2 s, 729, 867, 1532 and 2386 MiB to ONNX; the third one to torch 7.1 s
+and 1098 MiB. Larger models are an extrapolation.
 """
 
 
