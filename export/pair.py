@@ -24,7 +24,7 @@ from export.build import build_hash
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.unfinished import workplace
-from export.verify import verify
+from export.verify import observe, verify
 from export.vocabulary import common_vocabulary
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -192,9 +192,10 @@ def _write_engine(
         model.save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
     progress(f"{checkpoint.name}: verify")
+    observed = observe(open_model(folder, spec, torch.get_num_threads()), model)  # and closed, to make room
     reference = model if spec.dtype == "float32" else checkpoint.load("float32")
     reference.set_attn_implementation("eager")
-    verify(open_model(folder, spec, torch.get_num_threads()), reference)
+    verify(observed, reference)
 
 
 def _differences(folder: Path, plan: Plan) -> str:

@@ -163,32 +163,74 @@ def run_checkpoint(
     return torch.cat(last)
 
 
+@dataclass(frozen=True)
+class Observation:
+    """What an engine said, kept so that it can be closed before its checkpoint is read.
+
+    Attributes:
+        spec: the engine's.
+        cases: what it was asked.
+        logits: its answers, [K, V] each.
+    """
+
+    spec: EngineSpec
+    cases: tuple[Case, ...]
+    logits: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between an engine's logits and a model's.
+
+    Attributes:
+        worst: the largest absolute difference of a logit.
+        relative: root mean square of the differences, in standard deviations of the model's logits.
+    """
+
+    worst: float
+    relative: float
+
+
 @torch.inference_mode()
-def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
-    """Compare an engine with its checkpoint on ragged rows, a chain and a random tree.
+def observe(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Observation:
+    """Run an engine on ragged rows, a chain and a random tree.
 
     Args:
-        engine: freshly opened; its cache is overwritten.
-        model: the checkpoint in float32, with its own attention.
+        engine: freshly opened; its cache is overwritten, and zero at the end.
+        model: the checkpoint's model; only its configuration is looked at.
         seed: of `make_cases`.
+    """
+    cases = make_cases(engine.spec, sliding_window(model.config), seed)
+    logits = tuple(run_engine(engine, case) for case in cases)
+    engine.kv.zero_()
+    return Observation(engine.spec, cases, logits)
+
+
+@torch.inference_mode()
+def compare(observed: Observation, model: PreTrainedModel) -> Difference:
+    """Compare what an engine said with what its checkpoint says, the model in float32 with its own attention."""
+    expected = torch.cat([run_checkpoint(model, case) for case in observed.cases])
+    difference = torch.cat(observed.logits) - expected
+    return Difference(float(difference.abs().max()), float(difference.square().mean().sqrt() / expected.std()))
+
+
+def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) -> float:
+    """`observe`, unless that was done, and `compare`: refuse what is further off than `tolerance`.
 
     Returns:
         the largest absolute difference of a logit.
 
     Raises:
-        VerificationFailed: the difference exceeds `TOLERANCE`.
+        VerificationFailed: it exceeds the tolerance, or is not a number.
     """
-    spec, worst = engine.spec, torch.zeros(())
-    for case in make_cases(spec, sliding_window(model.config), seed):
-        difference = (run_engine(engine, case) - run_checkpoint(model, case)).abs().max()
-        worst = torch.maximum(worst, difference)  # a NaN stays
-    engine.kv.zero_()
+    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
+    spec, worst = observed.spec, compare(observed, model).worst
     if not worst <= tolerance(spec):
         raise VerificationFailed(
             f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
             f"(allowed for {spec.dtype}: {tolerance(spec)}); the engine was not written"
         )
-    return float(worst)
+    return worst
 
 
 def compared(case: Case, values: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
         "kind": "engine",
         "folder": str(folder),
         **asdict(spec),
+        "eos_token_ids": list(spec.eos_token_ids),
         "parameters": parameters,
         **graph,
         "vocabulary": len(text),
