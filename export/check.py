@@ -259,6 +259,10 @@ def _compare(
     names = [name for name in ours[0].keys() if name in theirs[0].keys() and name != "logits"]  # noqa: SIM118
     if share is not None and not names:
         raise InvalidInput("layers", engine.name, "it has no module in common with what it is compared with")
+    for name in names:
+        shapes = [run[0][name].shape for run in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise InvalidInput(name, f"{shapes[0]} and {shapes[1]}", "these are outputs of two models")
     largest = {name: max(float(abs(one[name]).max()) for one in theirs) for name in [*names, "logits"]}
     limits = {name: (share or 0) * largest[name] for name in names} | {"logits": limit}
     found = Comparator.compare_accuracy(

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,7 @@ class Workplace:
             (pair / name / FINISHED).rename(pair / name / "engine.json")
         if folder.exists():
             folder.rename(previous)
-        try:
-            pair.rename(folder)
-        except OSError:
-            previous.rename(folder)
-            raise
+        pair.rename(folder)
 
 
 @contextlib.contextmanager
@@ -106,6 +103,7 @@ def workplace(folder: Path, wanted: Mapping[str, str]) -> Iterator[Workplace]:
         _take_over(folder, work, wanted)
         yield work
     except BaseException as error:
+        _restore(path, folder)
         kept = [name for name in wanted if work.finished(name)]
         for part in path.iterdir():
             if part.is_dir() and part.name not in kept:
@@ -138,14 +136,13 @@ def _locked(folder: Path) -> tuple[Path, FileLock]:
 
 def _take_over(folder: Path, work: Workplace, wanted: Mapping[str, str]) -> None:
     """Move wanted engines out of what exports that have ended left; remove the rest."""
-    for left in folder.parent.glob(f".{folder.name}.incomplete-*"):
+    for left in folder.parent.glob(f".{escape(folder.name)}.incomplete-*"):
         if left == work.path:
             continue
         lock = FileLock(left / "lock")
         with contextlib.suppress(Timeout, OSError):  # it runs; or another export was faster
             lock.acquire(timeout=0)
-            if (left / "previous").is_dir() and not folder.exists():  # it ended between two renames
-                (left / "previous").rename(folder)
+            _restore(left, folder)
             for name, build_hash in wanted.items():
                 for part, marker in (
                     (left / name, FINISHED),
@@ -157,6 +154,12 @@ def _take_over(folder: Path, work: Workplace, wanted: Mapping[str, str]) -> None
                         (work.path / name / marker).rename(work.path / name / FINISHED)
             shutil.rmtree(left, ignore_errors=True)
         lock.release()
+
+
+def _restore(workplace: Path, folder: Path) -> None:
+    """Give a pair its name back, if an export ended between taking it away and putting another in its place."""
+    if (workplace / "previous").is_dir() and not folder.exists():
+        (workplace / "previous").rename(folder)
 
 
 def _build_hash(folder: Path, marker: str) -> object:

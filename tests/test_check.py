@@ -181,6 +181,9 @@ class TestCommand:
         outcome = run(pair_folders("torch") / "target", "--checkpoint", other)
         assert outcome.code == 1
         assert "DIFFERENT; --layers says where it begins" in outcome.out
+        wider = write_checkpoint(tmp_path / "wider", seed=5, hidden_size=128)
+        refused = run(pair_folders("torch") / "target", "--checkpoint", wider, "--layers")
+        assert_refused(refused, "mtad-check", "outputs of two models")
 
     @pytest.mark.parametrize(
         ("words", "arguments"),

@@ -159,6 +159,26 @@ class TestInterruption:
         assert export(rows=3, overwrite=True)
         assert not running.exists()
 
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space")])
+    def test_an_error_between_the_two_renames_gives_the_pair_its_name_back(
+        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        export()
+        rename = Path.rename
+
+        def fail_on_the_second(path: Path, to: Path) -> Path:
+            if to == tmp_path / "pair" and path.name == "pair":
+                raise error
+            return rename(path, to)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.rename", fail_on_the_second)
+            with pytest.raises(type(error)):
+                export(defaults={"draft_len": 2}, overwrite=True)
+        assert open_pair(tmp_path / "pair", 1).defaults.draft_len == 4
+        assert export(defaults={"draft_len": 2}, overwrite=True)
+        assert hidden(tmp_path) == []
+
     def test_a_pair_taken_away_between_two_renames_comes_back(
         self, export: Callable[..., bool], tmp_path: Path
     ) -> None:
