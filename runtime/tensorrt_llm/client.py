@@ -158,7 +158,7 @@ class Client:
         return numbers
 
     def take(self, seconds: float) -> list[tuple[int, Answer | ExecutorFailed]]:
-        """Wait for answers, `seconds` at most; those that came, by number. Answers to cancelled requests are dropped."""
+        """Wait for answers, `seconds` at most; those that came, by number. Those to cancelled requests are dropped."""
         found: list[tuple[int, Answer | ExecutorFailed]] = []
         for response in self._executor.await_responses(timeout=timedelta(seconds=seconds)):
             number = int(response.request_id)
