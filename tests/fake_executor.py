@@ -140,6 +140,14 @@ class Response:
         return self.result is None
 
 
+def mock_logits(tokens: list[int], noise: float) -> Tensor:
+    """The mock engine's logits after `tokens`: float32 [V]."""
+    token, position = torch.tensor(tokens), torch.arange(len(tokens))
+    mixed = ((token + 1) * 7919 + (position + 1) * 104_729 + (token + 3) * (position + 5) * 31) % PRIME
+    hashed, vocab = (mixed.sum() % PRIME).view(1, 1), torch.arange(VOCAB) + 1
+    return (_spread(hashed, vocab, 1) + noise * _spread(hashed, vocab, 2))[0, 0]
+
+
 @dataclass(frozen=True)
 class Limits:
     """What an engine was built with."""
@@ -224,11 +232,8 @@ class Executor:
         self._open.clear()
 
     def logits(self, tokens: list[int]) -> Tensor:
-        """The mock engine's logits after `tokens`: float32 [V]."""
-        token, position = torch.tensor(tokens), torch.arange(len(tokens))
-        mixed = ((token + 1) * 7919 + (position + 1) * 104_729 + (token + 3) * (position + 5) * 31) % PRIME
-        hashed, vocab = (mixed.sum() % PRIME).view(1, 1), torch.arange(VOCAB) + 1
-        return (_spread(hashed, vocab, 1) + self.limits.noise * _spread(hashed, vocab, 2))[0, 0]
+        """Logits after `tokens`: float32 [V]."""
+        return mock_logits(tokens, self.limits.noise)
 
     def _answer(self, number: int, request: Any) -> list[Response]:
         if number < 0:
