@@ -199,6 +199,13 @@ def plan_pair(
         problem = "quantized weights need a data set to be calibrated with, others none: a local folder or a hub id"
         raise InvalidInput("calibration", calibration, problem)
     checked = DecodingParams.from_dict(defaults or {})
+    for name, asked, most in (
+        ("draft_len", checked.drafted, draft_len),
+        ("beam_width", checked.draft_width, beam_width),
+    ):
+        if asked > most:
+            problem = f"requests ask for {asked} unless they say otherwise; build for that, or give other --defaults"
+            raise InvalidInput(name, most, problem)
     models = [find("target", target), find("auxiliary", auxiliary)]
     shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
     tokenizers = [model.tokenizer() for model in models]

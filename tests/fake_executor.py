@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from tests.mock_engine import PRIME, VOCAB, _spread
 
-PADDED = VOCAB + 3
-"""Width of the fake's logits; those beyond the vocabulary are the largest, so that nobody may look at them."""
+BEYOND = 3
+"""Logits behind the vocabulary's, of padding: the largest of all, so that nobody may look at them."""
 
 RECORDED = {
     "Request": "(input_token_ids, max_tokens, *, streaming=False, sampling_config=None, output_config=None, "
@@ -150,9 +151,10 @@ def mock_logits(tokens: list[int], noise: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine was built with."""
+    """What an engine was built with; `model` takes the mock's place."""
 
-    noise: float
+    noise: float = 0.0
+    model: Callable[[list[int]], Tensor] | None = None
     max_input_len: int = 512
     max_seq_len: int = 512
     max_draft_len: int = 0
@@ -233,7 +235,7 @@ class Executor:
 
     def logits(self, tokens: list[int]) -> Tensor:
         """Logits after `tokens`: float32 [V]."""
-        return mock_logits(tokens, self.limits.noise)
+        return self.limits.model(tokens) if self.limits.model else mock_logits(tokens, self.limits.noise)
 
     def _answer(self, number: int, request: Any) -> list[Response]:
         if number < 0:
@@ -297,7 +299,9 @@ class Executor:
             rows.append(self.logits([*prompt, *tokens]))
             values = rows[-1] / (sampling.temperature or 1.0)
             if sampling.top_k:
-                values = values.masked_fill(values < values.topk(min(sampling.top_k, VOCAB)).values[-1], -torch.inf)
+                values = values.masked_fill(
+                    values < values.topk(min(sampling.top_k, len(values))).values[-1], -torch.inf
+                )
             weights, order = values.softmax(-1).sort(descending=True)
             if sampling.top_p is not None:
                 weights = weights.masked_fill(weights.cumsum(-1) - weights >= sampling.top_p, 0)
@@ -306,7 +310,7 @@ class Executor:
 
     @staticmethod
     def _padded(rows: Tensor, fault: str | None) -> Tensor:
-        beyond = torch.full((len(rows), PADDED - VOCAB), 99.0)
+        beyond = torch.full((len(rows), BEYOND), 99.0)
         if fault == "nan":
             rows = torch.full_like(rows, torch.nan)
         return torch.cat([rows, beyond], 1)[None]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path as Folder
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from runtime.tensorrt_llm.client import Client, ExecutorFailed, Logits
 from runtime.tensorrt_llm.courses import Drafting
 from runtime.tensorrt_llm.exchange import Exchange
 from runtime.tensorrt_llm.loop import ExecutorLoop
+from runtime.tensorrt_llm.paths import Path
 from runtime.tensorrt_llm.roles import ExecutorAuxiliary, ExecutorTarget
 from tests import fake_executor as fake
 from tests import test_schedules as engines
@@ -62,7 +64,7 @@ def open_client(role: Any, noise: float, **changes: Any) -> tuple[Client, fake.E
     spec = make_spec(role, **changes)
     names = ("max_input_len", "max_seq_len", "max_draft_len", "max_beam_width")
     fake.ENGINES[role] = fake.Limits(noise, **{name: getattr(spec, name) for name in names})
-    client = Client.open(Path(role), fake, spec, VOCAB, memory_fraction=0.4)
+    client = Client.open(Folder(role), fake, spec, VOCAB, memory_fraction=0.4)
     return client, fake.Executor.made.pop()
 
 
@@ -78,7 +80,8 @@ class Pair:
         roles = ExecutorAuxiliary(auxiliary, scorer, drafting), scorer
         scheduler = Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting)
         constrainer = Constrainer(mock_tokenizer(), VOCAB, (EOS,))
-        self.loop: DecodingLoop
+        self.drafter, self.scorer = roles
+        self.loop: Any
         if in_step:
             self.loop = DecodingLoop(Caches(*roles), scheduler, mock_tokenizer(), VOCAB, (EOS,), constrainer)
         else:
@@ -251,6 +254,25 @@ def test_samples_are_judged_by_the_rows_own_filter() -> None:
     assert request.statistics.accepted > 3
 
 
+@pytest.mark.parametrize("drafting", ["search", "samples"])
+def test_ids_of_padding_and_tokens_of_probability_0_are_never_drafted(drafting: Drafting) -> None:
+    """An executor knows neither the shared vocabulary nor this package's filter: beams end before such tokens."""
+    assert Path.of([3, 1, 12, 4], [-1.0, -0.5, -0.1, -0.1]).known(12) == Path((3, 1), (-1.0, -1.5))
+    assert Path.of([3, 1], [-math.inf, -0.5]).known(12).tokens == ()
+    assert Path.of([3, 1, 0, 2], [-1.0] * 4).cut([token == 0 for token in range(12)], -math.inf).tokens == (3, 1, 0)
+    assert Path.of([3, 1, 0, 2], [-1.0] * 4).cut(None, -1.5).tokens == (3, 1)
+    pair = Pair(1, drafting)
+    for client in (pair.scorer.client, pair.drafter.client):
+        client.vocab_size = VOCAB - 2
+    pair.loop._sizes = VOCAB - 2, (EOS,)
+    params = DecodingParams(method="mmtad", top_k=0, top_p=1.0, max_tokens=24, seed=1, ignore_eos=True)
+    request = Request(0, [3, 7, 2], params, 1)
+    pair.run(request)
+    assert request.error is None
+    assert len(request.tokens) == 24
+    assert max(request.tokens) < VOCAB - 2
+
+
 def test_a_round_is_one_request_a_row_and_one_a_leaf_of_a_tree() -> None:
     for method, most in (("mtad", 1), ("mmtad", 4)):
         params = DecodingParams(
@@ -324,8 +346,8 @@ def test_executors_reuse_blocks_gather_logits_and_only_the_auxiliary_has_graphs(
         assert config.kv_cache_config.free_gpu_memory_fraction == 0.4
         assert config.extended_runtime_perf_knob_config.cuda_graph_mode == (role == "auxiliary")
         assert config.parallel_config.orchestrator_config is None
-    spec, worker = make_spec("target"), Path("bin/executorWorker")
-    Client.open(Path("target"), fake, spec, VOCAB, memory_fraction=0.4, devices=[1], worker=worker)
+    spec, worker = make_spec("target"), Folder("bin/executorWorker")
+    Client.open(Folder("target"), fake, spec, VOCAB, memory_fraction=0.4, devices=[1], worker=worker)
     parallel = fake.Executor.made.pop().config.parallel_config
     assert parallel.device_ids == [1]
     assert parallel.communication_mode is fake.CommunicationMode.ORCHESTRATOR

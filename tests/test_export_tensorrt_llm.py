@@ -138,7 +138,8 @@ def plan(checkpoints: tuple[Path, Path]) -> Callable[..., Plan]:
 
     def run(**changes: Any) -> Plan:
         target, auxiliary = map(str, checkpoints)
-        return plan_pair(target, auxiliary, **{"rows": 4, "capacity": 256, "draft_len": 4, **changes})
+        values = {"rows": 4, "capacity": 256, "draft_len": 4, "defaults": {"draft_len": 1, "beam_width": 1}, **changes}
+        return plan_pair(target, auxiliary, **values)
 
     return run
 
@@ -228,6 +229,8 @@ def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callabl
         ({"max_num_tokens": 299, "rows": 60, "beam_width": 1}, "max_num_tokens"),
         ({"max_num_tokens": 10**6}, "max_num_tokens"),
         ({"defaults": {"method": "none"}}, "method"),
+        ({"defaults": {}, "draft_len": 3}, "draft_len"),
+        ({"defaults": {}, "beam_width": 3}, "beam_width"),
     ],
 )
 def test_what_the_library_would_refuse_or_silently_change_is_refused(

@@ -18,7 +18,7 @@ from runtime.block import decode_block
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.tensorrt_llm import pytorch
 from runtime.tensorrt_llm.speculation import Speculation
-from tests.fake_executor import PADDED, mock_logits
+from tests.fake_executor import BEYOND, mock_logits
 from tests.mock_engine import EOS, VOCAB, MockEngine, mock_spec
 
 SUPPORTED = [name for name, method in METHODS.items() if method.drafter == "auxiliary" and not method.tree]
@@ -138,7 +138,7 @@ class Backend:
 
     @staticmethod
     def _logits(tokens: list[int]) -> Tensor:
-        return torch.cat([mock_logits(tokens, 0.0), torch.full((PADDED - VOCAB,), 99.0)])
+        return torch.cat([mock_logits(tokens, 0.0), torch.full((BEYOND,), 99.0)])
 
 
 def make_speculation(params: DecodingParams, rows: int, seed: int = 0) -> Speculation:

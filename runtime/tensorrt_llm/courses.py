@@ -149,7 +149,7 @@ def _found(
     for row, answer in zip(found, answers, strict=True):
         log_probs = answer.log_probs or _log_probs(batch, row, answer)
         beams = [Path.of(tokens, each) for tokens, each in zip(answer.tokens, log_probs, strict=True)]
-        known = [path.known for path in beams]
+        known = [path.known(auxiliary.vocab_size) for path in beams]
         cut = [path.cut(ends if heeds[row] else None, least[row]) for path in known if path.tokens]
         paths[row] = sorted(cut, key=lambda path: -path.log_q[-1])[: widths[row]]
     return paths

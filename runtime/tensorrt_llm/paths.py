@@ -23,10 +23,11 @@ class Path(NamedTuple):
         """A beam from each token's own log-probability."""
         return cls(tuple(tokens), tuple(accumulate(log_probs)))
 
-    @property
-    def known(self) -> Path:
-        """The tokens before the first of probability 0, which this package's filter would not have drawn."""
-        count = sum(value > -math.inf for value in self.log_q)
+    def known(self, vocab_size: int) -> Path:
+        """The tokens before the first that may not be drafted here: of probability 0, or an id of padding."""
+        each = zip(self.tokens, self.log_q, strict=True)
+        odd = (at for at, (token, log_q) in enumerate(each) if token >= vocab_size or log_q == -math.inf)
+        count = next(odd, len(self.tokens))
         return Path(self.tokens[:count], self.log_q[:count])
 
     def cut(self, ends: Sequence[bool] | None, log_confidence: float) -> Path:

@@ -68,6 +68,9 @@ class Speculation:
         vocab_size, eos: of the pair.
         seed: key of the random numbers, with each request's number and the length of its text.
 
+    Attributes:
+        decided, accepted: drafts that were decided so far, and tokens of them that were kept.
+
     Raises:
         InvalidInput: the method is none of these.
     """
@@ -89,6 +92,7 @@ class Speculation:
         if params.presence_penalty or params.frequency_penalty:
             raise InvalidInput("params", params, "penalties are not applied there; leave them out")
         self.params, self.vocab_size = params, vocab_size
+        self.decided = self.accepted = 0
         self._auxiliary, self._count, self._seed = auxiliary, rows, seed
         self._drafting, self._deciding = Batches(vocab_size, eos), Batches(vocab_size, eos)
         self._rows: OrderedDict[int, _Row] = OrderedDict()  # by row, the least recently used first
@@ -147,6 +151,8 @@ class Speculation:
         rows = torch.cat([rows, rows[:1].expand(levels - drafted, -1)])[None]
         accepted = block.decide(draft, rows, rows, batch.noise, batch.committed, batch.rows, batch.shape.rules)
         length = int(accepted.length[0])
+        self.decided += 1
+        self.accepted += length
         return Decision(accepted.tokens[0, : length + 1].tolist(), length)
 
     def drafted(self, key: int) -> int | None:
