@@ -18,10 +18,11 @@ from mtad.block import Draft
 from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distribution import Candidates, process
 from mtad.draft import Level, expand, root, stack
+from mtad.live import replay
 from mtad.params import Rule
+from mtad.rows import choose_rows
 from mtad.tree import TokenTree
 from runtime.batch import Batch
-from runtime.functions import choose_rows
 from runtime.tensorrt_llm.client import Answer, Ask, Client, Logits, Samples, Search
 from runtime.tensorrt_llm.exchange import Course
 from runtime.tensorrt_llm.paths import Path, levels_of
@@ -58,7 +59,7 @@ def draft(
         levels = [choose_rows(own, ours, theirs) for ours, theirs in zip(found, levels, strict=True)]
     tree, origin = block.finish(stack(levels), rows, shape.selects)
     q = Candidates(*(torch.stack(column) for column in zip(*first, strict=True)))
-    return Draft(tree, origin, q, tuple(above) if shape.children else ())
+    return Draft(tree, origin, q, tuple(above) if shape.children or batch.live is not None else (), batch.live)
 
 
 def score(batch: Batch, sequences: Sequence[Sequence[int]], tree: TokenTree | None, target: Client) -> Course[Tensor]:
@@ -117,10 +118,13 @@ def _stepped(
             logits = batch.constraints.adjust(logits, *prefixes)
         candidates = process(logits, rows)
         noise, place = batch.noise.gumbel[depth], batch.places[depth]
-        level = expand(level, candidates, noise, rows, place, shape.children > 0)
-        levels.append(level)
+        grown = expand(level, candidates, noise, rows, place, shape.children > 0)
+        level = grown if batch.live is None else replay(grown, level, batch.live, depth + 1, place, rows)
         first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
         above.append(candidates)
+        if batch.stops:  # `bild`: what follows a token that the target is going to choose is never looked at
+            level = level._replace(growing=level.growing & (first[-1].log_prob[:, :1] >= rows.log_fallback))
+        levels.append(level)
         prefixes = extend(prefixes, level) if prefixes else None
         parents, tokens = level.parents.tolist(), level.tokens.tolist()
         texts = [

@@ -120,6 +120,7 @@ class ExecutorLoop(DecodingLoop):
             [request.committed],
             [(request.seed, request.blocks)],
             [self._constraints.get(request.id)],
+            [request.beams],
         )
 
     def _end(self, request: Request, outcome: Outcome) -> Exception | None:
@@ -137,6 +138,7 @@ class ExecutorLoop(DecodingLoop):
             return error
         if request.params.assisted:
             request.auxiliary_held = request.committed - 2
+        request.beams = accepted.live.beams()[0] if accepted.live is not None else []
         row, held = self.scheduler.running.index(request), len(request.prompt) + before - 1
         self._target.prefill(row, [*request.prompt, *request.tokens][held:-1], held)
         gained, now = len(request.tokens) - before, time.perf_counter()

@@ -69,7 +69,7 @@ class ExecutorTarget:
 
     def commit(self, batch: Batch, accepted: Accepted) -> None:
         """Keep the accepted tokens."""
-        lengths, tokens = accepted.length.tolist(), accepted.tokens.tolist()
+        lengths, tokens = accepted.length.clamp(min=0).tolist(), accepted.tokens.tolist()
         for row, sequence in enumerate(self.sequences(batch)):
             self.tokens[row] = [*sequence, *tokens[row][: lengths[row]]]
 
