@@ -104,7 +104,8 @@ def main() -> None:
         raise InvalidInput("device", "cpu", "TensorRT-LLM needs an NVIDIA GPU, and torch sees none")
     sources = [options.target or str(DEMO / "target"), options.auxiliary or str(DEMO / "auxiliary")]
     plan = plan_pair(
-        *sources,
+        sources[0],
+        sources[1],
         rows=4,
         capacity=512,
         dtype=options.dtype,
@@ -113,12 +114,13 @@ def main() -> None:
         tensor_parallel=options.tensor_parallel,
         quantization=options.quantize,
         calibration=options.calibration,
+        defaults={"draft_len": DRAFT, "beam_width": WIDTH},
     )
     print(plan)
     folder, started = options.work / "pair", time.perf_counter()
     build_pair(plan, folder, overwrite=True)
     built = time.perf_counter() - started
-    export_pair(options.work / "torch", *sources, rows=4, capacity=512, format="torch", overwrite=True)
+    export_pair(options.work / "torch", sources[0], sources[1], rows=4, capacity=512, format="torch", overwrite=True)
     folders = plan.target.checkpoint.folder, plan.auxiliary.checkpoint.folder
     found = check_executors(
         folder, folders, options.work / "torch", bindings, tokens=options.tokens, workers=options.workers

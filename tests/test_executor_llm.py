@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from engines.executor_spec import write_executor_spec
 from engines.folder import write_json
-from export.tensorrt_llm import plan_pair
+from export.tensorrt_llm import Plan, plan_pair
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
+from runtime.tensorrt_llm import library
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from scripts import tensorrt_llm_check as check
 from tests import fake_executor as fake
@@ -45,18 +46,23 @@ def executor_pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("executors")
     defaults: dict[str, object] = {"draft_len": 3, "beam_width": 3}
     plan = plan_pair(*map(str, checkpoints), rows=3, capacity=256, draft_len=4, beam_width=3, defaults=defaults)
-    for each, source in zip(plan.engines, checkpoints, strict=True):
+    write_fake_pair(plan, folder)
+    return folder
+
+
+def write_fake_pair(plan: Plan, folder: Path) -> None:
+    """What `build_pair` leaves, of engines that the fake runs with the checkpoints' weights."""
+    for each in plan.engines:
         spec = each.spec
-        (folder / spec.role).mkdir()
+        (folder / spec.role).mkdir(parents=True)
         for name in ("config.json", "rank0.engine"):
             (folder / spec.role / name).write_text("{}")
         each.checkpoint.tokenizer().save_pretrained(folder / spec.role)
         write_executor_spec(folder / spec.role, spec)
         names = ("max_input_len", "max_seq_len", "max_draft_len", "max_beam_width")
         limits = {name: getattr(spec, name) for name in names}
-        fake.ENGINES[str(folder / spec.role)] = fake.Limits(model=torch_model(source), **limits)
+        fake.ENGINES[str(folder / spec.role)] = fake.Limits(model=torch_model(each.checkpoint.folder), **limits)
     write_json(folder / "pair.json", plan.description)
-    return folder
 
 
 @pytest.fixture
@@ -173,6 +179,30 @@ def test_the_check_refuses_a_machine_without_the_library(
         code, message = run(*wrong)
         assert code == 2
         assert wrong[0].removeprefix("--") in message
+
+
+def test_the_check_builds_compares_and_ends_with_one_json(
+    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it but the library and the GPU: their names are the fake's."""
+
+    def build(plan: Plan, folder: Path, overwrite: bool) -> None:
+        write_fake_pair(plan, folder)
+
+    monkeypatch.setattr(library, "executor_bindings", lambda: fake)
+    monkeypatch.setattr(check, "build_pair", build)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a fake")
+    arguments = ["--work", str(tmp_path), "--tokens", "2", "--no-pytorch"]
+    pair = ["--target", str(checkpoints[0]), "--auxiliary", str(checkpoints[1])]
+    monkeypatch.setattr("sys.argv", ["tensorrt_llm_check", *arguments, *pair])
+    check.main()
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert result["passed"]
+    assert result["device"] == "a fake"
+    assert result["plan"]["engines"]["target"]["build"][0] == "trtllm-build"
+    assert len([line for line in lines if line.startswith("ok")]) == len(result["checks"])
 
 
 def test_the_shell_script_says_the_same(tmp_path: Path) -> None:
