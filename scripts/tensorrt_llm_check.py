@@ -27,8 +27,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engines import open_engine
+from export.executor_plan import TYPES
 from export.pair import export_pair
-from export.tensorrt_llm import TYPES, build_pair, plan_pair
+from export.tensorrt_llm import build_pair, plan_pair
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import DecodingParams
 from runtime import LLM

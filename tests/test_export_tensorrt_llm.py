@@ -20,7 +20,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from engines.executor_spec import read_executor_spec
 from engines.folder import read_spec
-from export import tensorrt_llm
+from export import executor_plan
 from export.command import main
 from export.opt_checkpoint import opt_config, write_opt_checkpoint
 from export.tensorrt_llm import Plan, build_pair, plan_pair
@@ -247,7 +247,7 @@ def test_other_architectures_and_quantized_opt_are_refused(
     folder = str(opt_checkpoint())
     with pytest.raises(InvalidInput, match="no quantized checkpoint"):
         plan_pair(folder, folder, capacity=128, quantization="fp8", calibration="texts")
-    monkeypatch.setattr(tensorrt_llm, "ARCHITECTURES", {"OPTForCausalLM": None})
+    monkeypatch.setattr(executor_plan, "ARCHITECTURES", {"OPTForCausalLM": None})
     with pytest.raises(InvalidInput, match="use --to onnx"):
         plan_pair(str(checkpoints[0]), str(checkpoints[1]), capacity=128)
 
