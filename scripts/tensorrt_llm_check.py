@@ -33,6 +33,7 @@ from export.tensorrt_llm import build_pair, plan_pair
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import DecodingParams
 from runtime import LLM
+from runtime.pair import open_pair
 from runtime.roles import EngineAuxiliary
 from runtime.tensorrt_llm import library, pytorch
 from runtime.tensorrt_llm.client import Answer, Ask, Client, Logits, Search
@@ -128,7 +129,7 @@ def main() -> None:
     )
     gc.collect()  # executors give their memory back when they go
     if not options.no_pytorch:
-        found += check_backend(folders, options.work / "torch", options.tokens)
+        found += check_backend(folders[0], options.work / "torch", options.tokens)
     result = report(found) | {
         "tensorrt_llm": library.installed(),
         "device": torch.cuda.get_device_name(),
@@ -204,18 +205,23 @@ def check_executors(
     return found
 
 
-def check_backend(checkpoints: tuple[Path, Path], torch_pair: Path, tokens: int) -> list[Check]:
-    """The PyTorch backend with our drafts and decisions, graphs on and off. Not executed."""
+def check_backend(target: Path, torch_pair: Path, tokens: int) -> list[Check]:
+    """The PyTorch backend with our drafts and decisions, graphs on and off.
+
+    Args:
+        target: its checkpoint.
+        torch_pair, tokens: see `check_executors`.
+    """
     sampling = library.load("tensorrt_llm").SamplingParams
+    pair = open_pair(torch_pair)
+    prompts = [list(pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
+    params = DecodingParams(method="mtad", draft_len=DRAFT, beam_width=WIDTH, temperature=0.0)
     texts, accepted = {}, {}
     for graphs in (True, False):
-        reference = LLM(torch_pair)
-        engine = open_engine(torch_pair / "auxiliary", rows=len(PROMPTS))
-        params = DecodingParams(method="mtad", draft_len=DRAFT, beam_width=WIDTH, temperature=0.0)
-        vocab_size, eos = reference.pair.vocab_size, reference.pair.eos
-        speculation = Speculation(EngineAuxiliary(engine, vocab_size), len(PROMPTS), params, vocab_size, eos)
-        llm = pytorch.open_llm(str(checkpoints[0]), speculation, batch_size=len(PROMPTS), cuda_graphs=graphs)
-        results = llm.generate(list(PROMPTS), sampling(max_tokens=tokens, temperature=0.0))
+        auxiliary = EngineAuxiliary(open_engine(torch_pair / "auxiliary", rows=len(prompts)), pair.vocab_size)
+        speculation = Speculation(auxiliary, len(prompts), params, pair.vocab_size, pair.eos)
+        llm = pytorch.open_llm(str(target), speculation, batch_size=len(prompts), cuda_graphs=graphs)
+        results = llm.generate(prompts, sampling(max_tokens=tokens, temperature=0.0))
         texts[graphs] = [list(result.outputs[0].token_ids) for result in results]
         accepted[graphs] = speculation.accepted / max(1, speculation.decided)
         llm.shutdown()

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tests.mock_engine import PRIME, VOCAB, _spread
 
@@ -147,6 +149,19 @@ def mock_logits(tokens: list[int], noise: float) -> Tensor:
     mixed = ((token + 1) * 7919 + (position + 1) * 104_729 + (token + 3) * (position + 5) * 31) % PRIME
     hashed, vocab = (mixed.sum() % PRIME).view(1, 1), torch.arange(VOCAB) + 1
     return (_spread(hashed, vocab, 1) + noise * _spread(hashed, vocab, 2))[0, 0]
+
+
+def torch_model(folder: Path) -> Callable[[list[int]], Tensor]:
+    """Logits of a checkpoint after some tokens: float32 [V]."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @cache
+    def run(tokens: tuple[int, ...]) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(torch.tensor([tokens])).logits[0, -1]
+            return logits
+
+    return lambda tokens: run(tuple(tokens))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engines.executor_spec import write_executor_spec
 from engines.folder import write_json
@@ -23,21 +26,10 @@ from runtime.tensorrt_llm import library
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from scripts import tensorrt_llm_check as check
 from tests import fake_executor as fake
+from tests.fake_executor import torch_model
 
 QUICK = ("mtad", "mmtad")
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many singers", "x"]
-
-
-def torch_model(folder: Path) -> Callable[[list[int]], torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    @cache
-    def run(tokens: tuple[int, ...]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = model(torch.tensor([tokens])).logits[0, -1]
-            return logits
-
-    return lambda tokens: run(tuple(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +103,23 @@ def test_defaults_limits_and_what_is_not_there(llm: ExecutorLLM, executor_pair: 
         ExecutorLLM(executor_pair, cache_fractions=(0.9, 1.5), bindings=fake)
 
 
-def test_a_pair_that_does_not_belong_together_is_refused(executor_pair: Path, tmp_path: Path) -> None:
-    import shutil
+def test_executors_in_processes_of_their_own_run_the_librarys_worker(
+    executor_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidInput, match=r"mtad\[tensorrt-llm\]"):
+        ExecutorLLM(executor_pair, bindings=fake, workers=True)
+    module = ModuleType("tensorrt_llm")
+    module.__file__ = "/packages/tensorrt_llm/__init__.py"
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", module)
+    monkeypatch.setattr(fake.Executor, "made", [])
+    ExecutorLLM(executor_pair, bindings=fake, workers=True, devices=([0, 1], [2]))
+    for executor, devices in zip(fake.Executor.made, ([0, 1], [2]), strict=True):
+        parallel = executor.config.parallel_config
+        assert parallel.orchestrator_config.worker_executable_path == "/packages/tensorrt_llm/bin/executorWorker"
+        assert parallel.device_ids == devices
 
+
+def test_a_pair_that_does_not_belong_together_is_refused(executor_pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pair"
     shutil.copytree(executor_pair, folder)
     spec = read_pair(folder).auxiliary.spec
@@ -206,10 +212,6 @@ def test_the_check_builds_compares_and_ends_with_one_json(
 
 
 def test_the_shell_script_says_the_same(tmp_path: Path) -> None:
-    import os
-    import subprocess
-    import sys
-
     root = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(root)}
     done = subprocess.run(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,8 @@ from runtime.block import decode_block
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.tensorrt_llm import pytorch
 from runtime.tensorrt_llm.speculation import Speculation
-from tests.fake_executor import BEYOND, mock_logits
+from scripts import tensorrt_llm_check as check
+from tests.fake_executor import BEYOND, mock_logits, torch_model
 from tests.mock_engine import EOS, VOCAB, MockEngine, mock_spec
 
 SUPPORTED = [name for name, method in METHODS.items() if method.drafter == "auxiliary" and not method.tree]
@@ -81,7 +84,7 @@ class TorchSampler:
         num_context_logits_prefix_sum: list[int],
         resource_manager: Any = None,
     ) -> Any:
-        return SimpleNamespace(new_tokens=model_outputs["logits"][:, :VOCAB].argmax(-1))
+        return SimpleNamespace(new_tokens=model_outputs["logits"][:, :-BEYOND].argmax(-1))
 
     def process_draft_tokens(
         self,
@@ -104,8 +107,11 @@ class TorchSampler:
 class Backend:
     """The loop of the library's `py_executor`: draft, pad, forward, sample, update; requests come and go."""
 
-    def __init__(self, drafter: Any, sampler: Any, slots: int) -> None:
+    def __init__(
+        self, drafter: Any, sampler: Any, slots: int, logits: Callable[[list[int]], Tensor] | None = None
+    ) -> None:
         self.drafter, self.sampler, self.slots = drafter, sampler, slots
+        self.logits = logits or (lambda tokens: mock_logits(tokens, 0.0))
         self.passes = 0
 
     def run(self, requests: list[LlmRequest]) -> None:
@@ -136,9 +142,8 @@ class Backend:
                 assert len(gained) == accepted + 1 or request.finished
             running = [request for request in [*running, *context] if not request.finished]
 
-    @staticmethod
-    def _logits(tokens: list[int]) -> Tensor:
-        return torch.cat([mock_logits(tokens, 0.0), torch.full((BEYOND,), 99.0)])
+    def _logits(self, tokens: list[int]) -> Tensor:
+        return torch.cat([self.logits(tokens), torch.full((BEYOND,), 99.0)])
 
 
 def make_speculation(params: DecodingParams, rows: int, seed: int = 0) -> Speculation:
@@ -275,6 +280,41 @@ def test_an_unknown_stop_criterion_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(TorchSampler, "_handle_stop_criteria", other)
     with pytest.raises(InvalidInput, match="step"):
         pytorch.open_llm("folder", make_speculation(DecodingParams(), rows=1))
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_the_check_compares_texts_with_graphs_and_without(
+    library: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoints: tuple[Path, Path],
+    pair_folders: Callable[[str], Path],
+    spoiled: bool,
+) -> None:
+    class LLM(library.llmapi.LLM):  # type: ignore[misc, name-defined]
+        """Generates with the checkpoint's weights; graphs change them, if they are to be spoiled."""
+
+        def generate(self, prompts: list[list[int]], sampling: Any) -> list[SimpleNamespace]:
+            model = torch_model(Path(self.model))
+            wrong = spoiled and self.cuda_graph_config is not None
+            backend = Backend(
+                self.speculative_config.drafter,
+                self.sampler,
+                self.max_batch_size,
+                lambda tokens: model(tokens).flip(0) if wrong else model(tokens),
+            )
+            requests = [LlmRequest(at, at, prompt, sampling.max_tokens) for at, prompt in enumerate(prompts)]
+            backend.run(requests)
+            texts = [request.tokens[request.prompt :] for request in requests]
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=text)]) for text in texts]
+
+        def shutdown(self) -> None:
+            """Nothing to give back."""
+
+    monkeypatch.setattr(library.llmapi, "LLM", LLM)
+    monkeypatch.setattr(sys.modules["tensorrt_llm"], "SamplingParams", SimpleNamespace, raising=False)
+    graphs, accepted = check.check_backend(checkpoints[0], pair_folders("torch"), tokens=8)
+    assert graphs.passed == (not spoiled)
+    assert spoiled or accepted.found > 0.5
 
 
 def test_without_the_library_there_is_one_clear_error() -> None:

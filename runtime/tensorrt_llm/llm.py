@@ -22,7 +22,7 @@ from runtime.scheduler import Scheduler
 from runtime.tensorrt_llm.client import Client
 from runtime.tensorrt_llm.courses import Drafting
 from runtime.tensorrt_llm.exchange import Exchange
-from runtime.tensorrt_llm.library import executor_bindings
+from runtime.tensorrt_llm.library import executor_bindings, load
 from runtime.tensorrt_llm.loop import ExecutorLoop
 from runtime.tensorrt_llm.roles import ExecutorAuxiliary, ExecutorTarget
 
@@ -98,7 +98,7 @@ class ExecutorLLM(LLM):
                 raise InvalidInput("cache_fractions", fraction, "give numbers between 0 and 1")
         if bindings is None:
             bindings = executor_bindings()
-        worker = Path(bindings.__file__).parents[1] / "bin" / "executorWorker" if workers else None
+        worker = Path(load("tensorrt_llm").__file__).parent / "bin" / "executorWorker" if workers else None
         clients = [
             Client.open(
                 folder / spec.role,
