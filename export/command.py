@@ -125,6 +125,7 @@ def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
         calibration=options.calibration,
         max_num_tokens=options.max_num_tokens,
         defaults=defaults,
+        weights=not (options.plan or options.dry_run),
     )
     print(plan, file=sys.stderr)
     if options.plan:

@@ -83,6 +83,7 @@ def plan_pair(
     calibration: str | None = None,
     max_num_tokens: int | None = None,
     defaults: dict[str, object] | None = None,
+    weights: bool = True,
 ) -> Plan:
     """Plan the engines of a pair. Reads the checkpoints' configurations and tokenizers, nothing else; writes nothing.
 
@@ -101,6 +102,7 @@ def plan_pair(
         max_num_tokens: tokens an iteration runs at most, of both engines; default: enough for the longest prompt and
             for all rows' drafts at once.
         defaults: decoding parameters to put into `pair.json`.
+        weights: download the weights of hub ids; without, nothing can be built from the plan.
 
     Raises:
         InvalidInput: something cannot be built, or would not be what was asked for.
@@ -136,7 +138,7 @@ def plan_pair(
         if asked > most:
             problem = f"requests ask for {asked} unless they say otherwise; build for that, or give other --defaults"
             raise InvalidInput(name, most, problem)
-    models = [find("target", target), find("auxiliary", auxiliary)]
+    models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
     shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(shape.vocab_size for shape in shapes))

@@ -340,6 +340,9 @@ def test_the_command_prints_the_plan_as_one_json_and_writes_nothing(
     assert engines["target"]["engine"]["max_draft_len"] == 5
     assert "trtllm-build" in captured.err
     assert not folder.exists()
+    assert run_command(monkeypatch, *arguments[:-1], "--dry-run") == 0
+    assert capsys.readouterr().out == ""
+    assert not folder.exists()
     for extra in (["--to", "tensorrt-llm"], ["--draft-len", "5"], ["--plan"]):
         assert run_command(monkeypatch, str(folder), *pair, *extra) == 2
     assert not folder.exists()
