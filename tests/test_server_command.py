@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 from openai import APIStatusError, OpenAI
 
-from export.pair import export_pair
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.server.run import bind
@@ -62,16 +60,6 @@ class Process:
         return found[0]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Path:
-    """The demo pair, exported once into build/ and shared with the quickstart."""
-    folder, checkpoints = ROOT / "build" / "demo-pair", ROOT / "scripts" / "demo" / "pair"
-    if not (folder / "pair.json").is_file():
-        defaults = json.loads((ROOT / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
-        export_pair(folder, str(checkpoints / "target"), str(checkpoints / "auxiliary"), defaults=defaults)
-    return folder
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., Process]]:
     """Starts servers, and ends them."""
@@ -87,11 +75,15 @@ def start() -> Iterator[Callable[..., Process]]:
         running.process.wait(10)
 
 
-def test_the_real_pair_is_served_and_sigterm_drains(pair: Path, start: Callable[..., Process], tmp_path: Path) -> None:
+def test_the_real_pair_is_served_and_sigterm_drains(
+    demo_pair: Path, start: Callable[..., Process], tmp_path: Path
+) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    server = start(str(pair), "--chat-template", str(template), "--rows", "4", "--model", "demo", MTAD_API_KEY="secret")
-    plain = LLM(pair, threads=1)
+    server = start(
+        str(demo_pair), "--chat-template", str(template), "--rows", "4", "--model", "demo", MTAD_API_KEY="secret"
+    )
+    plain = LLM(demo_pair, threads=1)
     client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=60)
     assert "memory: weights" in server.log
     assert [model.id for model in client.models.list()] == ["demo"]
