@@ -5,6 +5,7 @@ It lies in a folder of its own, see `scripts/triton.txt`; of that package only t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -152,10 +153,8 @@ class TritonServer:
 
     def kill(self) -> None:
         """End it and whatever it left behind."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(10)
         for region in Path("/dev/shm").glob(f"{self._prefix}*"):
             region.unlink(missing_ok=True)

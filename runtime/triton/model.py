@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ class TritonPythonModel:
         metrics = TritonMetrics(engine, args["model_name"], pb_utils)
         convention = CONVENTIONS[options.convention]
         self._inputs = [tensor.name for tensor in convention.inputs]
-        self._service = Service(engine, convention, options.request_seconds, metrics.update, _broken)
+        self._service = Service(engine, convention, options.request_seconds, metrics.update)
         self._service.start()
         while engine.state == "open" and not engine.ready:  # Triton calls the model ready when this returns
             time.sleep(0.01)
@@ -107,9 +106,3 @@ def _tensors(request: Any) -> dict[str, NDArray[Any]]:
     for name, value in json.loads(request.parameters() or "{}").items():
         raise InvalidInput(name, value, "no such input; the model's configuration lists them")
     return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
-
-
-def _broken(cause: BaseException) -> None:
-    """An invariant broke: nothing here can be trusted. Without this process Triton reports the model as not ready."""
-    log.critical("the engine stopped; ending the model's process", exc_info=cause)
-    os._exit(1)

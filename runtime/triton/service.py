@@ -46,7 +46,6 @@ class Service:
         convention: names and shapes of tensors.
         request_seconds: after which a request is cancelled, > 0.
         tick: called in the service's thread about once a second, and must not take long.
-        broken: called once if the engine stops by itself.
     """
 
     def __init__(
@@ -55,10 +54,9 @@ class Service:
         convention: Convention,
         request_seconds: float,
         tick: Callable[[], None] = lambda: None,
-        broken: Callable[[BaseException], None] = lambda cause: None,
     ) -> None:
         self.engine, self._convention, self._seconds = engine, convention, request_seconds
-        self._tick, self._broken = tick, broken
+        self._tick = tick
         self._open: dict[asyncio.Task[None], Sender] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mtad-triton", daemon=True)
@@ -115,9 +113,6 @@ class Service:
                     task.cancel()
             if ticks % round(1 / WATCH_SECONDS) == 0:
                 self._tick()
-            if self.engine.cause is not None:
-                self._broken(self.engine.cause)
-                return
             ticks += 1
             await asyncio.sleep(WATCH_SECONDS)
 
