@@ -127,7 +127,7 @@ def test_generate_stream_sends_a_response_a_block(plain: LLM, server: TritonServ
 def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(plain: LLM, server: TritonServer) -> None:
     """Twelve streams of different methods and lengths, on four rows."""
     methods = ["mtad", "sample", "speculative", "mmtad"]
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"method": methods[index % 4], "seed": index, "max_tokens": 24 + 4 * index, "speculation": "fixed"}
         for index in range(12)
     ]
@@ -165,7 +165,13 @@ def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(plain:
 def test_n_choices_are_one_answer_or_a_stream_of_numbered_parts(plain: LLM, server: TritonServer) -> None:
     params = DecodingParams.from_dict({"n": 3, "seed": 5, "max_tokens": 16}, plain.pair.defaults)
     results = plain.generate(PROMPT, params)
-    asked = {"text_input": PROMPT, "num_return_sequences": 3, "seed": 5, "max_tokens": 16, "return_token_ids": True}
+    asked: dict[str, Any] = {
+        "text_input": PROMPT,
+        "num_return_sequences": 3,
+        "seed": 5,
+        "max_tokens": 16,
+        "return_token_ids": True,
+    }
     (whole,) = ask(server, **asked)
     assert [text.decode() for text in whole["text_output"]] == [result.text for result in results]
     assert whole["sequence_index"].tolist() == [0, 1, 2]
