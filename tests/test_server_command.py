@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,45 +15,9 @@ from openai import APIStatusError, OpenAI
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.server.run import bind
-from tests.live_server import until
+from tests.live_server import Process, until
 
-ROOT = Path(__file__).parent.parent
 PROMPT = "def largest(values):\n"
-
-
-class Process:
-    """A server in a process of its own."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.server", *arguments, "--port", "0"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stderr
-        self.lines.extend(iter(self.process.stderr.readline, ""))
-
-    @property
-    def log(self) -> str:
-        return "".join(self.lines)
-
-    def url(self) -> str:
-        found: list[str] = []
-
-        def listening() -> bool:
-            assert self.process.poll() is None, self.log
-            found[:] = re.findall(r"listening on (http://127\.0\.0\.1:\d+)", self.log)
-            return bool(found)
-
-        until(listening, 60)
-        return found[0]
 
 
 @pytest.fixture

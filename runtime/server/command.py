@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def parser() -> argparse.ArgumentParser:
         "--max-prefill-tokens", type=int, default=256, help="prompt tokens a turn (default %(default)s)"
     )
     engine.add_argument("--prefix-tokens", type=int, help="prompt tokens kept for reuse (default: two rows' worth)")
+    group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
+    group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
+    group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
+    group.add_argument(
+        "--replica-cpus", type=float, default=1, help="of each, for Ray's accounts (default %(default)s)"
+    )
+    group.add_argument("--replica-gpus", type=float, default=0, help="of each (default %(default)s)")
+    group.add_argument("--ray-address", help="of a running Ray cluster (default: one of this machine's own)")
     watch = described.add_argument_group("watching it")
     watch.add_argument("--trace", action="store_true", help="OpenTelemetry spans; needs opentelemetry-api")
     watch.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
@@ -93,16 +102,27 @@ def main() -> None:
         drain_seconds=options.drain_seconds,
         trace=options.trace,
     )
+    if options.max_replicas is not None and options.replicas is None:
+        raise InvalidInput("max-replicas", options.max_replicas, "only with --replicas, the least of them")
     bound = bind(options.host, options.port)
+    if not keys and not is_loopback(options.host):
+        log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     names = ("threads", "rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
-    engine = AsyncLLM(
-        options.pair, prefix_tokens=options.prefix_tokens, **{name: getattr(options, name) for name in names}
-    )
+    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")}
+    if options.replicas is not None:
+        from runtime.cluster.options import ClusterOptions
+        from runtime.cluster.run import serve_cluster
+
+        sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
+        cluster = ClusterOptions(*sizes, options.ray_address)
+        if options.chat_template:
+            settings = replace(settings, chat_template=options.chat_template.read_text(encoding="utf-8"))
+        serve_cluster(options.pair, limits, settings, cluster, bound, options.log_level, options.access_log)
+        return
+    engine = AsyncLLM(options.pair, **limits)
     if options.chat_template:
         template = read_template(options.chat_template, engine.llm.pair.tokenizer)
         settings = ServerOptions(**{**vars(settings), "chat_template": template})
-    if not keys and not is_loopback(options.host):
-        log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     app = create_app(engine, settings)
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
