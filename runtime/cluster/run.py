@@ -20,9 +20,6 @@ from runtime.server.run import serve as serve_http
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 600.0
-"""In which the first replicas must be ready."""
-
 
 def serve_cluster(
     pair: Path,
@@ -44,7 +41,7 @@ def serve_cluster(
         log_level, access_log: of the HTTP server.
 
     Raises:
-        InvalidInput: Ray is not installed or cannot be reached, or the pair cannot be used.
+        InvalidInput: Ray is not installed or cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -54,7 +51,6 @@ def serve_cluster(
         raise InvalidInput(
             "replicas", cluster.replicas, f"{error.name} is missing; pip install 'mtad[cluster]'"
         ) from None
-    read_spec(pair / "target")  # a folder that is no pair is refused before anything is started
     try:
         ray.init(address=cluster.address, include_dashboard=False if cluster.address is None else None)
     except (ConnectionError, ValueError) as error:

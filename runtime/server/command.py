@@ -9,8 +9,14 @@ import sys
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput, Parser, command
+
+if TYPE_CHECKING:
+    import socket
+
+    from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +116,7 @@ def main() -> None:
     names = ("threads", "rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
     limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")}
     if options.replicas is not None:
-        from runtime.cluster.options import ClusterOptions
-        from runtime.cluster.run import serve_cluster
-
-        sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
-        cluster = ClusterOptions(*sizes, options.ray_address)
-        if options.chat_template:
-            settings = replace(settings, chat_template=options.chat_template.read_text(encoding="utf-8"))
-        serve_cluster(options.pair, limits, settings, cluster, bound, options.log_level, options.access_log)
+        _serve_cluster(options, settings, limits, bound)
         return
     engine = AsyncLLM(options.pair, **limits)
     if options.chat_template:
@@ -127,6 +126,26 @@ def main() -> None:
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
         sys.exit(f"mtad-serve: failed: the engine stopped: {engine.cause}")
+
+
+def _serve_cluster(
+    options: argparse.Namespace, settings: ServerOptions, limits: dict[str, Any], bound: socket.socket
+) -> None:
+    """Serve with several replicas; the engines are theirs."""
+    from transformers import AutoTokenizer
+
+    from engines.folder import read_spec
+    from runtime.cluster.options import ClusterOptions
+    from runtime.cluster.run import serve_cluster
+    from runtime.server.chat import read_template
+
+    sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
+    cluster = ClusterOptions(*sizes, options.ray_address)
+    read_spec(options.pair / "target")  # a folder that is no pair is refused before anything is started
+    if options.chat_template:
+        tokenizer = AutoTokenizer.from_pretrained(options.pair / "target", local_files_only=True)
+        settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
+    serve_cluster(options.pair, limits, settings, cluster, bound, options.log_level, options.access_log)
 
 
 def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:
