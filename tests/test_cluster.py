@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -34,7 +35,7 @@ class Cluster:
         self.process = Process(str(pair), *sizes, "--model", "demo", MTAD_API_KEY="secret", RAY_DEDUP_LOGS="0")
 
     def wait(self) -> None:
-        self.port = int(self.process.url(120).rpartition(":")[2])
+        self.port = int(self.process.url(240).rpartition(":")[2])
 
     def call(self, method: str, path: str, body: Any = None, key: str = "secret") -> tuple[int, dict[str, str], str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=90)
@@ -84,7 +85,7 @@ def cluster(demo_pair: Path) -> Iterator[Cluster]:
         running.wait()
         yield running
         running.process.process.send_signal(signal.SIGTERM)
-        assert running.process.process.wait(60) == 0, running.process.log[-4000:]
+        assert running.process.process.wait(120) == 0, running.process.log[-4000:]
     finally:
         running.process.process.kill()
         running.process.process.wait(10)
@@ -180,7 +181,7 @@ def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Clust
     assert cluster.figure("mtad_gateway_broken_streams_total") == len(broken)
     assert cluster.figure("mtad_gateway_retries_total") + len(broken) >= 4, "the busier replica had half of them"
     assert cluster.figure("mtad_gateway_retries_total") > 0
-    until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, 90)
+    until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, 180)
 
 
 def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster: Cluster) -> None:
@@ -195,8 +196,9 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
             if status != 200 or answer["choices"][0]["text"] != wanted:
                 failed.append(answer)
             served.append("")
+            stop.wait(0.1)
 
-    threads = [threading.Thread(target=keep_asking) for _ in range(3)]
+    threads = [threading.Thread(target=keep_asking) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:
@@ -207,7 +209,7 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
             now = cluster.replicas()
             return len(now) >= 2 and all(generation == newest for _, generation in now.values())
 
-        until(replaced, 120)
+        until(replaced, 240)
     finally:
         stop.set()
         for thread in threads:
@@ -218,22 +220,16 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
 
 
 def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
-    until(lambda: cluster.ready >= 2, 60)
-    stop = threading.Event()
+    until(lambda: cluster.ready == 2, 60)
+    end = time.monotonic() + 8  # Ray decides on means over some seconds
 
-    def keep_asking() -> None:
-        while not stop.is_set():
-            assert cluster.complete("def", method="sample", max_tokens=100, ignore_eos=True)[0] in (200, 429)
+    def keep_asking(_: int) -> None:
+        while time.monotonic() < end:
+            assert cluster.complete("def", method="sample", max_tokens=100, ignore_eos=True)[0] == 200
 
-    threads = [threading.Thread(target=keep_asking) for _ in range(24)]
-    for thread in threads:
-        thread.start()
-    try:
-        until(lambda: len(cluster.replicas()) == 3, 90)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(keep_asking, range(24)))
+    until(lambda: cluster.ready == 3, 120)
 
 
 def test_keys_stand_for_all_the_text_up_to_them() -> None:
