@@ -91,8 +91,6 @@ def figure(server: TritonServer, name: str, **labels: str) -> float:
 @pytest.mark.parametrize("method", list(METHODS))
 def test_generate_answers_what_the_engine_gives(method: str, plain: LLM, server: TritonServer) -> None:
     asked = {"method": method, "seed": 7, "max_tokens": 24, "temperature": 0.7, "top_p": 0.85, "speculation": "fixed"}
-    if METHODS[method].drafter is None or METHODS[method].drafter == "target" or METHODS[method].form == "branches":
-        del asked["speculation"]
     result = expected(plain, PROMPT, **asked)
     status, answer = server.call(
         "POST",
@@ -132,9 +130,6 @@ def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(plain:
         for index in range(12)
     ]
     prompts = [PROMPTS[index % 5] for index in range(12)]
-    for values in asked:
-        if values["method"] == "sample":
-            del values["speculation"]
     results = [expected(plain, prompt, **values) for prompt, values in zip(prompts, asked, strict=True)]
     before = figure(server, "mtad_blocks_total")
     answers: dict[int, list[dict[str, Any]]] = {}

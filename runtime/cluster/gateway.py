@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from pydantic_core import to_json
 from ray.exceptions import RayActorError, RayError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,9 +24,11 @@ from runtime.async_llm import EngineStopped
 from runtime.cluster.board import Figures, Report
 from runtime.cluster.prefixes import prefix_keys
 from runtime.cluster.replica import Head
-from runtime.server.errors import ApiError, api_error
+from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 
 log = logging.getLogger(__name__)
+
+_HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme")
 
 RETRY_SECONDS = 1.0
 """A full group of replicas asks clients to wait so long."""
@@ -39,6 +41,7 @@ class Gateway:
         handle: of the deployment, a Ray Serve `DeploymentHandle`.
         reports: the board's.
         attempts: replicas a request is tried on.
+        seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """
 
@@ -47,13 +50,14 @@ class Gateway:
         handle: Any,
         reports: Callable[[], Awaitable[list[Report]]],
         attempts: int,
+        seconds: float,
         rollout: Callable[[], Awaitable[None]],
     ) -> None:
         self._handle, self._reports, self._attempts, self._rollout = handle, reports, attempts, rollout
+        self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._retries = self._broken = 0
-        self.cause: BaseException | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
@@ -109,20 +113,22 @@ class Gateway:
         return Response(content, headers={"content-type": content_type})
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the request, and send what a replica answers; ended when the client goes away."""
+        """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
         if self._draining:
             raise EngineStopped("takes no requests: it is draining")
         body = await _read(receive)
-        head = {name: scope[name] for name in ("method", "path", "query_string", "headers", "http_version", "scheme")}
-        work = asyncio.create_task(self._answer({**head, "raw_path": scope.get("raw_path")}, body, send))
+        head = {name: scope.get(name) for name in _HEAD}
+        work = asyncio.create_task(self._answer(head, body, send))
         gone = asyncio.create_task(_gone(receive))
         self._serving.add(work)
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+            done, _ = await asyncio.wait({work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise timed_out(self._seconds)
+            if work in done:
+                if work.cancelled():  # by `close`
+                    raise cancelled()
+                work.result()
         finally:
             work.cancel()
             gone.cancel()
@@ -148,7 +154,7 @@ class Gateway:
             except BackPressureError:
                 seconds = {"retry-after": f"{RETRY_SECONDS:.0f}", "retry-after-ms": f"{RETRY_SECONDS * 1000:.0f}"}
                 raise ApiError(429, "all replicas and the queue are full", None, "queue_full", seconds) from None
-            except (RayActorError, DeploymentUnavailableError) as error:
+            except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
                 if sent:
                     self._broken += 1
                     log.error("a replica died under a stream", exc_info=error)

@@ -56,15 +56,28 @@ def serve_cluster(
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.address, f"cannot be reached: {error}") from None
     try:
+        _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled")
         group = Group(pair, engine, options, cluster)
-        group.deploy()
+        try:
+            group.deploy()
+        except RuntimeError as error:
+            raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
         gateway = group.gateway()
         guarded = Guard(gateway, options, lambda route, status: None)
         serve_http(guarded, gateway, bound, options, log_level, access_log)
         group.delete()
     finally:
         ray.shutdown()
+
+
+def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> None:
+    """Refuse what Ray would wait for without an end."""
+    for name, key in (("cpus", "CPU"), ("gpus", "GPU")):
+        wanted, there = cluster.replicas * getattr(cluster, name), found.get(key, 0.0)
+        if wanted > there:
+            problem = f"{cluster.replicas} replicas want {wanted:g} of Ray's {there:g} {key}s; give fewer"
+            raise InvalidInput(f"replica-{name}", getattr(cluster, name), problem)
 
 
 class Group:
@@ -82,7 +95,7 @@ class Group:
         self._pair, self._engine, self._cluster = pair, engine, cluster
         self._options = replace(options, api_keys=())  # the gateway asks for them
         self._drain_seconds = options.drain_seconds
-        self._board = ray.remote(num_cpus=0)(Board).remote()
+        self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
         self._generation = 0
 
     def deploy(self) -> None:
@@ -108,7 +121,7 @@ class Group:
         async def rollout() -> None:
             await asyncio.to_thread(self.deploy)
 
-        return Gateway(self._handle, reports, self._cluster.attempts, rollout)
+        return Gateway(self._handle, reports, self._cluster.attempts, self._options.request_seconds, rollout)
 
     def _application(self) -> Any:
         from ray import serve

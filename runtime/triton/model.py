@@ -88,7 +88,7 @@ class TritonPythonModel:
             sender = TritonSender(request)
             try:
                 self._service.submit(_tensors(request), sender)
-            except InvalidInput as error:
+            except Exception as error:  # the client is told, whatever it is; the other requests go on
                 self._service.refuse(error, sender)
 
     def finalize(self) -> None:
