@@ -344,7 +344,7 @@ def test_a_restarted_server_answers_the_same_and_a_dead_model_can_be_loaded_agai
         for step in ("unload", "load"):
             status, answer = again.call("POST", f"/v2/repository/models/tensorrt_llm/{step}", {})
             assert status == 200, answer
-        until(lambda: again.call("POST", path, asked) == first, 60)
+        until(lambda: again.call("POST", path, asked) == first, 120)
     finally:
         again.kill()
     assert not again.processes()

@@ -19,7 +19,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
 from runtime.server.errors import ApiError
 from runtime.triton import repository
-from runtime.triton.command import main
+from runtime.triton.command import _HELP, main
 from runtime.triton.options import ENGINE, TritonOptions, read_options
 from runtime.triton.question import read
 from runtime.triton.repository import write_model
@@ -100,6 +100,10 @@ def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders:
     assert options.engine == {**ENGINE, "rows": 2, "eager": True}
     llm = LLM(pair, **options.engine)
     assert llm.loop.scheduler.max_waiting == ENGINE["max_waiting"]
+
+
+def test_the_command_has_every_option_of_the_engine() -> None:
+    assert {*_HELP, "eager"} == set(ENGINE), "eager is for comparisons, and for model.yaml alone"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class TritonServer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 60) -> None:
+    def wait(self, seconds: float = 240) -> None:
         """Until it is ready."""
         end = time.monotonic() + seconds
         while True:

@@ -20,7 +20,7 @@ _HELP = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `mtad-triton`; those of the engine are added by `main`, which may import them."""
+    """The options of `mtad-triton`."""
     described = Parser(
         prog="mtad-triton",
         description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines. "

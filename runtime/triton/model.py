@@ -81,6 +81,8 @@ class TritonPythonModel:
         self._service.start()
         while engine.state == "open" and not engine.ready:  # Triton calls the model ready when this returns
             time.sleep(0.01)
+        if engine.cause is not None:
+            raise pb_utils.TritonModelException(f"the engine stopped: {engine.cause}")
 
     def execute(self, requests: list[Any]) -> None:
         """Hand requests to the engine; responses are sent by the service's thread, so this returns at once."""
