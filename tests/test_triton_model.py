@@ -299,3 +299,23 @@ def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: L
     finally:
         service.stop()
     service.engine.check_integrity()
+
+
+def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM) -> None:
+    """Triton unloads a model only when every request had its last response."""
+    service = Service(AsyncLLM(own(plain)), BLS, request_seconds=60)
+    service.start()
+    try:
+        client = Recorder()
+
+        def begin_and_cancel() -> None:
+            service._begin(LONG, client, 0)
+            for task in service._open:
+                task.cancel()
+
+        service._loop.call_soon_threadsafe(begin_and_cancel)
+        assert client.ended.wait(10)
+        assert client.error
+        assert client.error.status == 499
+    finally:
+        service.stop()

@@ -43,9 +43,9 @@ class TritonSender:
     def send(self, tensors: dict[str, NDArray[Any]], last: bool) -> None:
         """Send a response."""
         outputs = [pb_utils.Tensor(name, value) for name, value in tensors.items()]
-        self._ended = last
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
         self._sender.send(pb_utils.InferenceResponse(output_tensors=outputs), flags=flags)
+        self._ended = last
 
     def fail(self, error: ApiError) -> None:
         """Send an error."""

@@ -101,8 +101,10 @@ class Service:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        del self._open[task]
-        if not task.cancelled() and task.exception():
+        sender = self._open.pop(task)
+        if task.cancelled():  # before it had begun: Triton waits for a last response all the same
+            sender.fail(_given_up())
+        elif task.exception():
             log.error("a response could not be sent", exc_info=task.exception())
 
     async def _watch(self) -> None:
@@ -131,7 +133,7 @@ class Service:
                 stream = await self.engine.submit(question.prompt, question.params, question.settings.priority)
                 await self._answer(question, stream, sender, arrived)
         except asyncio.CancelledError:  # the client gave up: nobody reads the text
-            sender.fail(ApiError(499, "cancelled by the client", code="cancelled"))
+            sender.fail(_given_up())
         except TimeoutError as error:
             sender.fail(timed_out(self._seconds) if limit.expired() else api_error(error))
         except Exception as error:
@@ -162,6 +164,10 @@ class Service:
             return question.prompt
         decode = self.engine.llm.pair.tokenizer.backend_tokenizer.decode
         return str(decode(list(question.prompt), skip_special_tokens=True))
+
+
+def _given_up() -> ApiError:
+    return ApiError(499, "cancelled by the client", code="cancelled")
 
 
 async def _pieces(stream: Stream) -> AsyncGenerator[Piece]:
