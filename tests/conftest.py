@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -108,6 +109,17 @@ def pair_folders(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPa
         export_pair(parent / format, target, auxiliary, rows=4, capacity=256, format=format)
         return parent / format
 
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_pair() -> Path:
+    """The demo pair, exported once into build/ and shared with the quickstart."""
+    root = Path(__file__).parent.parent
+    folder, checkpoints = root / "build" / "demo-pair", root / "scripts" / "demo" / "pair"
+    if not (folder / "pair.json").is_file():
+        defaults = json.loads((root / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
+        export_pair(folder, str(checkpoints / "target"), str(checkpoints / "auxiliary"), defaults=defaults)
     return folder
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,6 +25,7 @@ from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.run import DrainingServer, configure
 
+ROOT = Path(__file__).parent.parent
 MODEL = "small"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -97,6 +103,41 @@ def own(plain: LLM, seconds: float = 0.0, **options: Any) -> LLM:
 
     vars(llm.loop.caches.target)["score"] = slow
     return llm
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "runtime.server", *arguments, "--port", "0"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        self.lines.extend(iter(self.process.stderr.readline, ""))
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def url(self, seconds: float = 60) -> str:
+        found: list[str] = []
+
+        def listening() -> bool:
+            assert self.process.poll() is None, self.log
+            found[:] = re.findall(r"listening on (http://127\.0\.0\.1:\d+)", self.log)
+            return bool(found)
+
+        until(listening, seconds)
+        return found[0]
 
 
 def call(

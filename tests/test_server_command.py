@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,59 +12,12 @@ from typing import Any
 import pytest
 from openai import APIStatusError, OpenAI
 
-from export.pair import export_pair
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.server.run import bind
-from tests.live_server import until
+from tests.live_server import Process, until
 
-ROOT = Path(__file__).parent.parent
 PROMPT = "def largest(values):\n"
-
-
-class Process:
-    """A server in a process of its own."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.server", *arguments, "--port", "0"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stderr
-        self.lines.extend(iter(self.process.stderr.readline, ""))
-
-    @property
-    def log(self) -> str:
-        return "".join(self.lines)
-
-    def url(self) -> str:
-        found: list[str] = []
-
-        def listening() -> bool:
-            assert self.process.poll() is None, self.log
-            found[:] = re.findall(r"listening on (http://127\.0\.0\.1:\d+)", self.log)
-            return bool(found)
-
-        until(listening, 60)
-        return found[0]
-
-
-@pytest.fixture(scope="module")
-def pair() -> Path:
-    """The demo pair, exported once into build/ and shared with the quickstart."""
-    folder, checkpoints = ROOT / "build" / "demo-pair", ROOT / "scripts" / "demo" / "pair"
-    if not (folder / "pair.json").is_file():
-        defaults = json.loads((ROOT / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
-        export_pair(folder, str(checkpoints / "target"), str(checkpoints / "auxiliary"), defaults=defaults)
-    return folder
 
 
 @pytest.fixture
@@ -87,11 +35,15 @@ def start() -> Iterator[Callable[..., Process]]:
         running.process.wait(10)
 
 
-def test_the_real_pair_is_served_and_sigterm_drains(pair: Path, start: Callable[..., Process], tmp_path: Path) -> None:
+def test_the_real_pair_is_served_and_sigterm_drains(
+    demo_pair: Path, start: Callable[..., Process], tmp_path: Path
+) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    server = start(str(pair), "--chat-template", str(template), "--rows", "4", "--model", "demo", MTAD_API_KEY="secret")
-    plain = LLM(pair, threads=1)
+    server = start(
+        str(demo_pair), "--chat-template", str(template), "--rows", "4", "--model", "demo", MTAD_API_KEY="secret"
+    )
+    plain = LLM(demo_pair, threads=1)
     client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=60)
     assert "memory: weights" in server.log
     assert [model.id for model in client.models.list()] == ["demo"]
@@ -128,6 +80,10 @@ def test_the_real_pair_is_served_and_sigterm_drains(pair: Path, start: Callable[
         (("nowhere", "--request-seconds", "0"), "request-seconds"),
         (("nowhere", "--rows", "x"), "argument --rows"),
         (("nowhere", "--port", "99999"), "port = 99999"),
+        (("nowhere", "--port", "0", "--replicas", "0"), "replicas = 0"),
+        (("nowhere", "--port", "0", "--replicas", "2"), "no such folder"),
+        (("nowhere", "--port", "0", "--replicas", "2", "--max-replicas", "1"), "max-replicas = 1"),
+        (("nowhere", "--port", "0", "--max-replicas", "2"), "only with --replicas"),
         (("nowhere", "--host", "192.0.2.1"), "192.0.2.1:8000"),
         (("nowhere", "--host", "no such host"), "no such host:8000"),
     ],

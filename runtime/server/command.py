@@ -6,10 +6,17 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput, Parser, command
+
+if TYPE_CHECKING:
+    import socket
+
+    from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +57,14 @@ def parser() -> argparse.ArgumentParser:
         "--max-prefill-tokens", type=int, default=256, help="prompt tokens a turn (default %(default)s)"
     )
     engine.add_argument("--prefix-tokens", type=int, help="prompt tokens kept for reuse (default: two rows' worth)")
+    group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
+    group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
+    group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
+    group.add_argument(
+        "--replica-cpus", type=float, default=1, help="of each, for Ray's accounts (default %(default)s)"
+    )
+    group.add_argument("--replica-gpus", type=float, default=0, help="of each (default %(default)s)")
+    group.add_argument("--ray-address", help="of a running Ray cluster (default: one of this machine's own)")
     watch = described.add_argument_group("watching it")
     watch.add_argument("--trace", action="store_true", help="OpenTelemetry spans; needs opentelemetry-api")
     watch.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
@@ -93,20 +108,44 @@ def main() -> None:
         drain_seconds=options.drain_seconds,
         trace=options.trace,
     )
+    if options.max_replicas is not None and options.replicas is None:
+        raise InvalidInput("max-replicas", options.max_replicas, "only with --replicas, the least of them")
     bound = bind(options.host, options.port)
+    if not keys and not is_loopback(options.host):
+        log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     names = ("threads", "rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
-    engine = AsyncLLM(
-        options.pair, prefix_tokens=options.prefix_tokens, **{name: getattr(options, name) for name in names}
-    )
+    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")}
+    if options.replicas is not None:
+        _serve_cluster(options, settings, limits, bound)
+        return
+    engine = AsyncLLM(options.pair, **limits)
     if options.chat_template:
         template = read_template(options.chat_template, engine.llm.pair.tokenizer)
         settings = ServerOptions(**{**vars(settings), "chat_template": template})
-    if not keys and not is_loopback(options.host):
-        log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     app = create_app(engine, settings)
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
         sys.exit(f"mtad-serve: failed: the engine stopped: {engine.cause}")
+
+
+def _serve_cluster(
+    options: argparse.Namespace, settings: ServerOptions, limits: dict[str, Any], bound: socket.socket
+) -> None:
+    """Serve with several replicas; the engines are theirs."""
+    from transformers import AutoTokenizer
+
+    from engines.folder import read_spec
+    from runtime.cluster.options import ClusterOptions
+    from runtime.cluster.run import serve_cluster
+    from runtime.server.chat import read_template
+
+    sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
+    cluster = ClusterOptions(*sizes, options.ray_address)
+    read_spec(options.pair / "target")  # a folder that is no pair is refused before anything is started
+    if options.chat_template:
+        tokenizer = AutoTokenizer.from_pretrained(options.pair / "target", local_files_only=True)
+        settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
+    serve_cluster(options.pair, limits, settings, cluster, bound, options.log_level, options.access_log)
 
 
 def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:

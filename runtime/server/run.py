@@ -8,16 +8,22 @@ import math
 import socket
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 
 from mtad.errors import InvalidInput
-from runtime.async_llm import AsyncLLM
 from runtime.server.options import ServerOptions
 from runtime.server.protocol import LimitedProtocol
 
 log = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """What requests end in: an engine, or a gateway before several."""
+
+    async def close(self, drain: bool = True) -> None:
+        """Take no more requests, and return when those submitted have ended; or cancel them."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -27,7 +33,7 @@ class DrainingServer(uvicorn.Server):
     `drain_seconds`, or on a second signal, what still runs is cancelled.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncLLM, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Closable, drain_seconds: float) -> None:
         super().__init__(config)
         self._engine, self._drain_seconds = engine, drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,7 +105,7 @@ def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config
 
 
 def serve(
-    app: Any, engine: AsyncLLM, bound: socket.socket, options: ServerOptions, log_level: str, access_log: bool
+    app: Any, engine: Closable, bound: socket.socket, options: ServerOptions, log_level: str, access_log: bool
 ) -> None:
     """Serve on a bound socket until drained; returns when the last response is out."""
     config = configure(app, options, log_level=log_level, access_log=access_log)

@@ -1,0 +1,202 @@
+"""The gateway: an ASGI application that sends each request to a replica, and to another if that one dies.
+
+A request is lost to nobody: as long as no byte of its answer went out, it is tried elsewhere. Once part of a stream was
+sent, a text cannot be begun again without the client noticing, so the stream ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from pydantic_core import to_json
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from runtime.async_llm import EngineStopped
+from runtime.cluster.board import Figures, Report
+from runtime.cluster.prefixes import prefix_keys
+from runtime.cluster.replica import Head
+from runtime.server.errors import ApiError, api_error, cancelled, timed_out
+
+log = logging.getLogger(__name__)
+
+_HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme")
+
+RETRY_SECONDS = 1.0
+"""A full group of replicas asks clients to wait so long."""
+
+
+class Gateway:
+    """Routes requests to replicas.
+
+    Args:
+        handle: of the deployment, a Ray Serve `DeploymentHandle`.
+        reports: the board's.
+        attempts: replicas a request is tried on.
+        seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
+        rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        reports: Callable[[], Awaitable[list[Report]]],
+        attempts: int,
+        seconds: float,
+        rollout: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._handle, self._reports, self._attempts, self._rollout = handle, reports, attempts, rollout
+        self._seconds = seconds + 1.0  # the replica, which knows more, comes first
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._draining = False
+        self._retries = self._broken = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        match scope["path"]:
+            case "/health/live":
+                await JSONResponse({"status": "live"})(scope, receive, send)
+            case "/health" | "/health/ready":
+                await (await self._ready())(scope, receive, send)
+            case "/metrics":
+                await (await self._metrics(scope))(scope, receive, send)
+            case _:
+                await self._forward(scope, receive, send)
+
+    async def close(self, drain: bool = True) -> None:
+        """Take no more requests; wait for those that run, or cancel them."""
+        self._draining = True
+        if not drain:
+            for task in self._serving:
+                task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        await receive()
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # not in the main thread
+            loop.add_signal_handler(signal.SIGHUP, self._renew)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _renew(self) -> None:
+        log.info("replacing the replicas, one after another")
+        self._renewing = asyncio.ensure_future(self._rollout())
+
+    async def _ready(self) -> Response:
+        if self._draining:
+            return JSONResponse({"status": "draining"}, 503)
+        ready = sum(report.ready for report in await self._reports())
+        return JSONResponse({"status": "ready" if ready else "starting", "replicas": ready}, 200 if ready else 503)
+
+    async def _metrics(self, scope: Scope) -> Response:
+        own = [
+            GaugeMetricFamily("mtad_gateway_requests", "requests on their way", value=len(self._serving)),
+            CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
+            CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
+        ]
+        accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
+        content, content_type = Figures(await self._reports(), own).render(accept)
+        return Response(content, headers={"content-type": content_type})
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
+        if self._draining:
+            raise EngineStopped("takes no requests: it is draining")
+        body = await _read(receive)
+        head = {name: scope.get(name) for name in _HEAD}
+        work = asyncio.create_task(self._answer(head, body, send))
+        gone = asyncio.create_task(_gone(receive))
+        self._serving.add(work)
+        try:
+            done, _ = await asyncio.wait({work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise timed_out(self._seconds)
+            if work in done:
+                if work.cancelled():  # by `close`
+                    raise cancelled()
+                work.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.wait({work, gone})
+            self._serving.discard(work)
+
+    async def _answer(self, head: Head, body: bytes, send: Send) -> None:
+        keys = prefix_keys(body) if head["method"] == "POST" else []
+        for attempt in range(1, self._attempts + 1):
+            start: Message | None = None
+            sent = False
+            try:
+                async with contextlib.aclosing(self._messages(head, body, keys)) as messages:
+                    async for message in messages:
+                        if message["type"] == "http.response.start":
+                            start = message  # held back: as long as nothing was sent, another replica may answer
+                            continue
+                        if start is not None:
+                            await send(start)
+                            start, sent = None, True
+                        await send(message)
+                return
+            except BackPressureError:
+                seconds = {"retry-after": f"{RETRY_SECONDS:.0f}", "retry-after-ms": f"{RETRY_SECONDS * 1000:.0f}"}
+                raise ApiError(429, "all replicas and the queue are full", None, "queue_full", seconds) from None
+            except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
+                if sent:
+                    self._broken += 1
+                    log.error("a replica died under a stream", exc_info=error)
+                    await _break(send)
+                    return
+                log.warning("a replica died under a request, attempt %d of %d", attempt, self._attempts)
+                if attempt == self._attempts:
+                    raise ApiError(503, f"{attempt} replicas died under this request", code="unavailable") from error
+                self._retries += 1
+            except RayError as error:
+                if sent:
+                    await _break(send)
+                    return
+                raise api_error(error) from error
+
+    async def _messages(self, head: Head, body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
+        """The messages of one replica's answer; closing it cancels the request there."""
+        coming = self._handle.options(stream=True).http.remote(head, body, keys=keys)
+        try:
+            async for message in coming:
+                yield message
+        finally:
+            coming.cancel()
+
+
+async def _read(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _break(send: Send) -> None:
+    """The last event of a stream whose replica died."""
+    error = ApiError(503, "the replica died after part of the answer was sent; ask again", code="replica_died")
+    await send({"type": "http.response.body", "body": b"data: " + to_json(error.body) + b"\n\n"})

@@ -1,0 +1,104 @@
+"""One replica: an engine and the server's application, called through Ray instead of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import torch
+from ray import serve
+from starlette.types import Message
+
+from engines.hook import quiet_transformers
+from runtime.async_llm import AsyncLLM
+from runtime.cluster.board import Report
+from runtime.server.app import create_app
+from runtime.server.options import ServerOptions
+
+Head = dict[str, Any]
+"""The part of an ASGI scope that says what is asked: method, path, query and headers."""
+
+REPORT_SECONDS = 1.0
+
+
+class Replica:
+    """An engine of its own behind the application of `runtime.server.app`.
+
+    Args:
+        pair: pair folder, on this machine.
+        engine: options of `runtime.LLM`.
+        options: of the server; keys are the gateway's business.
+        board: handle of the board, a Ray actor.
+        generation: which rollout it belongs to.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, pair: str, engine: Mapping[str, Any], options: ServerOptions, board: Any, generation: int
+    ) -> None:
+        logging.basicConfig(level=logging.INFO)
+        quiet_transformers()
+        torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+        self._engine = await asyncio.to_thread(AsyncLLM, pair, **engine)
+        self._app = create_app(self._engine, options)
+        self._engine.start()
+        while self._engine.state == "open" and not self._engine.ready:
+            await asyncio.sleep(0.01)
+        self._board, self._generation = board, generation
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._reporting = asyncio.create_task(self._report())
+
+    async def http(self, head: Head, body: bytes, keys: list[bytes]) -> AsyncIterator[Message]:
+        """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away.
+
+        Args:
+            head: what is asked.
+            body: all of it.
+            keys: of the prompt, for the router.
+        """
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        received, gone = False, asyncio.Event()
+
+        async def receive() -> Message:
+            nonlocal received
+            if received:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            received = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def answer() -> None:
+            try:
+                await self._app({"type": "http", "asgi": {"version": "3.0"}, **head}, receive, messages.put)
+            finally:
+                messages.put_nowait(None)
+
+        serving = asyncio.create_task(answer())
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            await serving
+        finally:
+            gone.set()
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await serving
+
+    def check_health(self) -> None:
+        """Raise if the process is to be replaced; Ray Serve asks."""
+        if self._engine.cause is not None:
+            raise RuntimeError("the engine broke down") from self._engine.cause
+
+    async def _report(self) -> None:
+        metrics = self._app.state.service.metrics
+        while True:
+            text, _ = metrics.render("")
+            where = socket.gethostname(), os.getpid()
+            report = Report(self._id, *where, self._generation, self._engine.ready, text.decode())
+            with contextlib.suppress(Exception):  # the board may be starting again
+                await self._board.put.remote(report)
+            await asyncio.sleep(REPORT_SECONDS)

@@ -1,0 +1,57 @@
+"""The HTTP server's metrics through Triton's own `/metrics`: gauges and counters, no histograms."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from runtime.async_llm import AsyncLLM
+from runtime.server.energy import EnergyMeter
+from runtime.server.metrics import Metrics
+
+
+class Backend(Protocol):
+    """Triton's metrics: what is used of `triton_python_backend_utils`."""
+
+    MetricFamily: Any
+
+
+class TritonMetrics:
+    """Copies the figures of `runtime.server.metrics` to Triton's metrics.
+
+    Triton's metric objects are not safe for two threads at once (the server dies); one thread makes and updates them.
+
+    Args:
+        engine: the engine.
+        model: name of the model.
+        backend: `triton_python_backend_utils`.
+    """
+
+    def __init__(self, engine: AsyncLLM, model: str, backend: Backend) -> None:
+        self._source = Metrics(engine, model, EnergyMeter())
+        self._model, self._backend = model, backend
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, list[float]]] = {}
+
+    def update(self) -> None:
+        """Bring Triton's figures up to date."""
+        for family in self._source.collect():
+            if family.type not in ("gauge", "counter"):
+                continue
+            for sample in family.samples:
+                self._set(family.type, sample.name, family.documentation, sample.labels, sample.value)
+
+    def _set(self, kind: str, name: str, words: str, labels: dict[str, str], value: float) -> None:
+        labels = {"model": self._model, **labels}
+        key = name, tuple(sorted(labels.items()))
+        if name not in self._families:
+            make = self._backend.MetricFamily
+            kinds = {"gauge": make.GAUGE, "counter": make.COUNTER}
+            self._families[name] = make(name=name, description=words, kind=kinds[kind])
+        if key not in self._metrics:
+            self._metrics[key] = self._families[name].Metric(labels=labels), [0.0]
+        metric, last = self._metrics[key]
+        if kind == "gauge":
+            metric.set(value)
+        elif value > last[0]:
+            metric.increment(value - last[0])
+        last[0] = value

@@ -1,0 +1,110 @@
+"""Triton's Python model. Imported by the `model.py` of a model directory, inside Triton's Python backend only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from engines.hook import quiet_transformers
+from mtad.errors import InvalidInput
+from runtime.async_llm import AsyncLLM
+from runtime.server.errors import ApiError
+from runtime.triton.metrics import TritonMetrics
+from runtime.triton.options import read_options
+from runtime.triton.service import Service
+from runtime.triton.tensors import CONVENTIONS
+
+log = logging.getLogger(__name__)
+
+_CODES = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL"}
+"""Triton's codes of HTTP statuses, which the errors have; all others are UNAVAILABLE: try again, or elsewhere."""
+
+
+class TritonSender:
+    """Sends one request's responses through Triton."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        self._ended = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client has given up."""
+        return not self._ended and bool(self._sender.is_cancelled())
+
+    def send(self, tensors: dict[str, NDArray[Any]], last: bool) -> None:
+        """Send a response."""
+        outputs = [pb_utils.Tensor(name, value) for name, value in tensors.items()]
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=outputs), flags=flags)
+        self._ended = last
+
+    def fail(self, error: ApiError) -> None:
+        """Send an error."""
+        if self._ended:
+            return
+        self._ended = True
+        kinds = pb_utils.TritonError  # the stub puts it there after it has imported this file
+        shown = kinds(error.message, getattr(kinds, _CODES.get(error.status, "UNAVAILABLE")))
+        response = pb_utils.InferenceResponse(error=shown)
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class TritonPythonModel:
+    """What Triton calls; one object in one process, whatever the number of requests."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the engines."""
+        quiet_transformers()
+        torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+        folder = Path(args["model_repository"]) / args["model_version"]
+        try:
+            options = read_options(folder / "model.yaml")
+            logging.basicConfig(
+                level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+            )
+            engine = AsyncLLM(folder / options.pair, **options.engine)
+        except InvalidInput as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+        metrics = TritonMetrics(engine, args["model_name"], pb_utils)
+        convention = CONVENTIONS[options.convention]
+        self._inputs = [tensor.name for tensor in convention.inputs]
+        self._service = Service(engine, convention, options.request_seconds, metrics.update)
+        self._service.start()
+        while engine.state == "open" and not engine.ready:  # Triton calls the model ready when this returns
+            time.sleep(0.01)
+        if engine.cause is not None:
+            raise pb_utils.TritonModelException(f"the engine stopped: {engine.cause}")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand requests to the engine; responses are sent by the service's thread, so this returns at once."""
+        for request in requests:
+            sender = TritonSender(request)
+            try:
+                self._service.submit(_tensors(request), sender)
+            except Exception as error:  # the client is told, whatever it is; the other requests go on
+                self._service.refuse(error, sender)
+
+    def finalize(self) -> None:
+        """Stop the engine; Triton has waited for the requests."""
+        self._service.stop()
+
+
+def _tensors(request: Any) -> dict[str, NDArray[Any]]:
+    """Copies of a request's tensors: Triton takes their memory back.
+
+    Raises:
+        InvalidInput: the request has parameters. Triton's generate extension turns each field of the body that is no
+            input of the model into one, so a misspelt field ends here rather than being ignored.
+    """
+    for name, value in json.loads(request.parameters() or "{}").items():
+        raise InvalidInput(name, value, "no such input; the model's configuration lists them")
+    return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}

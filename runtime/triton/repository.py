@@ -1,0 +1,122 @@
+"""A model directory in a Triton model repository: `config.pbtxt`, `1/model.py`, `1/model.yaml`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from engines.folder import write_folder
+from mtad.errors import InvalidInput
+from runtime.triton.options import TritonOptions
+from runtime.triton.tensors import CONVENTIONS, Tensor
+
+MANIFEST = "mtad-triton.json"
+"""Names and hashes of the files that were written: what has others is somebody's own work."""
+
+_MODEL = '''"""Written by mtad-triton. Options are in model.yaml; docs/triton.md describes them."""
+
+from runtime.triton.model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+_PAIR = "pair"
+
+
+def write_model(
+    repository: Path, name: str, options: TritonOptions, environment: str | None = None, copy: bool = False
+) -> Path:
+    """Write the directory of one model, whole or not at all.
+
+    Args:
+        repository: folder of models; made if it is missing.
+        name: of the model.
+        options: of the model; `pair` is the pair folder as seen from here.
+        environment: virtual environment that Triton is to run the model in; None takes Triton's own Python.
+        copy: put a copy of the pair into the directory, so that it can be moved as a whole.
+
+    Returns:
+        the directory.
+
+    Raises:
+        InvalidInput: the name or the pair is not usable, or the directory exists and is not as it was written.
+    """
+    if not name or not all(letter.isalnum() or letter in "._-" for letter in name) or name[0] in ".-":
+        raise InvalidInput("model", name, "give letters, digits, dots, dashes and underscores")
+    pair = Path(options.pair).absolute()
+    if not (pair / "pair.json").is_file():
+        raise InvalidInput("pair", str(options.pair), "no such pair folder; mtad-export writes them")
+    if environment is not None and not Path(environment, "bin", "activate").is_file():
+        raise InvalidInput("environment", environment, "not a virtual environment: bin/activate is missing")
+    repository, folder = repository.absolute(), repository.absolute() / name
+    if pair == folder or pair in folder.parents:
+        raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
+    if folder.exists() and not _as_written(folder):
+        problem = "exists, and is not as mtad-triton wrote it; give another --model, or move it away"
+        raise InvalidInput("repository", str(folder), problem)
+    values = {**options.to_dict(), "pair": _PAIR if copy else str(pair)}
+    with write_folder(folder) as temporary:
+        (temporary / "config.pbtxt").write_text(config(name, options, environment), encoding="utf-8")
+        version = temporary / "1"
+        version.mkdir()
+        (version / "model.py").write_text(_MODEL, encoding="utf-8")
+        header = "# Options of the model: those of runtime.LLM, and the model's own. Written by mtad-triton.\n"
+        (version / "model.yaml").write_text(header + yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        if copy:
+            shutil.copytree(pair, version / _PAIR)
+        manifest = {path.relative_to(temporary).as_posix(): _hash(path) for path in _files(temporary)}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def config(name: str, options: TritonOptions, environment: str | None = None) -> str:
+    """The text of `config.pbtxt`."""
+    convention = CONVENTIONS[options.convention]
+    lines = [
+        "# Written by mtad-triton; docs/triton.md describes the tensors.",
+        f'name: "{name}"',
+        'backend: "python"',
+        f"max_batch_size: {int(convention.batched)}",
+        "model_transaction_policy { decoupled: true }",
+        *_block("input", convention.inputs, optional=True),
+        *_block("output", convention.outputs, optional=False),
+        "# one process; it batches requests itself, and its engines choose their device",
+        "instance_group [ { count: 1 kind: KIND_CPU } ]",
+    ]
+    if environment is not None:
+        path = json.dumps(str(Path(environment).absolute()))
+        lines.append(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: {path} }} }}')
+    return "\n".join(lines) + "\n"
+
+
+def _block(kind: str, tensors: Iterable[Tensor], optional: bool) -> list[str]:
+    tail = " optional: true" if optional else ""
+    rows = [
+        f'  {{ name: "{one.name}" data_type: TYPE_{one.type} dims: [ {", ".join(map(str, one.dims))} ]{tail} }}'
+        for one in tensors
+    ]
+    return [f"{kind} [", ",\n".join(rows), "]"]
+
+
+def _as_written(folder: Path) -> bool:
+    """Whether a directory holds exactly what `write_model` put there."""
+    with contextlib.suppress(OSError, ValueError):
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = {path.relative_to(folder).as_posix(): path for path in _files(folder) if path.name != MANIFEST}
+        return isinstance(manifest, dict) and {name: _hash(path) for name, path in found.items()} == manifest
+    return False
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files, but for what Python leaves beside a module when Triton has run it."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

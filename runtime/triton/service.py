@@ -1,0 +1,176 @@
+"""The engine behind the Triton model: one `AsyncLLM` and one event loop in a thread; requests come from another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from runtime.async_llm import AsyncLLM, Piece, Stream
+from runtime.server.errors import ApiError, api_error, cancelled, timed_out
+from runtime.triton.answer import Answer
+from runtime.triton.question import Array, Question, read
+from runtime.triton.tensors import Convention
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.05
+"""How often Triton is asked whether clients have given up; a cancelled row is free at most one block later."""
+TICK_SECONDS = 1.0
+
+
+class Sender(Protocol):
+    """Where the responses of one request go. Used by the service's thread only."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client has given up."""
+
+    def send(self, tensors: dict[str, NDArray[Any]], last: bool) -> None:
+        """Send a response; nothing follows the last one."""
+
+    def fail(self, error: ApiError) -> None:
+        """Send an error; nothing follows."""
+
+
+class Service:
+    """Serves requests with one engine; all of them share its batch.
+
+    Args:
+        engine: not started yet; the service starts and stops it.
+        convention: names and shapes of tensors.
+        request_seconds: after which a request is cancelled, > 0.
+        tick: called in the service's thread about once a second, and must not take long.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        convention: Convention,
+        request_seconds: float,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine, self._convention, self._seconds = engine, convention, request_seconds
+        self._tick = tick
+        self._open: dict[asyncio.Task[None], Sender] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="mtad-triton", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine and the thread."""
+        self.engine.start()
+        self._thread.start()
+
+    def submit(self, tensors: dict[str, Array], sender: Sender) -> None:
+        """Serve a request, in the service's thread; returns at once."""
+        arrived = time.monotonic_ns()
+        self._loop.call_soon_threadsafe(self._begin, tensors, sender, arrived)
+
+    def refuse(self, error: BaseException, sender: Sender) -> None:
+        """Answer with an error, from the service's thread."""
+        self._loop.call_soon_threadsafe(sender.fail, api_error(error))
+
+    def stop(self) -> None:
+        """Cancel what still runs, and stop thread and engine."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._watcher = self._loop.create_task(self._watch())
+        self._loop.run_forever()
+
+    async def _end(self) -> None:
+        self._watcher.cancel()
+        await self.engine.close(drain=False)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._watcher
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _begin(self, tensors: dict[str, Array], sender: Sender, arrived: int) -> None:
+        task = self._loop.create_task(self._serve(tensors, sender, arrived))
+        self._open[task] = sender
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        sender = self._open.pop(task)
+        if task.cancelled():  # before it had begun: Triton waits for a last response all the same
+            sender.fail(_given_up())
+        elif task.exception():
+            log.error("a response could not be sent", exc_info=task.exception())
+
+    async def _watch(self) -> None:
+        """Cancels what clients have given up, and has the figures brought up to date."""
+        ticked = 0.0
+        while True:
+            begun = time.monotonic()
+            for task, sender in list(self._open.items()):
+                if sender.cancelled:
+                    task.cancel()
+            if begun >= ticked + TICK_SECONDS:
+                ticked = begun
+                try:
+                    self._tick()
+                except Exception as error:
+                    log.error("figures were not brought up to date", exc_info=error)
+            await asyncio.sleep(max(WATCH_SECONDS, 10 * (time.monotonic() - begun)))  # 30 us a request, each time
+
+    async def _serve(self, tensors: dict[str, Array], sender: Sender, arrived: int) -> None:
+        names: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(self._seconds) as limit:
+                pair = self.engine.llm.pair
+                question = read(tensors, self._convention, pair.defaults, pair.eos)
+                names.update(question.names)
+                stream = await self.engine.submit(question.prompt, question.params, question.settings.priority)
+                await self._answer(question, stream, sender, arrived)
+        except asyncio.CancelledError:  # the client gave up: nobody reads the text
+            sender.fail(_given_up())
+        except TimeoutError as error:
+            sender.fail(timed_out(self._seconds) if limit.expired() else api_error(error))
+        except Exception as error:
+            sender.fail(api_error(error, names))
+
+    async def _answer(self, question: Question, stream: Stream, sender: Sender, arrived: int) -> None:
+        """Send what the stream brings; it is cancelled if that ends early."""
+        settings = question.settings
+        echo = "" if settings.exclude_input else self._text(question)
+        answer = Answer(self._convention, settings, stream.prompts, stream.seeds, echo, arrived)
+        pieces: list[Piece] = []
+        left = len(stream.seeds)
+        async with contextlib.aclosing(_pieces(stream)) as coming:
+            async for piece in coming:
+                if piece.finish_reason == "cancelled":
+                    raise cancelled()
+                left -= piece.finish_reason is not None
+                if settings.stream:
+                    sender.send(answer.part(piece), last=not left)
+                else:
+                    pieces.append(piece)
+        if not settings.stream:
+            sender.send(answer.whole(pieces), last=True)
+
+    def _text(self, question: Question) -> str:
+        """The prompt as text."""
+        if isinstance(question.prompt, str):
+            return question.prompt
+        decode = self.engine.llm.pair.tokenizer.backend_tokenizer.decode
+        return str(decode(list(question.prompt), skip_special_tokens=True))
+
+
+def _given_up() -> ApiError:
+    return ApiError(499, "cancelled by the client", code="cancelled")
+
+
+async def _pieces(stream: Stream) -> AsyncGenerator[Piece]:
+    """The stream's pieces; closing it cancels what still runs."""
+    async for piece in stream:
+        yield piece

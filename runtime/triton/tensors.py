@@ -1,0 +1,229 @@
+"""Tensors of the Triton model: every field of `DecodingParams`, under the names that TensorRT-LLM's models use.
+
+Two conventions, each a table: `bls`, of `tensorrt_llm_bls` (inflight_batcher_llm), and `llmapi`, of TensorRT-LLM's
+`llmapi` model. What they do not name has the decoder's own name. A new field of `DecodingParams` is served without a
+word here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from mtad.params import DecodingParams
+
+Role = Literal["prompt", "parameter", "setting", "neutral", "end", "padding"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of the model.
+
+    Attributes:
+        name: in Triton.
+        type: of its elements, as `config.pbtxt` writes it without `TYPE_`.
+        dims: without the batch dimension; -1 is any.
+        role: of an input: part of the prompt, a field of `DecodingParams`, a setting of the answer, or one of
+            TensorRT-LLM's that is taken at the values that change nothing and refused at others. `end` must be an
+            end-of-sequence token of the pair's; `padding` is a token id that is never needed.
+        field: what it sets.
+        neutral: of a neutral input: values that change nothing.
+        problem: of a neutral input: why other values are refused.
+    """
+
+    name: str
+    type: str
+    dims: tuple[int, ...] = (1,)
+    role: Role = "parameter"
+    field: str = ""
+    neutral: tuple[object, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Names and shapes that one family of clients expects.
+
+    Attributes:
+        batched: tensors have a leading dimension of 1.
+        accumulates: each part of a stream repeats the text before it.
+        prefix: of decoding parameters whose names are not in `parameters`.
+        parameters: field of `DecodingParams` -> its names, the first of them the decoder's own where there are two.
+        settings: setting of the answer -> its name.
+        neutral: inputs that change nothing.
+        log_probs: output with each choice's summed log-probability.
+    """
+
+    batched: bool
+    accumulates: bool
+    prefix: str
+    parameters: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, str]
+    neutral: tuple[Tensor, ...] = ()
+    log_probs: str = "cum_log_probs"
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """All inputs; each is optional for Triton, so that what is missing is explained by name."""
+        text = Tensor("text_input", "STRING", (1,) if self.batched else (-1,), "prompt", "text")
+        found = [text, Tensor("input_ids", "INT32", (-1,), "prompt", "ids")]
+        for name, hint in get_type_hints(DecodingParams).items():
+            type, dims = _tensor_type(name, hint)
+            names = self.parameters.get(name, (self.prefix + name,))
+            found += [Tensor(own, type, dims, "parameter", name) for own in names]
+        found += [Tensor(name, *_SETTINGS[setting], "setting", setting) for setting, name in self.settings.items()]
+        return (*found, *self.neutral)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """All outputs."""
+        return (*_OUTPUTS, Tensor(self.log_probs, "FP32", (-1,)))
+
+
+_SETTINGS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "stream": ("BOOL", (1,)),
+    "exclude_input": ("BOOL", (1,)),
+    "log_probs": ("BOOL", (1,)),
+    "token_ids": ("BOOL", (1,)),
+    "input_count": ("BOOL", (1,)),
+    "output_count": ("BOOL", (1,)),
+    "perf_metrics": ("BOOL", (1,)),
+    "priority": ("INT32", (1,)),
+    "draft_tokens": ("INT32", (1,)),
+    "guide_type": ("STRING", (1,)),
+    "guide": ("STRING", (1,)),
+}
+
+_OUTPUTS = (
+    Tensor("text_output", "STRING", (-1,)),
+    Tensor("output_log_probs", "FP32", (-1, -1)),
+    Tensor("output_ids", "INT32", (-1, -1)),
+    Tensor("output_top_logprobs", "STRING", (-1,)),
+    Tensor("batch_index", "INT32"),
+    Tensor("sequence_index", "INT32", (-1,)),
+    Tensor("finish_reason", "STRING", (-1,)),
+    Tensor("acceptance_rate", "FP32", (-1,)),
+    Tensor("block_efficiency", "FP32", (-1,)),
+    Tensor("total_accepted_draft_tokens", "INT32", (-1,)),
+    Tensor("total_draft_tokens", "INT32", (-1,)),
+    Tensor("output_seed", "UINT64", (-1,)),
+    Tensor("num_input_tokens", "INT32"),
+    Tensor("num_output_tokens", "INT32", (-1,)),
+    Tensor("arrival_time_ns", "INT64"),
+    Tensor("first_scheduled_time_ns", "INT64"),
+    Tensor("first_token_time_ns", "INT64"),
+    Tensor("last_token_time_ns", "INT64"),
+    Tensor("statistics", "STRING", (-1,)),
+)
+
+
+def _tensor_type(name: str, hint: Any) -> tuple[str, tuple[int, ...]]:
+    """Type and dims of a field of `DecodingParams`; mappings are JSON text."""
+    if name == "stop":
+        return "STRING", (-1,)
+    if isinstance(hint, UnionType):
+        hint = next(one for one in get_args(hint) if one is not type(None))
+    if get_origin(hint) is tuple:
+        return _tensor_type("", get_args(hint)[0])[0], (-1,)
+    if name == "seed":
+        return "UINT64", (1,)
+    return {int: "INT32", float: "FP32", bool: "BOOL"}.get(hint, "STRING"), (1,)
+
+
+def _neutral(name: str, type: str, neutral: tuple[object, ...], problem: str) -> Tensor:
+    dims = (-1,) if type == "STRING" else (1,)
+    return Tensor(name, type, dims, "neutral", neutral=neutral, problem=problem)
+
+
+_NO_LOGITS = "logits are not returned; leave it out, or ask for log-probabilities"
+
+BLS = Convention(
+    batched=True,
+    accumulates=False,
+    prefix="",
+    parameters={"stop": ("stop", "stop_words"), "n": ("n", "num_return_sequences")},
+    settings={
+        "stream": "stream",
+        "exclude_input": "exclude_input_in_output",
+        "log_probs": "return_log_probs",
+        "token_ids": "return_token_ids",
+        "input_count": "return_num_input_tokens",
+        "output_count": "return_num_output_tokens",
+        "perf_metrics": "return_perf_metrics",
+        "priority": "priority",
+        "draft_tokens": "num_draft_tokens",
+        "guide_type": "guided_decoding_guide_type",
+        "guide": "guided_decoding_guide",
+    },
+    neutral=(
+        _neutral("bad_words", "STRING", ("",), "not supported; forbid tokens with logit_bias"),
+        _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),
+        _neutral("return_context_logits", "BOOL", (False,), _NO_LOGITS),
+        _neutral("return_generation_logits", "BOOL", (False,), _NO_LOGITS),
+        _neutral("use_draft_logits", "BOOL", (True,), "the rule of each method decides; see method"),
+        Tensor("end_id", "INT32", (1,), "end"),
+        Tensor("pad_id", "INT32", (1,), "padding"),
+    ),
+)
+"""The names of `tensorrt_llm_bls`, beside the decoder's own."""
+
+LLMAPI = Convention(
+    batched=False,
+    accumulates=True,
+    prefix="sampling_param_",
+    parameters={},
+    settings={
+        "stream": "streaming",
+        "exclude_input": "sampling_param_exclude_input_from_output",
+        "log_probs": "return_cumulative_logprob",
+        "token_ids": "return_token_ids",
+        "input_count": "return_num_input_tokens",
+        "output_count": "return_num_output_tokens",
+        "perf_metrics": "sampling_param_return_perf_metrics",
+        "priority": "priority",
+    },
+    neutral=(
+        _neutral("sampling_param_best_of", "INT32", (1,), "ask for n choices and choose by cumulative_logprob"),
+        _neutral("return_finish_reason", "BOOL", (True, False), "give true or false; it is always returned"),
+        _neutral("return_stop_reason", "BOOL", (False,), "which stop string ended a text is not kept; leave it out"),
+        _neutral("stop", "BOOL", (False,), "cancel the call itself instead"),
+    ),
+    log_probs="cumulative_logprob",
+)
+"""The names of the `llmapi` model; decoding parameters are `sampling_param_*`."""
+
+CONVENTIONS: dict[str, Convention] = {"bls": BLS, "llmapi": LLMAPI}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a request asks of its answer.
+
+    Attributes:
+        stream: a response a block, rather than one.
+        exclude_input: leave the prompt out of the text.
+        log_probs: the target's log-probabilities.
+        token_ids: the new tokens' ids.
+        input_count, output_count: numbers of tokens.
+        perf_metrics: times, and all statistics as JSON.
+        priority: larger ones overtake those that wait.
+        draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
+        guide_type, guide: TensorRT-LLM's names for `json_schema` and `regex`.
+    """
+
+    stream: bool = False
+    exclude_input: bool = True
+    log_probs: bool = False
+    token_ids: bool = False
+    input_count: bool = False
+    output_count: bool = False
+    perf_metrics: bool = False
+    priority: int = 0
+    draft_tokens: int | None = None
+    guide_type: str | None = None
+    guide: str | None = None
+
+
+assert {one.name for one in fields(Settings)} == set(_SETTINGS)

@@ -1,0 +1,64 @@
+"""What docs/deployment.md says: its example is executed, its manifest is consistent."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.triton.options import TritonOptions
+from runtime.triton.repository import config
+from runtime.triton.tensors import BLS
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all((DOCS / "kubernetes.yaml").read_text())}
+
+
+def test_the_sizing_example_prints_what_the_page_says() -> None:
+    page = (DOCS / "deployment.md").read_text()
+    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
+    assert found
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(found[1], {})
+    assert printed.getvalue() == found[2]
+
+
+def test_every_selector_of_the_manifest_finds_the_pods(manifest: dict[str, Any]) -> None:
+    labels = manifest["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert manifest["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert manifest["Service"]["spec"]["selector"] == labels
+    assert manifest["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    target = manifest["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", manifest["Deployment"]["metadata"]["name"])
+
+
+def test_ports_volumes_and_times_of_the_manifest_fit_together(manifest: dict[str, Any]) -> None:
+    pod = manifest["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert {one["targetPort"]: one["port"] for one in manifest["Service"]["spec"]["ports"]} == ports
+    assert all(container[probe]["httpGet"]["port"] in ports for probe in ("startupProbe", "readinessProbe"))
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    (seconds,) = [one.partition("=")[2] for one in container["command"] if one.startswith("--exit-timeout-secs")]
+    assert pod["terminationGracePeriodSeconds"] > int(seconds)
+
+
+def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) -> None:
+    (container,) = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
+    text = " ".join(container["livenessProbe"]["exec"]["command"])
+    found = re.search(r"--data '(.*?)'", text)
+    assert found
+    assert set(yaml.safe_load(found[1])) <= {tensor.name for tensor in BLS.inputs}
+    (model,) = set(re.findall(r"/v2/models/(\w+)", (DOCS / "kubernetes.yaml").read_text()))
+    assert f"--load-model={model}" in container["command"]
+    assert f'name: "{model}"' in config(model, TritonOptions("pair"))
