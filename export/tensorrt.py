@@ -209,7 +209,7 @@ def _timing_cache(plan: Plan) -> Path:
 
 
 def _check_polygraphy(format: str) -> None:
-    """Polygraphy is for one of the two runtimes in a process: which one, it looks up when its part for them is imported."""
+    """Polygraphy is for one of the two runtimes in a process; it looks up which when its part for them is imported."""
     wanted = format == "tensorrt-rtx"
     try:
         from polygraphy import config
