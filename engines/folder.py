@@ -103,8 +103,10 @@ def read_spec(folder: Path) -> EngineSpec:
     Raises:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
-    optional = {f.name: f.default for f in fields(EngineSpec) if f.default is not MISSING}
-    values = {**optional, **read_json(folder, "engine.json")}
+    values = read_json(folder, "engine.json")
+    if values.get("format") == "tensorrt-llm":
+        raise InvalidInput("engine.json format", "tensorrt-llm", "an executor's engine; see runtime.tensorrt_llm.llm")
+    values = {f.name: f.default for f in fields(EngineSpec) if f.default is not MISSING} | values
     names = {f.name for f in fields(EngineSpec)}
     if set(values) != names:
         wrong = sorted(set(values) ^ names)

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         "--to",
         default="onnx",
-        help="onnx (ONNX Runtime), torch (reference), tensorrt (this GPU) or tensorrt-rtx (default %(default)s)",
+        help="onnx (ONNX Runtime), torch (reference), tensorrt, tensorrt-rtx or tensorrt-llm (default %(default)s)",
     )
     parser.add_argument(
         "--attention",
@@ -45,6 +45,15 @@ def main() -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check the input, print disk, memory and time to expect; write nothing"
     )
+    group = parser.add_argument_group("TensorRT-LLM", "of --to tensorrt-llm alone; see docs/tensorrt-llm.md")
+    group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
+    group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
+    group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
+    group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs an engine (default %(default)s)")
+    group.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
+    group.add_argument("--calibration", help="data set to quantize with: local folder or hub id")
+    group.add_argument("--max-num-tokens", type=int, help="tokens an iteration (default: what prompts and drafts need)")
+    group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
     try:
         defaults = json.loads(options.defaults)
@@ -52,6 +61,17 @@ def main() -> None:
             raise ValueError
     except ValueError:
         raise InvalidInput("defaults", options.defaults, "give a JSON object of decoding parameters") from None
+    if options.to == "tensorrt-llm":
+        if options.attention != "operator" or options.compute_capability:
+            given = options.attention if options.attention != "operator" else " ".join(options.compute_capability)
+            raise InvalidInput("to", options.to, f"it takes no --attention or --compute-capability ({given})")
+        _tensorrt_llm(options, defaults)
+        return
+    for name in ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "calibration", "max_num_tokens"):
+        if getattr(options, name) != parser.get_default(name):
+            raise InvalidInput(name, getattr(options, name), "an option of --to tensorrt-llm; leave it out")
+    if options.plan:
+        raise InvalidInput("plan", True, "an option of --to tensorrt-llm; leave it out")
 
     from tqdm import tqdm
 
@@ -117,3 +137,34 @@ def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
     if not check_folder(folder, plan, options.overwrite or any(model.download for model, _, _ in plan.engines)):
         return "up to date; nothing to write"
     return describe(estimate_pair(folder, plan))
+
+
+def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
+    """Plan the engines, print the plan, and build them unless the plan is all that was asked for."""
+    from engines.hook import quiet_transformers
+    from export.tensorrt_llm import build_pair, plan_pair
+
+    quiet_transformers()
+    plan = plan_pair(
+        options.target,
+        options.auxiliary,
+        rows=options.rows,
+        capacity=options.capacity,
+        dtype=options.dtype,
+        draft_len=options.draft_len,
+        beam_width=options.beam_width,
+        drafting=options.drafting,
+        tensor_parallel=options.tensor_parallel,
+        quantization=options.quantize,
+        calibration=options.calibration,
+        max_num_tokens=options.max_num_tokens,
+        defaults=defaults,
+        weights=not (options.plan or options.dry_run),
+    )
+    print(plan, file=sys.stderr)
+    if options.plan:
+        print(json.dumps(plan.to_dict()))
+    if options.plan or options.dry_run:
+        return
+    build_pair(plan, options.pair, options.overwrite)
+    print(options.pair)

@@ -331,7 +331,7 @@ class TestRefusal:
             (lambda c: (c / "config.json").write_text("{"), "config.json"),
             (lambda c: (c / "config.json").write_text("[]"), "config.json"),
             (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
-            (lambda c: change_json(c / "config.json", hidden_size=None), "config.json"),
+            (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
             (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
             (lambda c: (c / "model.safetensors").unlink(), "safetensors"),
             (lambda c: (c / "tokenizer.json").unlink(), "tokenizer"),

@@ -1,0 +1,87 @@
+"""What `mtad-export --to tensorrt-llm` says of an engine (`engine.json`). Such engines have a cache of their own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.folder import read_json, write_json
+from mtad.errors import InvalidInput
+
+FORMAT = "tensorrt-llm"
+
+Role = Literal["target", "auxiliary"]
+
+
+@dataclass(frozen=True)
+class ExecutorSpec:
+    """An engine that a TensorRT-LLM executor runs: it batches requests and keeps keys and values itself.
+
+    Attributes:
+        role: what it was built for. A target takes external draft tokens, an auxiliary beams.
+        architecture: the checkpoint's `architectures[0]`.
+        vocab_size: width of its logits, before the library pads it.
+        dtype: of activations: `float16` or `bfloat16`. Logits are float32.
+        quantization: of weights: `none`, `fp8` or `int4_awq`.
+        tensor_parallel: GPUs that one copy is spread over.
+        rows: texts decoded at once.
+        capacity: tokens of a text at most, prompt and new ones.
+        draft_len: drafted tokens a request may carry (target), or draw (auxiliary).
+        beam_width: beams of a draft. A target has as many requests in flight a row.
+        max_batch_size, max_input_len, max_seq_len, max_num_tokens, max_beam_width, max_draft_len: what it was built
+            with, in the library's terms.
+        eos_token_ids: tokens that end a text.
+        checkpoint_hash: sha256 over the source checkpoint.
+        versions: package versions of the exporter.
+        format: `tensorrt-llm`.
+    """
+
+    role: Role
+    architecture: str
+    vocab_size: int
+    dtype: str
+    quantization: str
+    tensor_parallel: int
+    rows: int
+    capacity: int
+    draft_len: int
+    beam_width: int
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_beam_width: int
+    max_draft_len: int
+    eos_token_ids: tuple[int, ...]
+    checkpoint_hash: str
+    versions: dict[str, str]
+    format: str = FORMAT
+
+
+def write_executor_spec(folder: Path, spec: ExecutorSpec) -> None:
+    """Write `engine.json`."""
+    write_json(folder / "engine.json", asdict(spec))
+
+
+def read_executor_spec(folder: Path) -> ExecutorSpec:
+    """Read and check `engine.json`.
+
+    Raises:
+        InvalidInput: missing, malformed, or of another kind of engine; or the engine itself is not there.
+    """
+    values: dict[str, Any] = read_json(folder, "engine.json")
+    if values.get("format") != FORMAT:
+        raise InvalidInput("engine.json format", values.get("format"), f"not {FORMAT}; open it with runtime.LLM")
+    names = {f.name for f in fields(ExecutorSpec)}
+    if set(values) != names:
+        wrong = ", ".join(sorted(set(values) ^ names))
+        raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {wrong}; export again")
+    ends = values["eos_token_ids"]
+    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
+        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
+    spec = ExecutorSpec(**{**values, "eos_token_ids": tuple(ends)})
+    for name in ("config.json", *(f"rank{rank}.engine" for rank in range(spec.tensor_parallel))):
+        if not (folder / name).is_file():
+            raise InvalidInput("folder", str(folder), f"{name} is missing; export again")
+    return spec

@@ -1,0 +1,168 @@
+"""The decoding loop over executors: no row waits for another. Not executed with the library."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from mtad.accept import Accepted
+from mtad.block import Draft
+from runtime.batch import Batch, Batches
+from runtime.caches import Caches
+from runtime.constraints import Constrainer
+from runtime.loop import DecodingLoop
+from runtime.request import Request
+from runtime.scheduler import Scheduler
+from runtime.tensorrt_llm import courses
+from runtime.tensorrt_llm.exchange import Course
+from runtime.tensorrt_llm.roles import ExecutorAuxiliary, ExecutorTarget
+
+WAIT = 0.05
+"""Seconds a turn waits for some block to end; then requests that have come meanwhile are taken in."""
+
+
+class Outcome(NamedTuple):
+    """One row's block.
+
+    Attributes:
+        draft, logits, accepted: see `runtime.block.Block`.
+        began, drafted, scored: `time.perf_counter()`.
+    """
+
+    draft: Draft | None
+    logits: Tensor
+    accepted: Accepted
+    began: float
+    drafted: float
+    scored: float
+
+
+class ExecutorLoop(DecodingLoop):
+    """Runs requests to their end, each at its own pace.
+
+    A `DecodingLoop` whose blocks are one row each: while one is drafted for, another is scored, and what is asked of
+    either executor at a time is batched there. A block begins as soon as the row's last one has ended. Tokens are those
+    of a loop in step, for a request's depend on nothing but itself.
+
+    Args:
+        auxiliary, target: the roles; of one exchange.
+        scheduler, tokenizer, vocab_size, eos, constrainer: see `DecodingLoop`.
+    """
+
+    def __init__(
+        self,
+        auxiliary: ExecutorAuxiliary,
+        target: ExecutorTarget,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos: tuple[int, ...],
+        constrainer: Constrainer,
+    ) -> None:
+        # prompts are stored by the executors, in pieces of their own choice
+        caches, most = Caches(auxiliary, target), scheduler.rows * scheduler.capacity
+        super().__init__(caches, scheduler, tokenizer, vocab_size, eos, constrainer, most)
+        self._auxiliary, self._target, self._exchange = auxiliary, target, target.exchange
+        self._sizes = vocab_size, eos
+        self._layouts: dict[Request, Batches] = {}
+        self._spare: list[Batches] = []
+
+    def _block(self, requests: list[Request], budget: int) -> None:
+        """Begin a block of every row that has none, and end those that are done."""
+        failures: dict[Request, Exception] = {}
+        for request in requests:
+            if request not in self._exchange.keys:
+                try:
+                    self._exchange.start(request, self._course(request))
+                except Exception as error:
+                    failures[request] = error
+        try:
+            ended = self._exchange.step(0.0 if failures else WAIT)
+        except Exception as error:  # an executor is gone: nothing in flight comes back
+            ended = []
+            failures |= dict.fromkeys(requests, error)
+        for key, outcome in ended:
+            assert isinstance(key, Request)
+            problem = outcome if isinstance(outcome, Exception) else self._end(key, outcome)
+            if problem:
+                failures[key] = problem
+        self._fail(failures)
+        for request in requests:
+            if request.finish_reason in ("stop", "length"):
+                self._release(request)
+
+    def _course(self, request: Request) -> Course[Outcome]:
+        """One block: draft, score, accept."""
+        began = drafted = time.perf_counter()
+        batch, sequence = self._alone(request), [[*request.prompt, *request.tokens]]
+        draft = None
+        if batch.shape.draft_len:
+            draft = yield from courses.draft(
+                batch, sequence, self._auxiliary.client, self._target.client, self._auxiliary.drafting
+            )
+            drafted = time.perf_counter()
+        logits = yield from courses.score(batch, sequence, draft.tree if draft else None, self._target.client)
+        scored = time.perf_counter()
+        return Outcome(draft, logits, courses.decide(batch, draft, logits), began, drafted, scored)
+
+    def _alone(self, request: Request) -> Batch:
+        """A batch of one row, in memory of its own for as long as the request runs."""
+        batches = self._layouts.get(request)
+        if batches is None:
+            batches = self._layouts[request] = self._spare.pop() if self._spare else Batches(*self._sizes)
+        return batches.batch(
+            [request.params],
+            [request.last_two],
+            [request.committed],
+            [(request.seed, request.blocks)],
+            [self._constraints.get(request.id)],
+            [request.beams],
+        )
+
+    def _end(self, request: Request, outcome: Outcome) -> Exception | None:
+        """Append a block's tokens; returns what broke."""
+        accepted, before = outcome.accepted, len(request.tokens)
+        length = int(accepted.length[0])
+        tokens, log_probs = accepted.tokens[0].tolist(), accepted.log_probs[0].tolist()
+        top = self._alternatives([request], outcome.logits, accepted)
+        try:
+            known = outcome.draft is None or not bool(outcome.draft.tree.log_q.isnan().any())
+            if not known or not all(map(math.isfinite, log_probs[: length + 1])):
+                raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
+            self._append(request, tokens[: length + 1], log_probs[: length + 1], top[0] if top else None)
+        except Exception as error:
+            return error
+        if request.params.assisted:
+            request.auxiliary_held = request.committed - 2
+        request.beams = accepted.live.beams()[0] if accepted.live is not None else []
+        row, held = self.scheduler.running.index(request), len(request.prompt) + before - 1
+        self._target.prefill(row, [*request.prompt, *request.tokens][held:-1], held)
+        gained, now = len(request.tokens) - before, time.perf_counter()
+        seconds = outcome.drafted - outcome.began, outcome.scored - outcome.drafted, now - outcome.scored
+        self.totals.turn(*seconds)
+        drafted = request.params.drafted
+        if outcome.draft and request.params.confidence:
+            tree = outcome.draft.tree
+            drafted = int(tree.drafted.view(tree.levels, tree.width).any(-1).sum())
+        self._account(request, request.params, drafted, length, gained, seconds, now)
+        return None
+
+    def _release(self, request: Request) -> None:
+        """As the loop's; what is in flight for the request is given up."""
+        self._exchange.cancel([request])
+        batches = self._layouts.pop(request, None)
+        if batches is not None:
+            self._spare.append(batches)
+        super()._release(request)
+
+    def check_integrity(self) -> None:
+        """Invariants between turns; raises AssertionError."""
+        super().check_integrity()
+        self._exchange.check_integrity()
+        running = set(self.scheduler.running)
+        assert self._exchange.keys <= running, "a block of a request that does not run"
+        assert self._layouts.keys() <= running, "memory of a request that does not run"
