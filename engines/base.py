@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engines.plan import Plan
+
 BLOCK = 64
 """Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
 whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
@@ -28,11 +30,14 @@ class EngineSpec:
         rows: requests at once at most.
         capacity: KV columns a row, a multiple of 64.
         eos_token_ids: tokens that end a text.
-        format: `onnx` (ONNX Runtime) or `torch`.
+        format: `onnx` (ONNX Runtime), `torch`, `tensorrt` or `tensorrt-rtx`.
         checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
         versions: package versions the exporter ran with.
         source: where that checkpoint was: a folder, or a hub id; empty if unknown.
         build_hash: sha256 over all that decides what is in the folder, see `export.build`; empty if not exported.
+        attention: `operator`, or `decomposed`: the graph has operators of opset 18 only, and returns new columns of the
+            cache instead of writing them.
+        plan: what the plan of a TensorRT format was built for; None for other formats.
     """
 
     architecture: str
@@ -49,6 +54,8 @@ class EngineSpec:
     versions: dict[str, str]
     source: str = ""
     build_hash: str = ""
+    attention: str = "operator"
+    plan: Plan | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:

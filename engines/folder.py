@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from engines.base import BLOCK, DTYPES, Engine, EngineSpec
+from engines.plan import RUNTIMES, Plan
 from mtad.errors import InvalidInput
 
 VERSION = 1
 """Of the layout of `engine.json` and `pair.json`; a reader refuses a newer one."""
 
-MODEL_FILES = {"onnx": ("model.onnx", "model.onnx.data"), "torch": ("config.json", "model.safetensors")}
+ATTENTION = ("operator", "decomposed")
+"""Forms of a graph's attention, see `EngineSpec.attention`."""
+
+MODEL_FILES = {
+    "onnx": ("model.onnx", "model.onnx.data"),
+    "torch": ("config.json", "model.safetensors"),
+    **dict.fromkeys(RUNTIMES, ("model.engine",)),
+}
 """What an engine folder must hold beside `engine.json`, by format."""
 
 _SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
@@ -108,16 +116,20 @@ def read_spec(folder: Path) -> EngineSpec:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % BLOCK:
         raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {BLOCK}; export again")
-    for name, known in (("format", MODEL_FILES), ("dtype", DTYPES)):
+    for name, known in (("format", MODEL_FILES), ("dtype", DTYPES), ("attention", ATTENTION)):
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
+    plan = values["plan"]
+    if (plan is not None) != (values["format"] in RUNTIMES) or not isinstance(plan, dict | None):
+        raise InvalidInput("engine.json plan", plan, f"not what the format {values['format']} has; export again")
     for file in MODEL_FILES[values["format"]]:
         if not (folder / file).is_file():
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
-    return EngineSpec(**{**values, "eos_token_ids": tuple(ends)})
+    values |= {"eos_token_ids": tuple(ends), "plan": None if plan is None else Plan.from_dict(plan)}
+    return EngineSpec(**values)
 
 
 def open_engine(folder: Path | str, threads: int = 1, rows: int | None = None) -> Engine:
@@ -147,9 +159,15 @@ def open_model(folder: Path, spec: EngineSpec, threads: int = 1) -> Engine:
             from engines.torch_engine import TorchEngine
 
             return TorchEngine(folder, spec)
+        if spec.format in RUNTIMES:
+            from engines.tensorrt_engine import open_tensorrt
+
+            return open_tensorrt(folder, spec)
         from engines.onnxruntime_engine import OnnxRuntimeEngine
 
         return OnnxRuntimeEngine(folder, spec, threads)
+    except InvalidInput:
+        raise
     except Exception as error:  # each runtime has its own errors for a damaged file
         raise InvalidInput("folder", str(folder), f"the model cannot be opened, export again: {error}") from error
 

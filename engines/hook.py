@@ -8,6 +8,7 @@ operators of ONNX opset 24).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from transformers.utils import logging
 
 NAME = "mtad"
 """Under this name the attention is registered with transformers."""
+UNCAPPED, DECOMPOSED = f"{NAME}-uncapped", f"{NAME}-decomposed"
+"""The same, exported as its parts: only where the model caps its scores, which TensorRT's operator cannot; always."""
 
 Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(buffer [R, H, C, D], new [R, H, S, D], write_at [R]) -> buffer with S columns of each row replaced."""
@@ -26,9 +29,12 @@ Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def scatter_in_place(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
     """Write `new` at columns write_at[r] .. + S of each row of `buffer`, in place."""
+    return buffer.scatter_(2, _columns(new, write_at), new)
+
+
+def _columns(new: Tensor, write_at: Tensor) -> Tensor:
     columns = write_at[:, None] + torch.arange(new.shape[2], device=new.device)
-    index = columns[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
-    return buffer.scatter_(2, index, new)
+    return columns[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
 
 
 def scatter_operator(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
@@ -41,6 +47,11 @@ def scatter_operator(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
         shape=buffer.shape,
         version=24,
     )
+
+
+def scatter_copy(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
+    """The same, written to a copy."""
+    return buffer.scatter(2, _columns(new, write_at), new)
 
 
 class FixedCache:
@@ -85,6 +96,19 @@ class FixedCache:
         return len(self.keys)
 
 
+class ColumnsCache(FixedCache):
+    """A cache for graphs that write nothing: attention reads a copy, and `keys` and `values` become the new columns.
+
+    Every row's new columns must lie within the mask, padding included.
+    """
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See `FixedCache.update`."""
+        past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+        self.keys[layer], self.values[layer] = key, value
+        return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
+
+
 def _attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -96,9 +120,14 @@ def _attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     position_ids: Tensor | None = None,
+    *,
+    name: str = NAME,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D]."""
+    """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D].
+
+    `name` is the one it is registered under.
+    """
     scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
     if sliding_window is not None:
         if position_ids is None:
@@ -114,7 +143,8 @@ def _attention(
         mask = mask.expand(rows, group, steps, mask.shape[3]).reshape(rows, 1, group * steps, mask.shape[3])
     else:
         query, mask = torch.cat([query, query[:, :, :1]], 2), torch.cat([mask, mask[:, :, :1]], 2)
-    if torch.onnx.is_in_onnx_export():
+    exporting = torch.onnx.is_in_onnx_export()
+    if exporting and (name == NAME or (name == UNCAPPED and softcap is None)):
         out = torch.onnx.ops.symbolic(
             "Attention",
             (query, key, value, mask),
@@ -123,8 +153,9 @@ def _attention(
             shape=query.shape,
             version=24,
         )
-    elif softcap is not None:
-        scores = softcap * torch.tanh((query @ key.transpose(2, 3)) * (scale / softcap))
+    elif exporting or softcap is not None:
+        scores = (query * scale) @ key.transpose(2, 3)
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # finite: a row may attend to nothing
         out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
     else:
@@ -143,8 +174,9 @@ def _window(positions: Tensor, length: int, window: int) -> Tensor:
     return (positions[:, None, :, None] - columns) < window
 
 
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+for _name in (NAME, UNCAPPED, DECOMPOSED):
+    AttentionInterface.register(_name, functools.partial(_attention, name=_name))
+    AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
 
 
 def quiet_transformers() -> None:
@@ -228,12 +260,19 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
 
 
 class StepModel(torch.nn.Module):
-    """A Hugging Face causal LM as the engine contract's step; `scatter` decides how the cache is written."""
+    """A Hugging Face causal LM as the engine contract's step; `scatter` decides how the cache is written.
 
-    def __init__(self, model: PreTrainedModel, scatter: Scatter) -> None:
+    Args:
+        model: the model; its attention is replaced.
+        scatter: `scatter_copy` where `attention` is `DECOMPOSED`, which returns new columns in place of caches.
+        attention: one of the registered names.
+    """
+
+    def __init__(self, model: PreTrainedModel, scatter: Scatter, attention: str = NAME) -> None:
         super().__init__()
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(attention)
         self.model, self.scatter = model.eval(), scatter
+        self.cache = ColumnsCache if attention == DECOMPOSED else FixedCache
 
     def forward(
         self,
@@ -246,5 +285,5 @@ class StepModel(torch.nn.Module):
         values: Sequence[Tensor],
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
-        cache = FixedCache(keys, values, write_at, mask.shape[-1], self.scatter)
+        cache = self.cache(keys, values, write_at, mask.shape[-1], self.scatter)
         return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values

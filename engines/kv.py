@@ -23,6 +23,20 @@ def move_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
         kv[:, :, at, :, to] = kv[:, :, at, :, source]
 
 
+def write_columns(kv: Tensor, new: Tensor, write_at: Tensor) -> None:
+    """Write the columns of a step, for models that return them instead of writing them.
+
+    Args:
+        kv: [layers, 2, R, kv_heads, capacity, head_dim], the step's rows of the cache, changed in place.
+        new: [layers, 2, R, kv_heads, S, head_dim].
+        write_at: int64 [R], first column of each row.
+    """
+    rows, steps = new.shape[2], new.shape[4]
+    columns = write_at[:, None] + torch.arange(steps, device=write_at.device)
+    at = torch.arange(rows, device=write_at.device)[:, None]
+    kv[:, :, at, :, columns] = new.permute(2, 4, 0, 1, 3, 5)
+
+
 def copy_row(kv: Tensor, source: int, to: int, columns: int) -> None:
     """Copy the first `columns` columns of one row over another's."""
     kv[:, :, to, :, :columns] = kv[:, :, source, :, :columns]

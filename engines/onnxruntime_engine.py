@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
 from engines.binding import Binding, open_session
+from engines.kv import write_columns
 
 KEPT = 64
 """Bindings kept, of steps that come again in the same memory."""
@@ -19,7 +20,8 @@ class OnnxRuntimeEngine(Engine):
     """A step is one run on bound memory.
 
     `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place and nothing of the
-    cache is ever copied. Runs on the CPU provider; `spec.dtype` float32 or float16.
+    cache is ever copied; of a graph whose attention is decomposed, its new columns are. Runs on the CPU provider;
+    `spec.dtype` float32 or float16.
 
     Args:
         folder: engine folder that holds `model.onnx`.
@@ -31,6 +33,7 @@ class OnnxRuntimeEngine(Engine):
         super().__init__(spec)
         self._session = open_session(folder / "model.onnx", threads)
         self._kept: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
+        self._returns_columns = spec.attention == "decomposed"
 
     def step(self, step: Step) -> Tensor:
         """See `Engine.step`."""
@@ -47,7 +50,10 @@ class OnnxRuntimeEngine(Engine):
         binding.input("write_at", step.write_at)
         binding.input("keep", step.keep)
         binding.output("logits", logits)
-        binding.run()
+        if self._returns_columns:
+            self._run_and_write(binding, step)
+        else:
+            binding.run()
         return logits
 
     def _binding(self, step: Step, out: Tensor) -> Binding:
@@ -63,6 +69,16 @@ class OnnxRuntimeEngine(Engine):
             self._kept.move_to_end(key)
         return binding
 
+    def _run_and_write(self, binding: Binding, step: Step) -> None:
+        """Run a graph that returns the new columns of the cache, and write them."""
+        spec, (rows, steps) = self.spec, step.tokens.shape
+        new = torch.empty(spec.layers, 2, rows, spec.kv_heads, steps, spec.head_dim, dtype=spec.torch_dtype)
+        for kind, name in enumerate(("key", "value")):
+            for layer in range(spec.layers):
+                binding.output(f"new_{name}.{layer}", new[layer, kind])
+        binding.run()
+        write_columns(self.kv[:, :, step.first_row : step.first_row + rows], new, step.write_at)
+
     def _bound(self, step: Step) -> Binding:
         """A binding to the cache rows of a step."""
         binding = Binding(self._session)
@@ -71,5 +87,6 @@ class OnnxRuntimeEngine(Engine):
             for layer in range(self.spec.layers):
                 view = self.kv[layer, kind, rows]
                 binding.input(f"past_{name}.{layer}", view)
-                binding.output(f"present_{name}.{layer}", view)
+                if not self._returns_columns:
+                    binding.output(f"present_{name}.{layer}", view)
         return binding

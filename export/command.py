@@ -24,7 +24,21 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="float32", help="float32 or float16 (default %(default)s)")
     parser.add_argument(
-        "--to", default="onnx", help="onnx (ONNX Runtime), torch (reference) or tensorrt-llm (default %(default)s)"
+        "--to",
+        default="onnx",
+        help="onnx (ONNX Runtime), torch (reference), tensorrt, tensorrt-rtx or tensorrt-llm (default %(default)s)",
+    )
+    parser.add_argument(
+        "--attention",
+        default="operator",
+        help="operator, or decomposed: for runtimes without the operators of opset 24 (default %(default)s)",
+    )
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        default=[],
+        metavar="M.N",
+        help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all it knows)",
     )
     parser.add_argument("--defaults", default="{}", help="decoding parameters for pair.json, as a JSON object")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
@@ -48,6 +62,9 @@ def main() -> None:
     except ValueError:
         raise InvalidInput("defaults", options.defaults, "give a JSON object of decoding parameters") from None
     if options.to == "tensorrt-llm":
+        if options.attention != "operator" or options.compute_capability:
+            given = options.attention if options.attention != "operator" else " ".join(options.compute_capability)
+            raise InvalidInput("to", options.to, f"it takes no --attention or --compute-capability ({given})")
         _tensorrt_llm(options, defaults)
         return
     for name in ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "calibration", "max_num_tokens"):
@@ -69,7 +86,14 @@ def main() -> None:
     stages = itertools.count()
     form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
     # shown on terminals only, and taken away again if the export fails: an error is one line
-    with tqdm(total=5, desc="export", bar_format=form, file=sys.stderr, disable=None, leave=False) as bar:
+    with tqdm(
+        total=7 if options.to.startswith("tensorrt") else 5,
+        desc="export",
+        bar_format=form,
+        file=sys.stderr,
+        disable=None,
+        leave=False,
+    ) as bar:
 
         def progress(stage: str) -> None:
             bar.update(next(stages) > 0)
@@ -83,6 +107,8 @@ def main() -> None:
             capacity=options.capacity,
             dtype=options.dtype,
             format=options.to,
+            attention=options.attention,
+            compute_capabilities=options.compute_capability,
             defaults=defaults,
             overwrite=options.overwrite,
             progress=progress,
@@ -99,7 +125,15 @@ def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
 
     folder = options.pair.absolute()
     size = {"rows": options.rows, "capacity": options.capacity, "dtype": options.dtype, "format": options.to}
-    plan = plan_pair(options.target, options.auxiliary, **size, defaults=defaults, weights=False)
+    plan = plan_pair(
+        options.target,
+        options.auxiliary,
+        **size,
+        defaults=defaults,
+        weights=False,
+        attention=options.attention,
+        compute_capabilities=options.compute_capability,
+    )
     if not check_folder(folder, plan, options.overwrite or any(model.download for model, _, _ in plan.engines)):
         return "up to date; nothing to write"
     return describe(estimate_pair(folder, plan))

@@ -114,8 +114,9 @@ def _parameters(model: Checkpoint) -> int:
 
 def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
     parameters = _parameters(model)
+    form = "torch" if spec.format == "torch" else "onnx"  # a plan's build comes on top: not measured
     graph, trace = (
-        (GRAPH + spec.layers * GRAPH_LAYER, TRACE + TRACE_LAYER * spec.layers) if spec.format == "onnx" else (0, 0.0)
+        (GRAPH + spec.layers * GRAPH_LAYER, TRACE + TRACE_LAYER * spec.layers) if form == "onnx" else (0, 0.0)
     )
     return Estimate(
         name=model.name,
@@ -124,8 +125,8 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
         unchanged=not model.download and not engine_differs(folder, spec),
         download=model.download,
         disk=parameters * DTYPES[spec.dtype].itemsize + graph,
-        exporting=IMPORTS + int(COPIES[spec.format] * parameters * 4),
-        seconds=trace + PER_BILLION[spec.format] * parameters / 1e9,
+        exporting=IMPORTS + int(COPIES[form] * parameters * 4),
+        seconds=trace + PER_BILLION[form] * parameters / 1e9,
         kv_row=spec.kv_bytes // spec.rows,
     )
 

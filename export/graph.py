@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM as one ONNX graph for ONNX Runtime and TensorRT (opset 24, standard operators only)."""
+"""A Hugging Face causal LM as one ONNX graph for ONNX Runtime and TensorRT (standard operators only)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import BLOCK, EngineSpec
-from engines.hook import StepModel, scatter_operator, static_rotation
+from engines.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, scatter_copy, scatter_operator, static_rotation
+from engines.plan import RUNTIMES
 
-OPSET = 24
+OPSET = {"operator": 24, "decomposed": 18}
+"""By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
 DIMENSIONS = ("rows", "steps", "length", "kept")
 """Dynamic dimensions: rows of the batch, tokens a row, mask columns, positions with logits. Capacity is static, as
 TensorRT's KVCacheUpdate asks."""
@@ -145,7 +147,7 @@ def _operators(model: PreTrainedModel) -> Iterator[None]:
 
 
 def cache_names(layers: int, when: str) -> list[str]:
-    """Names of the cache inputs (`past`) or outputs (`present`): keys of all layers, then values."""
+    """Names of the cache inputs (`past`) or outputs (`present`, `new`): keys of all layers, then values."""
     return [f"{when}_{kind}.{layer}" for kind in ("key", "value") for layer in range(layers)]
 
 
@@ -155,6 +157,10 @@ def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
     Inputs: tokens, positions int64 [rows, steps]; mask bool [rows, 1, steps, length]; write_at int64 [rows]; keep
     int64 [kept]; past_key.i, past_value.i [rows, kv_heads, capacity, head_dim]. Outputs: logits [rows, kept, V];
     present_key.i, present_value.i, to be bound to the addresses of their pasts.
+
+    With `spec.attention` decomposed, there is no operator newer than opset 18, and the graph writes no cache: in place
+    of the presents it returns new_key.i, new_value.i [rows, kv_heads, steps, head_dim]. Every row's new columns must
+    then lie within the mask. TensorRT formats get capped scores as their parts, because its Attention has no cap.
 
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.
@@ -185,17 +191,22 @@ def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
         cache,
         cache,
     )
-    with _operators(model), quiet(), torch.no_grad():
+    if spec.attention == "decomposed":
+        step_model, operators, outputs = StepModel(model, scatter_copy, DECOMPOSED), static_rotation(model), "new"
+    else:
+        attention = UNCAPPED if spec.format in RUNTIMES else NAME
+        step_model, operators, outputs = StepModel(model, scatter_operator, attention), _operators(model), "present"
+    with operators, quiet(), torch.no_grad():
         program = torch.onnx.export(
-            StepModel(model, scatter_operator),
+            step_model,
             example,
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=OPSET[spec.attention],
             dynamic_shapes=shapes,
             verbose=False,
             optimize=True,
             input_names=["tokens", "positions", "mask", "write_at", "keep", *cache_names(spec.layers, "past")],
-            output_names=["logits", *cache_names(spec.layers, "present")],
+            output_names=["logits", *cache_names(spec.layers, outputs)],
         )
         assert program is not None
         program.save(str(path), external_data=True)
@@ -214,6 +225,7 @@ def _name_dimensions(path: Path, spec: EngineSpec) -> None:
         "keep": ("kept",),
         "logits": ("rows", "kept", spec.vocab_size),
         **{name: cache for when in ("past", "present") for name in cache_names(spec.layers, when)},
+        **dict.fromkeys(cache_names(spec.layers, "new"), ("rows", spec.kv_heads, "steps", spec.head_dim)),
     }
     graph = onnx.load(path, load_external_data=False)
     del graph.graph.value_info[:]  # intermediate shapes still carry the invented names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,12 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from engines.base import BLOCK, DTYPES, EngineSpec
 from engines.folder import (
+    ATTENTION,
+    MODEL_FILES,
     exported_defaults,
     open_model,
     read_json,
     read_spec,
     vocabulary_hash,
 )
+from engines.plan import RUNTIMES, current_gpu
 from export.build import build_hash
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
@@ -31,7 +34,7 @@ from mtad.params import DecodingParams
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("onnx", "torch")
+FORMATS = ("onnx", "torch", *RUNTIMES)
 
 
 def export_pair(
@@ -43,6 +46,8 @@ def export_pair(
     capacity: int = 1024,
     dtype: str = "float32",
     format: str = "onnx",
+    attention: str = "operator",
+    compute_capabilities: Sequence[str] = (),
     defaults: dict[str, object] | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
@@ -59,7 +64,10 @@ def export_pair(
         rows: requests at once, of both engines.
         capacity: KV columns a row, a multiple of 64: prompt, new tokens and one draft tree must fit.
         dtype: `float32` or `float16`, of weights, cache and logits.
-        format: `onnx` for ONNX Runtime, `torch` for the reference engine.
+        format: `onnx` for ONNX Runtime, `torch` for the reference engine, `tensorrt` for the GPU of this machine,
+            `tensorrt-rtx` for GPUs of the compute capabilities given.
+        attention: `operator`, or `decomposed` for runtimes that do not know the operators of opset 24.
+        compute_capabilities: of `tensorrt-rtx`, such as `8.6`; default: all that it knows.
         defaults: decoding parameters to put into `pair.json`.
         overwrite: replace an existing folder.
         progress: called with the name of each stage as it begins.
@@ -71,7 +79,18 @@ def export_pair(
         InvalidInput: before anything is compiled, or when a model cannot be written as a graph; nothing is left behind.
         VerificationFailed: an engine does not compute what its checkpoint computes; nothing is left behind.
     """
-    plan = plan_pair(target, auxiliary, rows, capacity, dtype, format, defaults, progress)
+    plan = plan_pair(
+        target,
+        auxiliary,
+        rows,
+        capacity,
+        dtype,
+        format,
+        defaults,
+        progress,
+        attention=attention,
+        compute_capabilities=compute_capabilities,
+    )
     folder = folder.absolute()
     if not check_folder(folder, plan, overwrite):
         return False
@@ -113,6 +132,8 @@ def plan_pair(
     defaults: dict[str, object] | None,
     progress: Callable[[str], None] = lambda stage: None,
     weights: bool = True,
+    attention: str = "operator",
+    compute_capabilities: Sequence[str] = (),
 ) -> Plan:
     """Check all input of `export_pair` but the folder.
 
@@ -130,10 +151,18 @@ def plan_pair(
         raise InvalidInput("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     if format not in FORMATS:
         raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
+    if attention not in ATTENTION or (format == "torch" and attention != ATTENTION[0]):
+        raise InvalidInput("attention", attention, f"choose one of {', '.join(ATTENTION)}; torch has the first alone")
+    if compute_capabilities and format not in RUNTIMES:
+        raise InvalidInput("compute-capability", " ".join(compute_capabilities), "only for --to tensorrt-rtx")
     checked = DecodingParams.from_dict(defaults or {})
     progress("checking")
     models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
-    specs = [model.spec(rows, capacity, dtype, format) for model in models]
+    specs = [replace(model.spec(rows, capacity, dtype, format), attention=attention) for model in models]
+    if format in RUNTIMES:
+        from export.tensorrt import plan_for
+
+        specs = [replace(spec, plan=plan_for(format, spec, compute_capabilities)) for spec in specs]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
     specs = [replace(s, build_hash=build_hash(s, t)) for s, t in zip(specs, tokenizers, strict=True)]
@@ -178,7 +207,7 @@ def _write_engine(
     """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
     model = checkpoint.load(spec.dtype)
     progress(f"{checkpoint.name}: export")
-    if spec.format == "onnx":
+    if spec.format != "torch":
         try:
             write_graph(model, spec, folder / "model.onnx")
         except (
@@ -192,10 +221,23 @@ def _write_engine(
         model.save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
     progress(f"{checkpoint.name}: verify")
-    observed = observe(open_model(folder, spec, torch.get_num_threads()), model)  # and closed, to make room
+    written = spec if spec.plan is None else replace(spec, format="onnx", plan=None)  # what a plan is then built from
+    observed = observe(open_model(folder, written, torch.get_num_threads()), model)  # and closed, to make room
     reference = model if spec.dtype == "float32" else checkpoint.load("float32")
     reference.set_attn_implementation("eager")
     verify(observed, reference)
+    if spec.plan is None:
+        return
+    from export.tensorrt import build_plan, runs_here
+
+    progress(f"{checkpoint.name}: build")
+    build_plan(folder / "model.onnx", spec, folder / "model.engine")
+    for file in MODEL_FILES["onnx"]:
+        (folder / file).unlink()
+    if runs_here(spec.plan, current_gpu()):
+        verify(observe(open_model(folder, spec), model), reference)
+    else:
+        log.warning("the %s's plan was built but not run, for want of its GPU; its graph was verified", checkpoint.name)
 
 
 def _differences(folder: Path, plan: Plan) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from mtad.cache import cache_folder
 from mtad.errors import InvalidInput
 from runtime.costs import StepCosts
 
@@ -79,12 +80,6 @@ class KnownCosts:
             os.replace(name, self.path)  # whole or not at all, whoever else starts just now
         except OSError as error:
             log.warning("step costs cannot be kept in %s: %s", self.path.parent, error)
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of this package."""
-    own = os.environ.get("MTAD_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtad"
 
 
 def _version(package: str) -> str | None:

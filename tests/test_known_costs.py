@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import runtime.llm
+from mtad.cache import cache_folder
 from runtime import LLM
 from runtime.costs import Outside, StepCosts, StepTable
-from runtime.known_costs import KnownCosts, cache_folder, machine
+from runtime.known_costs import KnownCosts, machine
 
 COSTS = StepCosts(StepTable((1,), (1, 2), ((2.0, 3.0),), 64), StepTable((1,), (1, 2), ((0.2, 0.3),), 64))
 OTHER = StepCosts(COSTS.auxiliary, COSTS.target, Outside((1,), (1.0,), (0.0,), (0.0,), (0.0,)))

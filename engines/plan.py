@@ -1,0 +1,124 @@
+"""What a TensorRT plan was built for, and whether this process can run it. Asked before any runtime is created."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mtad.errors import InvalidInput
+
+RUNTIMES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+"""Format of an engine folder: the module that builds and runs it."""
+PACKAGES = {
+    "tensorrt": "pip install 'mtad[tensorrt]' installs it; a Jetson has JetPack's",
+    "tensorrt-rtx": "pip install 'mtad[tensorrt-rtx]' installs it",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as CUDA names it.
+
+    Attributes:
+        name: such as `NVIDIA GeForce RTX 4090`.
+        compute_capability: such as `8.9`.
+    """
+
+    name: str
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a plan was built with and for.
+
+    Attributes:
+        version: of TensorRT or TensorRT-RTX; a plan runs on no other.
+        gpu: name of the GPU a TensorRT plan was timed on, and runs on; None for TensorRT-RTX, which compiles its
+            kernels on the GPU it finds.
+        compute_capabilities: those of the GPUs it runs on, `major.minor`.
+        decode_rows, decode_tokens: most rows, and most tokens a row, of the profile for drafting and scoring.
+        prefill_tokens: most tokens of the profile for prompts, which runs one row.
+    """
+
+    version: str
+    gpu: str | None
+    compute_capabilities: tuple[str, ...]
+    decode_rows: int
+    decode_tokens: int
+    prefill_tokens: int
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """A plan as `engine.json` has it.
+
+        Raises:
+            InvalidInput: something is missing, unknown or of another type.
+        """
+        gpu, capabilities = values.get("gpu"), values.get("compute_capabilities")
+        sizes = [values.get(name) for name in ("decode_rows", "decode_tokens", "prefill_tokens")]
+        if (
+            set(values) != {field.name for field in fields(cls)}
+            or not isinstance(values["version"], str)
+            or not (gpu is None or isinstance(gpu, str))
+            or not (isinstance(capabilities, list) and capabilities and all(isinstance(c, str) for c in capabilities))
+            or not all(isinstance(size, int) and size > 0 for size in sizes)
+        ):
+            raise InvalidInput("engine.json plan", dict(values), "not a description of a plan; export again")
+        return cls(**{**values, "compute_capabilities": tuple(capabilities)})
+
+
+def load_runtime(format: str) -> ModuleType:
+    """The module of a format's runtime: `tensorrt` or `tensorrt_rtx`. Needs no GPU.
+
+    Raises:
+        InvalidInput: it is not installed, or its libraries cannot be loaded.
+    """
+    try:
+        return importlib.import_module(RUNTIMES[format])
+    except (ImportError, OSError) as error:
+        module = RUNTIMES[format]
+        problem = f"the Python module {module} cannot be imported ({error}); {PACKAGES[format]}"
+        raise InvalidInput("format", format, problem) from error
+
+
+def current_gpu() -> Gpu | None:
+    """The GPU that torch would use; None if it sees none. On a GPU: not executed."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return Gpu(torch.cuda.get_device_name(), f"{major}.{minor}")
+
+
+def check_plan(format: str, plan: Plan, version: str, gpu: Gpu | None) -> None:
+    """Whether a plan runs here; without this, a runtime that meets no GPU ends the process.
+
+    Args:
+        format: of the engine folder.
+        plan: what it was built for.
+        version: of the installed runtime.
+        gpu: what there is.
+
+    Raises:
+        InvalidInput: another version, no GPU, or another GPU than the plan's.
+    """
+    if version != plan.version:
+        problem = f"the plan was built by {format} {plan.version}, and runs with that version alone; export again"
+        raise InvalidInput(f"{format} version", version, problem)
+    wanted = " or ".join(plan.compute_capabilities)
+    if gpu is None:
+        problem = (
+            f"the plan needs a GPU of compute capability {wanted}, and torch sees none (torch.cuda.is_available())"
+        )
+        raise InvalidInput("device", "none", problem)
+    found = f"{gpu.name} ({gpu.compute_capability})"
+    if gpu.compute_capability not in plan.compute_capabilities:
+        problem = f"the plan was built for compute capability {wanted}; export again for this GPU"
+        raise InvalidInput("device", found, problem)
+    if plan.gpu is not None and gpu.name != plan.gpu:
+        raise InvalidInput("device", found, f"the plan was built on, and for, {plan.gpu}; export again on this GPU")

@@ -1,0 +1,244 @@
+"""Plans of TensorRT and TensorRT-RTX from an exported graph, through Polygraphy.
+
+TensorRT times kernels on the GPU it builds on: never executed here, for want of one. TensorRT-RTX builds ahead of time,
+without a GPU, for the compute capabilities it is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from engines.base import BLOCK, EngineSpec
+from engines.cuda_graphs import StepShape
+from engines.plan import RUNTIMES, Gpu, Plan, current_gpu, load_runtime
+from mtad.cache import cache_folder
+from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+PREFILL_TOKENS = 256
+"""Of the prefill profile: what the runtime stores of a prompt at a time."""
+DECODE_TOKENS = 65
+"""Of the decode profile: a root and the largest tree, `max_draft_len` x `max_beam_width` = 8 x 8."""
+DTYPES = ("float32", "float16", "bfloat16")
+"""What these graphs can be built in."""
+OLDEST = {
+    ("tensorrt", "operator"): (10, 15),
+    ("tensorrt", "decomposed"): (10, 3),
+    ("tensorrt-rtx", "operator"): (1, 7),
+    ("tensorrt-rtx", "decomposed"): (1, 7),
+}
+"""Oldest versions by format and form of attention. 10.15's parser is the first with RotaryEmbedding, RMSNormalization
+and TensorScatter; 10.3 is JetPack 6.1's; of TensorRT-RTX, what was tried."""
+JETSON = ("8.7", "11.0")
+"""Compute capabilities of Orin and Thor, whose TensorRT comes with JetPack."""
+BFLOAT16 = (8, 0)
+"""Least compute capability that multiplies bfloat16."""
+
+
+def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) -> Plan:
+    """What a plan of `spec` would be built with and for; everything that can be refused is refused here.
+
+    Args:
+        format: `tensorrt` or `tensorrt-rtx`.
+        spec: of the engine, with `attention` and `dtype`.
+        capabilities: compute capabilities to build for, such as `8.6`; TensorRT-RTX alone. Default: all of its own.
+
+    Raises:
+        InvalidInput: the runtime is missing or too old, or cannot build this for that; there is no GPU to build on.
+    """
+    if spec.dtype not in DTYPES:
+        raise InvalidInput("dtype", spec.dtype, f"{format} plans are built in {', '.join(DTYPES)}")
+    trt = load_runtime(format)
+    _check_polygraphy(format)
+    version = str(trt.__version__)
+    oldest = OLDEST[format, spec.attention]
+    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+        remedy = "it has no cache updates, rotations and norms: install a newer one, or give --attention decomposed"
+        if spec.attention == "decomposed":
+            remedy = "install a newer one"
+        raise InvalidInput(f"{format} version", version, f"older than {'.'.join(map(str, oldest))}; {remedy}")
+    if format == "tensorrt":
+        if capabilities:
+            problem = "TensorRT builds for the GPU it runs on alone; build there, or give --to tensorrt-rtx"
+            raise InvalidInput("compute-capability", " ".join(capabilities), problem)
+        gpu = current_gpu()
+        if gpu is None:
+            problem = "it builds on the GPU that will run the plan, and torch sees none; tensorrt-rtx needs no GPU"
+            raise InvalidInput("to", format, problem)
+        if gpu.compute_capability in JETSON and version.startswith("11."):
+            raise InvalidInput("tensorrt version", version, f"TensorRT 11 has no JetPack for {gpu.name}; use JetPack's")
+    else:
+        gpu, known = None, _capabilities(trt)
+        for capability in capabilities:
+            if capability not in known:
+                problem = (
+                    f"TensorRT-RTX {version} builds for {', '.join(known)}; for others build with --to tensorrt there"
+                )
+                raise InvalidInput("compute-capability", capability, problem)
+        if not capabilities:
+            capabilities = [c for c in known if spec.dtype != "bfloat16" or _pair(c) >= BFLOAT16]
+    targets = [gpu.compute_capability] if gpu else sorted(set(capabilities), key=_pair)
+    if spec.dtype == "bfloat16" and _pair(targets[0]) < BFLOAT16:
+        raise InvalidInput("dtype", spec.dtype, f"compute capability {targets[0]} has none; give float16")
+    return Plan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, PREFILL_TOKENS)
+
+
+def runs_here(plan: Plan, gpu: Gpu | None) -> bool:
+    """Whether a plan of the installed runtime runs on `gpu`."""
+    return gpu is not None and gpu.compute_capability in plan.compute_capabilities and plan.gpu in (None, gpu.name)
+
+
+def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
+    """Build the plan of an exported graph: strongly typed, with one optimization profile each for prompts and drafts.
+
+    TensorRT keeps the times of kernels it tried in the user's cache folder, one file a GPU and version: building again
+    is faster, and makes the same choice. In float32 there is no attention kernel: the operator is built as its parts,
+    which has to be asked for. With TensorRT: not executed.
+
+    Args:
+        graph: written by `export.graph.write_graph` for `spec`.
+        spec: with a plan.
+        path: file to write.
+
+    Raises:
+        InvalidInput: the parser or the builder refuses the graph; with what it said.
+    """
+    assert spec.plan is not None
+    _check_polygraphy(spec.format)
+    from polygraphy.backend.trt import (
+        CreateConfig,
+        EngineBytesFromNetwork,
+        NetworkFromOnnxPath,
+        PostprocessConfig,
+        Profile,
+        SetDecomposableAttentions,
+    )
+    from polygraphy.exception import PolygraphyException
+
+    profiles = []
+    for shapes in profile_shapes(spec, spec.plan):
+        profile = Profile()
+        for name, (least, likeliest, largest) in shapes.items():
+            profile.add(name, least, likeliest, largest)
+        profiles.append(profile)
+    times: str | None = None
+    if spec.format == "tensorrt":
+        times = str(_timing_cache(spec.plan))
+        config: Any = CreateConfig(profiles=profiles, load_timing_cache=times if Path(times).is_file() else None)
+    else:
+        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+        targets = [_pair(capability) for capability in spec.plan.compute_capabilities]
+        config = PostprocessConfig(CreateConfigRTX(profiles=profiles, compute_capabilities=targets), _capturable)
+    network: Any = NetworkFromOnnxPath(str(graph), strongly_typed=True)
+    if spec.dtype == "float32" and spec.attention == "operator":
+        network = SetDecomposableAttentions(network)
+    with _polygraphy_log() as said:
+        try:
+            plan = EngineBytesFromNetwork(network, config, save_timing_cache=times)()
+        except PolygraphyException as error:
+            lines = [*(line for line in said if "In node" in line), *said, str(error)]  # the parser's own words first
+            reason = " ".join(lines[0].split())
+            problem = f"{spec.architecture} cannot be built ({reason})"
+            if spec.attention == "operator":
+                problem += "; --attention decomposed uses older operators"
+            raise InvalidInput("to", spec.format, problem) from error
+    with path.open("wb") as file:
+        file.write(plan)
+
+
+def profile_shapes(spec: EngineSpec, plan: Plan) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
+    """Least, likeliest and largest shape of every input, for each profile, in the engine's order: prompts, drafts.
+
+    Of the decode profile the likeliest is that of scoring a tree of 16 nodes for half of the rows, half of the way.
+    """
+    half = max(BLOCK, spec.capacity // 2 // BLOCK * BLOCK)
+    long, wide = plan.prefill_tokens, plan.decode_tokens
+    ranges = [
+        (StepShape(1, 1, BLOCK, 1), StepShape(1, long, half, 1), StepShape(1, long, spec.capacity, long)),
+        (
+            StepShape(1, 1, BLOCK, 1),
+            StepShape(-(-plan.decode_rows // 2), min(17, wide), half, min(17, wide)),
+            StepShape(plan.decode_rows, wide, spec.capacity, wide),
+        ),
+    ]
+    profiles = []
+    for profile in ranges:
+        shapes = {
+            "tokens": tuple((s.rows, s.steps) for s in profile),
+            "positions": tuple((s.rows, s.steps) for s in profile),
+            "mask": tuple((s.rows, 1, s.steps, s.length) for s in profile),
+            "write_at": tuple((s.rows,) for s in profile),
+            "keep": tuple((s.kept,) for s in profile),
+        }
+        cache = tuple((s.rows, spec.kv_heads, spec.capacity, spec.head_dim) for s in profile)
+        for layer in range(spec.layers):
+            shapes |= {f"past_{name}.{layer}": cache for name in ("key", "value")}
+        profiles.append(shapes)
+    return profiles
+
+
+def _capturable(builder: Any, network: Any, config: Any) -> None:
+    """TensorRT-RTX lets only such plans be recorded as CUDA graphs that take all memory from the caller."""
+    config.set_flag(load_runtime("tensorrt-rtx").BuilderFlag.REQUIRE_USER_ALLOCATION)
+
+
+def _capabilities(trt: ModuleType) -> list[str]:
+    """Compute capabilities that TensorRT-RTX can build for, as `major.minor`."""
+    names = [name[2:] for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
+    return sorted((f"{name[:-1]}.{name[-1]}" for name in names), key=_pair)
+
+
+def _pair(capability: str) -> tuple[int, int]:
+    major, minor = capability.split(".")
+    return int(major), int(minor)
+
+
+def _timing_cache(plan: Plan) -> Path:
+    folder = cache_folder() / "tensorrt"
+    folder.mkdir(parents=True, exist_ok=True)
+    gpu = "".join(c if c.isalnum() else "-" for c in plan.gpu or "")
+    return folder / f"{gpu}-{plan.compute_capabilities[0]}-{plan.version}.timing"
+
+
+def _check_polygraphy(format: str) -> None:
+    """Polygraphy is for one of the two runtimes in a process; it looks up which when its part for them is imported."""
+    wanted = format == "tensorrt-rtx"
+    try:
+        from polygraphy import config
+    except ImportError as error:
+        problem = f"Polygraphy cannot be imported ({error}); pip install 'mtad[{format}]' installs it"
+        raise InvalidInput("to", format, problem) from error
+    if "polygraphy.backend.trt" not in sys.modules:
+        config.USE_TENSORRT_RTX = wanted
+    if wanted != config.USE_TENSORRT_RTX:
+        raise InvalidInput("to", format, f"this process has built for {(set(RUNTIMES) - {format}).pop()}; use another")
+
+
+@contextlib.contextmanager
+def _polygraphy_log() -> Iterator[list[str]]:
+    """Errors that Polygraphy and the runtime log meanwhile, in place of its printing."""
+    from polygraphy.logger import G_LOGGER
+
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            (said.append if record.levelno >= logging.ERROR else log.debug)(record.getMessage())
+
+    logger, handler = logging.getLogger("Polygraphy"), Keep()
+    before = G_LOGGER.use_python_logging_system, G_LOGGER.colors, G_LOGGER.letter, logger.propagate
+    G_LOGGER.use_python_logging_system, G_LOGGER.colors, G_LOGGER.letter, logger.propagate = True, False, False, False
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        G_LOGGER.use_python_logging_system, G_LOGGER.colors, G_LOGGER.letter, logger.propagate = before
