@@ -27,7 +27,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engines.base import BLOCK, DTYPES, EngineSpec
 from engines.hook import cache_shape
+from export.weights import Weights, empty_model, model_weights, stored_weights
 from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files with weights; the first kind that is there is read."""
@@ -82,6 +85,26 @@ class Checkpoint:
             missing = sorted(found["missing_keys"])
             raise InvalidInput(self.name, str(self.folder), f"{len(missing)} weights are missing, such as {missing[0]}")
         return model.eval()
+
+    def empty(self, dtype: str) -> PreTrainedModel:
+        """The model without weights; see `export.weights.empty_model`."""
+        return empty_model(self.config, DTYPES[dtype])
+
+    def weights(self) -> Weights:
+        """Its weights, one at a time and as they are stored where the files allow it, else from memory in float32.
+
+        Raises:
+            InvalidInput: they are damaged or not all there.
+        """
+        try:
+            found = stored_weights(self.folder, self.empty("float32"))
+        except Exception as error:  # safetensors and torch have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
+        if found is not None:
+            return found
+        loaded = self.load("float32")
+        log.warning("%s: transformers converts these weights while it loads them, all at once", self.name)
+        return model_weights(loaded)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The checkpoint's tokenizer."""

@@ -27,6 +27,7 @@ from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.verify import verify
 from export.vocabulary import common_vocabulary
+from export.weights import filled
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
@@ -118,11 +119,11 @@ def _write_engine(
     progress: Callable[[str], None],
 ) -> None:
     folder.mkdir()
-    model = checkpoint.load(spec.dtype)
     progress(f"{checkpoint.name}: export")
+    weights = checkpoint.weights()
     if spec.format == "onnx":
         try:
-            write_graph(model, spec, folder / "model.onnx")
+            write_graph(checkpoint.empty(spec.dtype), weights, spec, folder / "model.onnx")
         except (
             torch.onnx.OnnxExporterError,
             onnx.checker.ValidationError,
@@ -131,15 +132,14 @@ def _write_engine(
             problem = f"{spec.architecture} cannot be written as an ONNX graph: {error}"
             raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
     else:
-        model.save_pretrained(folder, max_shard_size=2**63)
+        checkpoint.load(spec.dtype).save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
     write_spec(folder, spec)
     progress(f"{checkpoint.name}: verify")
-    reference = model if spec.dtype == "float32" else checkpoint.load("float32")
-    reference.set_attn_implementation("eager")
-    threads = torch.get_num_threads()
-    engine = open_engine(folder, threads=threads)
-    verify(engine, reference)
+    engine = open_engine(folder, threads=torch.get_num_threads())
+    with filled(checkpoint.empty("float32"), weights, torch.float32) as reference:
+        reference.set_attn_implementation("eager")
+        verify(engine, reference)
 
 
 def _same(folder: Path, specs: list[EngineSpec], description: dict[str, object]) -> bool:
