@@ -13,7 +13,17 @@ BLOCK = 64
 whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-"""Of weights, cache and logits, by name."""
+"""Of cache and logits, by name."""
+
+PRECISIONS = {
+    "float32": "float32",
+    "float16": "float16",
+    "int8": "float32",
+    "int4": "float32",
+    "int8-dynamic": "float32",
+}
+"""Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-dynamic`
+activations are int8 as well, in a range found in each step."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class EngineSpec:
         format: `onnx` (ONNX Runtime) or `torch`.
         checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
         versions: package versions the exporter ran with.
+        precision: one of `PRECISIONS`; what the weights are.
     """
 
     architecture: str
@@ -45,6 +56,7 @@ class EngineSpec:
     format: str
     checkpoint_hash: str
     versions: dict[str, str]
+    precision: str = "float32"
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -6,20 +6,23 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.base import BLOCK, DTYPES, Engine, EngineSpec
+from engines.base import BLOCK, PRECISIONS, Engine, EngineSpec
 from mtad.errors import InvalidInput
 
 VERSION = 1
 """Of the layout of `engine.json` and `pair.json`; a reader refuses a newer one."""
 
 MODEL_FILES = {"onnx": ("model.onnx", "model.onnx.data"), "torch": ("config.json", "model.safetensors")}
-"""What an engine folder must hold beside `engine.json`, by format."""
+"""What an engine folder must hold beside `engine.json`, by format. `.data` may be several files, `_SHARDS`."""
+
+_SHARDS = re.compile(r"model\.onnx-\d{5}-of-(\d{5})\.data")
 
 _SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
 
@@ -105,14 +108,18 @@ def read_spec(folder: Path) -> EngineSpec:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % BLOCK:
         raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {BLOCK}; export again")
-    for name, known in (("format", MODEL_FILES), ("dtype", DTYPES)):
+    for name, known in (("format", MODEL_FILES), ("precision", PRECISIONS)):
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
+    if values["dtype"] != PRECISIONS[values["precision"]]:
+        raise InvalidInput("engine.json dtype", values["dtype"], f"not that of {values['precision']}; export again")
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
+    shards = [match for file in folder.iterdir() if (match := _SHARDS.fullmatch(file.name))]
     for file in MODEL_FILES[values["format"]]:
-        if not (folder / file).is_file():
+        sharded = file == "model.onnx.data" and shards and len(shards) == int(shards[0][1])
+        if not (sharded or (folder / file).is_file()):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
     return EngineSpec(**{**values, "eos_token_ids": tuple(ends)})
 

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from engines.base import BLOCK, DTYPES, EngineSpec
+from engines.base import BLOCK, DTYPES, PRECISIONS, EngineSpec
 from engines.hook import cache_shape
 from export.weights import Weights, empty_model, model_weights, stored_weights
 from mtad.errors import InvalidInput
@@ -123,7 +123,7 @@ class Checkpoint:
         except (ValueError, TypeError, AttributeError):
             raise InvalidInput(self.name, str(path), "its eos_token_id is neither an integer nor a list") from None
 
-    def spec(self, rows: int, capacity: int, dtype: str, format: str) -> EngineSpec:
+    def spec(self, rows: int, capacity: int, precision: str, format: str) -> EngineSpec:
         """The engine this checkpoint becomes.
 
         Raises:
@@ -142,7 +142,8 @@ class Checkpoint:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab_size=vocab_size,
-            dtype=dtype,
+            dtype=PRECISIONS[precision],
+            precision=precision,
             rows=rows,
             capacity=capacity,
             eos_token_ids=self.eos_token_ids(),

@@ -21,7 +21,17 @@ def main() -> None:
     parser.add_argument(
         "--capacity", type=int, default=1024, help="KV columns a row, a multiple of 64 (default %(default)s)"
     )
-    parser.add_argument("--dtype", default="float32", help="float32 or float16 (default %(default)s)")
+    parser.add_argument(
+        "--precision",
+        default="float32",
+        help="of the target: float32, float16, int8 or int4 (weights alone), int8-dynamic (default %(default)s)",
+    )
+    parser.add_argument("--auxiliary-precision", help="of the auxiliary (default: the target's)")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        help="text to measure a quantised pair on: JSON lines with prompt and perhaps answer",
+    )
     parser.add_argument("--to", default="onnx", help="onnx (ONNX Runtime) or torch (reference) (default %(default)s)")
     parser.add_argument("--defaults", default="{}", help="decoding parameters for pair.json, as a JSON object")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
@@ -43,7 +53,10 @@ def main() -> None:
     stages = itertools.count()
     form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
     # shown on terminals only, and taken away again if the export fails: an error is one line
-    with tqdm(total=5, desc="export", bar_format=form, file=sys.stderr, disable=None, leave=False) as bar:
+    quantized = options.calibration is not None
+    with tqdm(
+        total=10 if quantized else 5, desc="export", bar_format=form, file=sys.stderr, disable=None, leave=False
+    ) as bar:
 
         def progress(stage: str) -> None:
             bar.update(next(stages) > 0)
@@ -55,7 +68,9 @@ def main() -> None:
             options.auxiliary,
             rows=options.rows,
             capacity=options.capacity,
-            dtype=options.dtype,
+            precision=options.precision,
+            auxiliary_precision=options.auxiliary_precision,
+            calibration=options.calibration,
             format=options.to,
             defaults=defaults,
             overwrite=options.overwrite,

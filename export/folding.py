@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
     """What `node` computes from weights, by the reference implementation of its operator."""
     inputs = [value for value in node.inputs if value is not None]
-    sources: list[Read] = [
-        reads[value] if value in reads else lambda value=value: value.const_value.numpy() for value in inputs
-    ]
+    sources = [reads.get(value, partial(_constant, value)) for value in inputs]
     attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
     if node.op_type == "Transpose":
         axes = attributes.get("perm")
@@ -119,6 +118,11 @@ def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
         return np.asarray(out)
 
     return compute
+
+
+def _constant(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
 
 
 def _lazy(value: ir.Value, read: Read) -> ir.LazyTensor:

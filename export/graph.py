@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import BLOCK, EngineSpec
+from engines.hook import StepModel, scatter_operator, static_rotation
 from export.folding import fill, save, set_aside
 from export.weights import Weights
-from engines.hook import StepModel, scatter_operator, static_rotation
 
 OPSET = 24
 DIMENSIONS = ("rows", "steps", "length", "kept")

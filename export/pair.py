@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from engines.base import BLOCK, DTYPES, EngineSpec
+from engines.base import BLOCK, PRECISIONS, EngineSpec
 from engines.folder import (
     exported_defaults,
     open_engine,
@@ -23,9 +25,12 @@ from engines.folder import (
     write_json,
     write_spec,
 )
+from engines.onnxruntime_engine import OnnxRuntimeEngine
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
-from export.verify import verify
+from export.quantization import REPORT, Calibration, compare_pairs, measure, read_calibration, runtime_version
+from export.quantize import QUANTIZED, WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
+from export.verify import verify, verify_activations
 from export.vocabulary import common_vocabulary
 from export.weights import filled
 from mtad.errors import InvalidInput
@@ -43,7 +48,9 @@ def export_pair(
     *,
     rows: int = 8,
     capacity: int = 1024,
-    dtype: str = "float32",
+    precision: str = "float32",
+    auxiliary_precision: str | None = None,
+    calibration: Path | None = None,
     format: str = "onnx",
     defaults: dict[str, object] | None = None,
     overwrite: bool = False,
@@ -59,7 +66,10 @@ def export_pair(
         target, auxiliary: local checkpoint folders or hub ids.
         rows: requests at once, of both engines.
         capacity: KV columns a row, a multiple of 64: prompt, new tokens and one draft tree must fit.
-        dtype: `float32` or `float16`, of weights, cache and logits.
+        precision: one of `PRECISIONS`, of the target.
+        auxiliary_precision: of the auxiliary; default: the target's.
+        calibration: text to measure a quantised pair on, JSON lines with `prompt` and perhaps `answer`; asked for if
+            and only if something is quantised.
         format: `onnx` for ONNX Runtime, `torch` for the reference engine.
         defaults: decoding parameters to put into `pair.json`.
         overwrite: replace an existing folder.
@@ -76,16 +86,22 @@ def export_pair(
         raise InvalidInput("rows", rows, "give at least 1")
     if capacity < 2 * BLOCK or capacity % BLOCK:
         raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}, at least {2 * BLOCK}")
-    if dtype not in DTYPES:
-        raise InvalidInput("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     if format not in FORMATS:
         raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
+    precisions = precision, auxiliary_precision or precision
+    for field, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
+        _check_precision(field, value, format)
+    quantized = any(value in QUANTIZED for value in precisions)
+    if quantized != (calibration is not None):
+        problem = "give text that such a pair will meet: how far a quantised engine is off depends on it"
+        raise InvalidInput("calibration", calibration, problem if quantized else "nothing is quantised; leave it out")
     checked = DecodingParams.from_dict(defaults or {})
     progress("checking")
     models = [find("target", target), find("auxiliary", auxiliary)]
-    specs = [model.spec(rows, capacity, dtype, format) for model in models]
+    specs = [model.spec(rows, capacity, own, format) for model, own in zip(models, precisions, strict=True)]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
+    text = None if calibration is None else read_calibration(calibration, tokenizers[0])
     description = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
@@ -105,10 +121,75 @@ def export_pair(
         if tuned:
             log.warning("%s was tuned, for what it held before: run mtad-tune again", folder)
     with write_folder(folder) as temporary:
+        plain = temporary if text is None else temporary / "float32"
+        plain.mkdir(exist_ok=True)
         for model, spec, tokenizer in zip(models, specs, tokenizers, strict=True):
-            _write_engine(temporary / model.name, model, spec, tokenizer, progress)
-        write_json(temporary / "pair.json", description)
+            own = spec if text is None else replace(spec, precision="float32", dtype="float32")
+            _write_engine(plain / model.name, model, own, tokenizer, progress)
+        write_json(plain / "pair.json", description)
+        if text is not None:
+            for model, spec, tokenizer in zip(models, specs, tokenizers, strict=True):
+                source, engine = plain / model.name, temporary / model.name
+                if spec.precision in QUANTIZED:
+                    _quantize_engine(source, engine, model, spec, progress)
+                elif spec.precision == "float32":
+                    shutil.copytree(source, engine)
+                else:
+                    _write_engine(engine, model, spec, tokenizer, progress)
+            write_json(temporary / "pair.json", description)
+            _report(plain, temporary, specs, text, progress)
+            shutil.rmtree(plain)
     return True
+
+
+def _check_precision(field: str, precision: str, format: str) -> None:
+    if precision not in PRECISIONS:
+        raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
+    if precision in QUANTIZED and format != "onnx":
+        raise InvalidInput(field, precision, f"is for ONNX Runtime (--to onnx), not for {format}")
+
+
+def _quantize_engine(
+    source: Path, folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Callable[[str], None]
+) -> None:
+    """Write a quantised copy of the float32 engine at `source`, and check it.
+
+    Two steps, so that neither tolerance hides the other's error: computed in float32, the quantised graph has to be the
+    checkpoint with the same quantised weights; as it will run, with quantised activations, it has to be near that.
+    """
+    progress(f"{checkpoint.name}: quantise")
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.onnx*"))
+    quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision)
+    write_spec(folder, spec)
+    progress(f"{checkpoint.name}: verify")
+    empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
+    weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)
+    found: dict[str, Any] = {"versions": {"onnxruntime": runtime_version()}}
+    with filled(empty, weights, torch.float32) as reference:
+        reference.set_attn_implementation("eager")
+        if spec.precision in WEIGHT_ONLY:
+            exact = folder / "exact.onnx"
+            write_exact(folder / "model.onnx", exact)
+            found["computed_in_float32"] = verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), reference)
+            exact.unlink()
+        found["activations"] = verify_activations(open_engine(folder, threads), reference)
+    write_json(folder / REPORT, found)
+
+
+def _report(
+    plain: Path, folder: Path, specs: list[EngineSpec], text: Calibration, progress: Callable[[str], None]
+) -> None:
+    """Complete the `quantization.json` of each quantised engine."""
+    progress("measuring")
+    pairs = compare_pairs(plain, folder, text)
+    for name, spec in zip(("target", "auxiliary"), specs, strict=True):
+        if spec.precision in QUANTIZED:
+            checked = read_json(folder / name, REPORT)
+            versions = checked.pop("versions")
+            figures = measure(plain, folder, name, text)
+            block = {"precisions": [own.precision for own in specs], **pairs}
+            values = {"versions": versions, **figures, "verification": checked, "block_efficiency": block}
+            write_json(folder / name / REPORT, values)
 
 
 def _write_engine(

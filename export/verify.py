@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +14,11 @@ from mtad.errors import VerificationFailed
 from mtad.tree import attend
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
-"""Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
+"""Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32. With
+quantised weights the reference has the same ones, and both compute in float32."""
+ACTIVATIONS = {"int8": 0.1, "int4": 0.1, "int8-dynamic": 0.3}
+"""Root mean square of the differences that is accepted, in standard deviations of the logits, where activations are
+quantised too: by precision, weights being those of the reference. A wrong graph differs by 1 and more."""
 CHUNK = 256
 """Tokens stored in one step."""
 LOGITS = 2**26
@@ -40,8 +45,21 @@ def ancestors_of(parents: Tensor) -> Tensor:
     return seen
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Between an engine's logits and a model's.
+
+    Attributes:
+        worst: the largest absolute difference of a logit.
+        relative: root mean square of the differences, in standard deviations of the model's logits.
+    """
+
+    worst: float
+    relative: float
+
+
 @torch.inference_mode()
-def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
+def compare(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Difference:
     """Compare an engine with its checkpoint on ragged rows, a chain and a random tree.
 
     The reference is the model's own forward pass without a cache, on the full token sequence of each tree path: nothing
@@ -49,14 +67,8 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     the capacity exceeds, one row is longer than it.
 
     Args:
-        engine: freshly opened; its cache is overwritten.
+        engine: freshly opened; its cache is overwritten, and zero at the end.
         model: the checkpoint in float32, with its own attention.
-
-    Returns:
-        the largest absolute difference of a logit.
-
-    Raises:
-        VerificationFailed: the difference exceeds `TOLERANCE`.
     """
     generator = torch.Generator().manual_seed(seed)
     spec, nodes = engine.spec, 6
@@ -68,7 +80,7 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     tokens = torch.randint(spec.vocab_size, (rows, longest), generator=generator)
     drafted = torch.randint(spec.vocab_size, (rows, nodes), generator=generator)
     chain = torch.arange(-1, nodes - 1).expand(rows, nodes)
-    worst = torch.zeros(())
+    ours, theirs = list[Tensor](), list[Tensor]()
     for parents in (chain, random_tree(rows, nodes, generator)):
         ancestors = ancestors_of(parents)
         _prefill(engine, tokens)
@@ -83,22 +95,59 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
             keep=torch.arange(nodes, -1, -1),  # not their own order, so that selecting is checked as well
         )
         logits = engine.step(step).float().flip(1)
-        compared, paths = [], []
+        paths = []
         for row in range(rows):
             context = tokens[row, : lengths[row]]
             for node in range(-1, nodes) if len(context) <= LONG else (-1, nodes - 1):
                 path = drafted[row][ancestors[row, node]] if node >= 0 else drafted[row, :0]
-                compared.append(logits[row, node + 1])
+                ours.append(logits[row, node + 1])
                 paths.append(torch.cat([context, path]))
-        for ours, theirs in zip(compared, _last_logits(model, paths), strict=True):
-            worst = torch.maximum(worst, (ours - theirs).abs().max())  # a NaN stays
+        theirs.extend(_last_logits(model, paths))
     engine.kv.zero_()
+    expected = torch.stack(theirs)
+    difference = torch.stack(ours) - expected
+    return Difference(float(difference.abs().max()), float(difference.square().mean().sqrt() / expected.std()))
+
+
+def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
+    """`compare`, and refuse what is further off than `TOLERANCE`.
+
+    Returns:
+        the largest absolute difference of a logit.
+
+    Raises:
+        VerificationFailed: it exceeds the tolerance, or is not a number.
+    """
+    spec, worst = engine.spec, compare(engine, model, seed).worst
     if not worst <= TOLERANCE[spec.dtype]:
         raise VerificationFailed(
             f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
             f"(allowed for {spec.dtype}: {TOLERANCE[spec.dtype]}); the engine was not written"
         )
-    return float(worst)
+    return worst
+
+
+def verify_activations(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
+    """`compare` an engine that quantises activations, and refuse what is further off than `ACTIVATIONS`.
+
+    Args:
+        engine: with quantised weights.
+        model: with the same weights, in float32.
+
+    Returns:
+        `Difference.relative`.
+
+    Raises:
+        VerificationFailed: it exceeds the tolerance, or is not a number.
+    """
+    precision, relative = engine.spec.precision, compare(engine, model, seed).relative
+    if not relative <= ACTIVATIONS[precision]:
+        raise VerificationFailed(
+            f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "
+            f"of their spread (allowed: {ACTIVATIONS[precision]}): quantised activations cost this model too much; "
+            "choose another precision; the engine was not written"
+        )
+    return relative
 
 
 def _last_logits(model: PreTrainedModel, paths: list[Tensor]) -> Iterator[Tensor]:
@@ -108,7 +157,7 @@ def _last_logits(model: PreTrainedModel, paths: list[Tensor]) -> Iterator[Tensor
     for start in range(0, len(paths), together):
         part = paths[start : start + together]
         logits = model(torch.nn.utils.rnn.pad_sequence(part, batch_first=True), use_cache=False).logits
-        yield from (logits[number, len(path) - 1] for number, path in enumerate(part))
+        yield from (logits[number, len(path) - 1].clone() for number, path in enumerate(part))
 
 
 def _prefill(engine: Engine, tokens: Tensor) -> None:

@@ -40,7 +40,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
             parameter = torch.nn.Parameter(empty, requires_grad=False)
         register(module, name, parameter)
 
-    torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
     try:
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     finally:
