@@ -30,7 +30,7 @@ from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.quantization import REPORT, Calibration, compare_pairs, measure, read_calibration, runtime_version
 from export.quantize import QUANTIZED, WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
-from export.verify import verify, verify_activations
+from export.verify import observe, verify, verify_activations
 from export.vocabulary import common_vocabulary
 from export.weights import filled
 from mtad.errors import InvalidInput
@@ -170,9 +170,10 @@ def _quantize_engine(
         if spec.precision in WEIGHT_ONLY:
             exact = folder / "exact.onnx"
             write_exact(folder / "model.onnx", exact)
-            found["computed_in_float32"] = verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), reference)
+            observed = observe(OnnxRuntimeEngine(folder, spec, threads, exact.name), empty)
+            found["computed_in_float32"] = verify(observed, reference)
             exact.unlink()
-        found["activations"] = verify_activations(open_engine(folder, threads), reference)
+        found["activations"] = verify_activations(observe(open_engine(folder, threads), empty), reference)
     write_json(folder / REPORT, found)
 
 
@@ -217,10 +218,11 @@ def _write_engine(
     tokenizer.save_pretrained(folder)
     write_spec(folder, spec)
     progress(f"{checkpoint.name}: verify")
-    engine = open_engine(folder, threads=torch.get_num_threads())
-    with filled(checkpoint.empty("float32"), weights, torch.float32) as reference:
+    empty = checkpoint.empty("float32")
+    observed = observe(open_engine(folder, threads=torch.get_num_threads()), empty)  # and closed, to make room
+    with filled(empty, weights, torch.float32) as reference:
         reference.set_attn_implementation("eager")
-        verify(engine, reference)
+        verify(observed, reference)
 
 
 def _same(folder: Path, specs: list[EngineSpec], description: dict[str, object]) -> bool:

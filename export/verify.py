@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engines.base import Engine, Step, mask_length
+from engines.base import Engine, EngineSpec, Step, mask_length
 from mtad.errors import VerificationFailed
 from mtad.tree import attend
 
@@ -58,17 +58,30 @@ class Difference:
     relative: float
 
 
-@torch.inference_mode()
-def compare(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Difference:
-    """Compare an engine with its checkpoint on ragged rows, a chain and a random tree.
+@dataclass(frozen=True)
+class Observation:
+    """What an engine said, kept so that it can be closed before its checkpoint is read.
 
-    The reference is the model's own forward pass without a cache, on the full token sequence of each tree path: nothing
-    of the hook, the masks or the cache is shared with what is being checked. Where the model has a sliding window that
-    the capacity exceeds, one row is longer than it.
+    Attributes:
+        spec: the engine's.
+        paths: token ids of each text whose next token was asked for.
+        logits: its answers, [V] each.
+    """
+
+    spec: EngineSpec
+    paths: list[Tensor]
+    logits: list[Tensor]
+
+
+@torch.inference_mode()
+def observe(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Observation:
+    """Run an engine on ragged rows, a chain and a random tree.
+
+    Where the model has a sliding window that the capacity exceeds, one row is longer than it.
 
     Args:
         engine: freshly opened; its cache is overwritten, and zero at the end.
-        model: the checkpoint in float32, with its own attention.
+        model: the checkpoint's model; only its configuration is looked at.
     """
     generator = torch.Generator().manual_seed(seed)
     spec, nodes = engine.spec, 6
@@ -80,7 +93,7 @@ def compare(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Difference
     tokens = torch.randint(spec.vocab_size, (rows, longest), generator=generator)
     drafted = torch.randint(spec.vocab_size, (rows, nodes), generator=generator)
     chain = torch.arange(-1, nodes - 1).expand(rows, nodes)
-    ours, theirs = list[Tensor](), list[Tensor]()
+    observed, paths = list[Tensor](), list[Tensor]()
     for parents in (chain, random_tree(rows, nodes, generator)):
         ancestors = ancestors_of(parents)
         _prefill(engine, tokens)
@@ -95,22 +108,34 @@ def compare(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Difference
             keep=torch.arange(nodes, -1, -1),  # not their own order, so that selecting is checked as well
         )
         logits = engine.step(step).float().flip(1)
-        paths = []
         for row in range(rows):
             context = tokens[row, : lengths[row]]
             for node in range(-1, nodes) if len(context) <= LONG else (-1, nodes - 1):
                 path = drafted[row][ancestors[row, node]] if node >= 0 else drafted[row, :0]
-                ours.append(logits[row, node + 1])
+                observed.append(logits[row, node + 1])
                 paths.append(torch.cat([context, path]))
-        theirs.extend(_last_logits(model, paths))
     engine.kv.zero_()
-    expected = torch.stack(theirs)
-    difference = torch.stack(ours) - expected
+    return Observation(spec, paths, observed)
+
+
+@torch.inference_mode()
+def compare(observed: Observation, model: PreTrainedModel) -> Difference:
+    """Compare an engine's logits with its checkpoint's.
+
+    The reference is the model's own forward pass without a cache, on the full token sequence of each tree path: nothing
+    of the hook, the masks or the cache is shared with what is being checked.
+
+    Args:
+        observed: of `observe`.
+        model: the checkpoint in float32, with its own attention.
+    """
+    expected = torch.stack(list(_last_logits(model, observed.paths)))
+    difference = torch.stack(observed.logits) - expected
     return Difference(float(difference.abs().max()), float(difference.square().mean().sqrt() / expected.std()))
 
 
-def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
-    """`compare`, and refuse what is further off than `TOLERANCE`.
+def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) -> float:
+    """`observe`, unless that was done, and `compare`: refuse what is further off than `TOLERANCE`.
 
     Returns:
         the largest absolute difference of a logit.
@@ -118,7 +143,8 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     Raises:
         VerificationFailed: it exceeds the tolerance, or is not a number.
     """
-    spec, worst = engine.spec, compare(engine, model, seed).worst
+    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
+    spec, worst = observed.spec, compare(observed, model).worst
     if not worst <= TOLERANCE[spec.dtype]:
         raise VerificationFailed(
             f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
@@ -127,8 +153,8 @@ def verify(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
     return worst
 
 
-def verify_activations(engine: Engine, model: PreTrainedModel, seed: int = 0) -> float:
-    """`compare` an engine that quantises activations, and refuse what is further off than `ACTIVATIONS`.
+def verify_activations(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) -> float:
+    """The same for an engine that quantises activations: refuse what is further off than `ACTIVATIONS`.
 
     Args:
         engine: with quantised weights.
@@ -140,7 +166,8 @@ def verify_activations(engine: Engine, model: PreTrainedModel, seed: int = 0) ->
     Raises:
         VerificationFailed: it exceeds the tolerance, or is not a number.
     """
-    precision, relative = engine.spec.precision, compare(engine, model, seed).relative
+    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
+    precision, relative = observed.spec.precision, compare(observed, model).relative
     if not relative <= ACTIVATIONS[precision]:
         raise VerificationFailed(
             f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "
