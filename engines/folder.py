@@ -22,7 +22,7 @@ VERSION = 1
 MODEL_FILES = {"onnx": ("model.onnx", "model.onnx.data"), "torch": ("config.json", "model.safetensors")}
 """What an engine folder must hold beside `engine.json`, by format. `.data` may be several files, `_SHARDS`."""
 
-_SHARDS = re.compile(r"model\.onnx-\d{5}-of-(\d{5})\.data")
+_SHARDS = re.compile(r"model-\d{5}-of-(\d{5})\.data")
 
 _SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
 

@@ -76,19 +76,20 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
 
 
 def save(model: ir.Model, path: Path, shard: int | None = None) -> None:
-    """Write a graph and its weights, one at a time: `<path>.data`, or numbered files of at most `shard` bytes.
+    """Write a graph and its weights, one at a time: `<path>.data`, or `<stem>-00001-of-0000n.data` of `shard` bytes.
 
     A graph's own file is a protocol buffer, which ends at 2 GB; files with weights have no such limit, but many tools
     and file systems do.
     """
     shard = SHARD if shard is None else shard
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    several = size > shard
     ir.save(
         model,
         path,
-        external_data=f"{path.name}.data",
+        external_data=f"{path.stem if several else path.name}.data",
         size_threshold_bytes=INLINE,
-        max_shard_size_bytes=shard if size > shard else None,
+        max_shard_size_bytes=shard if several else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +43,8 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 
     torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
     try:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        own = copy.deepcopy(config)  # which a model writes its attention's kind into
+        return AutoModelForCausalLM.from_config(own, dtype=dtype).eval()
     finally:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 

@@ -30,7 +30,10 @@ SHARD = 2 * 10**9
 
 
 def write_checkpoint(folder: Path, layers: int, dtype: torch.dtype) -> int:
-    """A random Llama checkpoint, written shard by shard; returns the bytes of its weights."""
+    """A random Llama checkpoint, written shard by shard, if it is not there; returns the bytes of its weights."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return int(json.loads(index.read_text())["metadata"]["total_size"])
     folder.mkdir(parents=True)
     config = LlamaConfig(
         vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=16,
@@ -58,8 +61,7 @@ def write_checkpoint(folder: Path, layers: int, dtype: torch.dtype) -> int:
             flush()
             size = 0
     flush()
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
     return total
 
 
@@ -101,13 +103,14 @@ def export(folder: Path, checkpoint: Path, precision: str) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     parser = Parser(prog="scripts.export_memory", description="Memory an export takes.")
-    parser.add_argument("folder", type=Path, help="folder to work in; must not exist")
+    parser.add_argument("folder", type=Path, help="folder to work in")
     parser.add_argument("--layers", type=int, default=24, help="layers of the checkpoint (default %(default)s: 1.6 B)")
     parser.add_argument("--stored", choices=STORED, default="float32", help="its dtype (default %(default)s)")
     parser.add_argument("--precision", default="float32", help="of the engine (default %(default)s)")
     options = parser.parse_args()
-    size = write_checkpoint(options.folder / "checkpoint", options.layers, STORED[options.stored])
-    found = export(options.folder / "pair", options.folder / "checkpoint", options.precision)
+    checkpoint = options.folder / f"checkpoint-{options.layers}-{options.stored}"
+    size = write_checkpoint(checkpoint, options.layers, STORED[options.stored])
+    found = export(options.folder / f"pair-{options.precision}", checkpoint, options.precision)
     ratio = found["peak_resident_bytes"] / size
     print(json.dumps({"stored": options.stored, "checkpoint_bytes": size, **found, "peak_ratio": round(ratio, 3)}))
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from engines import open_engine
-from engines.base import EngineSpec
 from engines.folder import read_spec, write_spec
 from engines.onnxruntime_engine import OnnxRuntimeEngine
-from export.checkpoint import find
+from export.checkpoint import Checkpoint
 from export.folding import TRANSPOSED
-from export.graph import write_graph
 from export.pair import export_pair
 from export.quantization import block_efficiency, compare_on_text, logits_on
 from export.quantize import QUANTIZED, WEIGHT_ONLY, dequantized, quantize_graph, quantized_weights, write_exact
@@ -29,70 +29,49 @@ from export.weights import Weights, filled
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams
 from tests.test_engines import LENGTHS, make_step, more_tokens, some_tokens
-from tests.test_families import FAMILIES, write_model
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
 """Gemm with biases, fused weights, soft caps, matrices that are stored transposed, tied embeddings."""
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory, write_checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
-    """The float32 engine folder of a family, with its checkpoint beside it."""
-    parent = tmp_path_factory.mktemp("quantization")
-
-    @functools.cache
-    def write(family: str) -> Path:
-        folder = parent / family
-        if family == "tied":
-            write_checkpoint(folder / "checkpoint", seed=3, num_hidden_layers=1, tie_word_embeddings=True)
-        else:
-            write_model(folder / "checkpoint", FAMILIES[family](1))
-        checkpoint, engine = find("target", str(folder / "checkpoint")), folder / "engine"
-        engine.mkdir()
-        spec = checkpoint.spec(4, 256, "float32", "onnx")
-        write_graph(checkpoint.empty("float32"), checkpoint.weights(), spec, engine / "model.onnx")
-        write_spec(engine, spec)
-        return folder
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def quantized(sources: Callable[[str], Path]) -> Callable[[str, str], Path]:
-    """Its quantised engine folder."""
+def quantized(
+    family_engine: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    """A family's quantised engine folder."""
+    parent = tmp_path_factory.mktemp("quantized")
 
     @functools.cache
     def write(family: str, precision: str) -> Path:
-        source = sources(family)
-        folder = source / precision
+        source, folder = family_engine(family), parent / f"{family}-{precision}"
         folder.mkdir()
-        quantize_graph(source / "engine" / "model.onnx", folder / "model.onnx", precision)
-        write_spec(folder, with_precision(read_spec(source / "engine"), precision))
+        quantize_graph(source / "model.onnx", folder / "model.onnx", precision)
+        write_spec(folder, replace(read_spec(source), precision=precision))
         return folder
 
     return write
 
 
-def with_precision(spec: EngineSpec, precision: str) -> EngineSpec:
-    return EngineSpec(**{**spec.__dict__, "precision": precision})
-
-
-def weights_of(folder: Path, path: Path) -> tuple[Any, Weights]:
-    checkpoint = find("target", str(folder / "checkpoint"))
+def reference_of(checkpoint: Checkpoint, path: Path) -> tuple[PreTrainedModel, Weights]:
+    """The checkpoint's model, and the weights that the graph at `path` has."""
     model = checkpoint.empty("float32")
     model.set_attn_implementation("eager")
     return model, quantized_weights(path, checkpoint.weights(), model)
 
 
-@pytest.mark.parametrize("precision", WEIGHT_ONLY)
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(
+    ("family", "precision"), [*((family, "int4") for family in KINDS), ("opt", "int8"), ("tied", "int8")]
+)
 def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
-    family: str, precision: str, sources: Callable[[str], Path], quantized: Callable[[str, str], Path]
+    family: str,
+    precision: str,
+    family_checkpoint: Callable[[str], Checkpoint],
+    quantized: Callable[[str, str], Path],
 ) -> None:
     folder = quantized(family, precision)
     write_exact(folder / "model.onnx", folder / "exact.onnx")
     exact = OnnxRuntimeEngine(folder, read_spec(folder), 1, "exact.onnx")
-    model, weights = weights_of(sources(family), folder / "model.onnx")
+    model, weights = reference_of(family_checkpoint(family), folder / "model.onnx")
     with filled(model, weights, torch.float32) as reference:
         assert verify(exact, reference) <= TOLERANCE["float32"]
 
@@ -100,10 +79,10 @@ def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
 @pytest.mark.parametrize("precision", QUANTIZED)
 @pytest.mark.parametrize("family", KINDS)
 def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
-    family: str, precision: str, sources: Callable[[str], Path], quantized: Callable[[str, str], Path]
+    family: str, precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
 ) -> None:
     engine = open_engine(quantized(family, precision))
-    model, weights = weights_of(sources(family), quantized(family, precision) / "model.onnx")
+    model, weights = reference_of(family_checkpoint(family), quantized(family, precision) / "model.onnx")
     with filled(model, weights, torch.float32) as reference:
         assert verify_activations(engine, reference) <= ACTIVATIONS[precision]
     flipped = filled(model, lambda name: weights(name).flip(0), torch.float32)
@@ -113,10 +92,9 @@ def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
 
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
-    precision: str, sources: Callable[[str], Path], quantized: Callable[[str, str], Path]
+    precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
 ) -> None:
-    folder = sources("gemma-2")
-    weights = find("target", str(folder / "checkpoint")).weights()
+    weights = family_checkpoint("gemma-2").weights()
     found = dequantized(quantized("gemma-2", precision) / "model.onnx")
     assert len(found) == 8
     for name, matrix in found.items():
@@ -162,8 +140,8 @@ def test_a_rows_logits_depend_on_the_batch_by_no_more_than_rounding(
 
 
 class TestReport:
-    def test_an_engine_is_no_distance_from_itself(self, sources: Callable[[str], Path]) -> None:
-        first, second = (open_engine(sources("gemma-2") / "engine") for _ in range(2))
+    def test_an_engine_is_no_distance_from_itself(self, family_engine: Callable[[str], Path]) -> None:
+        first, second = (open_engine(family_engine("gemma-2")) for _ in range(2))
         found = compare_on_text(first, second, [some_tokens(1, 90).tolist(), [5], some_tokens(2, 400).tolist()])
         assert found["tokens"] == 89 + 255
         assert found["logits"] == {"max": 0.0, "mean": 0.0}
@@ -171,10 +149,11 @@ class TestReport:
         assert found["argmax_agreement"] == 1.0
         assert found["perplexity"]["float32"] == found["perplexity"]["engine"]
 
-    def test_logits_and_perplexity_are_the_checkpoints(self, sources: Callable[[str], Path]) -> None:
-        folder, text = sources("gemma-2"), some_tokens(3, 150)
-        checkpoint = find("target", str(folder / "checkpoint"))
-        engine = open_engine(folder / "engine")
+    def test_logits_and_perplexity_are_the_checkpoints(
+        self, family_checkpoint: Callable[[str], Checkpoint], family_engine: Callable[[str], Path]
+    ) -> None:
+        checkpoint, text = family_checkpoint("gemma-2"), some_tokens(3, 150)
+        engine = open_engine(family_engine("gemma-2"))
         with torch.no_grad():
             expected = checkpoint.load("float32")(text[None]).logits[0, :-1]
         torch.testing.assert_close(logits_on(engine, text.tolist()), expected, rtol=1e-4, atol=1e-4)
@@ -183,9 +162,9 @@ class TestReport:
         assert found["perplexity"]["engine"] == pytest.approx(float(loss.exp()), rel=1e-4)
 
     def test_differences_are_those_of_the_distributions(
-        self, sources: Callable[[str], Path], quantized: Callable[[str, str], Path]
+        self, family_engine: Callable[[str], Path], quantized: Callable[[str, str], Path]
     ) -> None:
-        engines = open_engine(sources("gemma-2") / "engine"), open_engine(quantized("gemma-2", "int4"))
+        engines = open_engine(family_engine("gemma-2")), open_engine(quantized("gemma-2", "int4"))
         text = some_tokens(4, 40).tolist()
         found = compare_on_text(*engines, [text])
         ours, theirs = (torch.log_softmax(logits_on(engine, text).double(), -1) for engine in engines)
