@@ -6,6 +6,7 @@ is found by running it once without weights through the hook, its engine is comp
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -162,7 +163,7 @@ class Checkpoint:
         noisy.setLevel(logging.CRITICAL)
         try:
             with FakeTensorMode():
-                return cache_shape(AutoModelForCausalLM.from_config(self.config))
+                return cache_shape(AutoModelForCausalLM.from_config(copy.deepcopy(self.config)))
         except Exception as error:  # whatever a model that was never tried may do
             architecture = self.config.architectures[0]
             problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"
