@@ -32,7 +32,7 @@ from export.quantization import REPORT, Calibration, compare_pairs, measure, rea
 from export.quantize import QUANTIZED, WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
 from export.verify import observe, verify, verify_activations
 from export.vocabulary import common_vocabulary
-from export.weights import filled
+from export.weights import filled, parameter_names
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
@@ -159,10 +159,11 @@ def _quantize_engine(
     """
     progress(f"{checkpoint.name}: quantise")
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.onnx*"))
-    quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision)
+    empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
+    names = {name for several in parameter_names(empty).values() for name in several}
+    quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names)
     write_spec(folder, spec)
     progress(f"{checkpoint.name}: verify")
-    empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
     weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)
     found: dict[str, Any] = {"versions": {"onnxruntime": runtime_version()}}
     with filled(empty, weights, torch.float32) as reference:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ QUANTIZED = (*WEIGHT_ONLY, "int8-dynamic")
 """Precisions made from a float32 graph by this module."""
 
 
-def quantize_graph(source: Path, path: Path, precision: str) -> int:
+def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str] | None = None) -> int:
     """Write a quantised copy of a float32 graph of `export.graph`.
 
     Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
@@ -57,12 +57,13 @@ def quantize_graph(source: Path, path: Path, precision: str) -> int:
         source: the float32 graph.
         path: the file to write, in another folder.
         precision: one of `QUANTIZED`.
+        parameters: names of the model's parameters, which alone are quantised; None: every matrix there is.
 
     Returns:
         how many matrices were quantised.
     """
     model = ir.load(source)
-    matrices = _matrices(model.graph)
+    matrices = _matrices(model.graph, parameters)
     if precision in WEIGHT_ONLY:
         with _quiet():
             _quantize_blocks(model, matrices, WEIGHT_ONLY[precision])
@@ -92,7 +93,7 @@ def quantize_graph(source: Path, path: Path, precision: str) -> int:
     return len(matrices)
 
 
-def _matrices(graph: ir.Graph) -> list[ir.Node]:
+def _matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.Node]:
     """The products with one parameter each, all as MatMul: the quantisers know no Gemm."""
     found = []
     for node in list(graph):
@@ -100,7 +101,9 @@ def _matrices(graph: ir.Graph) -> list[ir.Node]:
         if node.op_type == "Gemm" and plain and _parameter(node.inputs[1]) and not node.attributes.get_int("transA", 0):
             node = _without_gemm(graph, node)
         if node.op_type == "MatMul" and _parameter(node.inputs[1]):
-            found.append(node)
+            name = str(node.inputs[1] and node.inputs[1].name).removesuffix(TRANSPOSED)
+            if parameters is None or name in parameters:
+                found.append(node)
     return found
 
 
