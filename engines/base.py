@@ -15,7 +15,17 @@ BLOCK = 64
 whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-"""Of weights, cache and logits, by name."""
+"""Of cache and logits, by name."""
+
+PRECISIONS = {
+    "float32": "float32",
+    "float16": "float16",
+    "int8": "float32",
+    "int4": "float32",
+    "int8-dynamic": "float32",
+}
+"""Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-dynamic`
+activations are int8 as well, in a range found in each step."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class EngineSpec:
         attention: `operator`, or `decomposed`: the graph has operators of opset 18 only, and returns new columns of the
             cache instead of writing them.
         plan: what the plan of a TensorRT format was built for; None for other formats.
+        precision: one of `PRECISIONS`; what the weights are.
     """
 
     architecture: str
@@ -56,6 +67,7 @@ class EngineSpec:
     build_hash: str = ""
     attention: str = "operator"
     plan: Plan | None = None
+    precision: str = "float32"
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.base import BLOCK, DTYPES, Engine, EngineSpec
+from engines.base import BLOCK, PRECISIONS, Engine, EngineSpec
 from engines.plan import RUNTIMES, Plan
 from mtad.errors import InvalidInput
 
@@ -27,7 +28,9 @@ MODEL_FILES = {
     "torch": ("config.json", "model.safetensors"),
     **dict.fromkeys(RUNTIMES, ("model.engine",)),
 }
-"""What an engine folder must hold beside `engine.json`, by format."""
+"""What an engine folder must hold beside `engine.json`, by format. `.data` may be several files, `_SHARDS`."""
+
+_SHARDS = re.compile(r"model-\d{5}-of-(\d{5})\.data")
 
 _SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
 
@@ -116,17 +119,21 @@ def read_spec(folder: Path) -> EngineSpec:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % BLOCK:
         raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {BLOCK}; export again")
-    for name, known in (("format", MODEL_FILES), ("dtype", DTYPES), ("attention", ATTENTION)):
+    for name, known in (("format", MODEL_FILES), ("precision", PRECISIONS), ("attention", ATTENTION)):
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
+    if values["dtype"] != PRECISIONS[values["precision"]]:
+        raise InvalidInput("engine.json dtype", values["dtype"], f"not that of {values['precision']}; export again")
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
     plan = values["plan"]
     if (plan is not None) != (values["format"] in RUNTIMES) or not isinstance(plan, dict | None):
         raise InvalidInput("engine.json plan", plan, f"not what the format {values['format']} has; export again")
+    shards = [match for file in folder.iterdir() if (match := _SHARDS.fullmatch(file.name))]
     for file in MODEL_FILES[values["format"]]:
-        if not (folder / file).is_file():
+        sharded = file == "model.onnx.data" and shards and len(shards) == int(shards[0][1])
+        if not (sharded or (folder / file).is_file()):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
     values |= {"eos_token_ids": tuple(ends), "plan": None if plan is None else Plan.from_dict(plan)}
     return EngineSpec(**values)

@@ -27,11 +27,12 @@ class OnnxRuntimeEngine(Engine):
         folder: engine folder that holds `model.onnx`.
         spec: its specification.
         threads: intra-op threads.
+        graph: the file in the folder that is run.
     """
 
-    def __init__(self, folder: Path, spec: EngineSpec, threads: int) -> None:
+    def __init__(self, folder: Path, spec: EngineSpec, threads: int, graph: str = "model.onnx") -> None:
         super().__init__(spec)
-        self._session = open_session(folder / "model.onnx", threads)
+        self._session = open_session(folder / graph, threads)
         self._kept: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
         self._returns_columns = spec.attention == "decomposed"
 

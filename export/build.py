@@ -27,10 +27,15 @@ WRITES_NO_ENGINE = frozenset(
 """Modules of `export/` that can change without any engine changing."""
 
 
-def build_hash(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Sha256 over all that decides what is in an engine folder; where its checkpoint was does not."""
+def build_hash(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, measured_on: str = "") -> str:
+    """Sha256 over all that decides what is in an engine folder; where its checkpoint was does not.
+
+    Args:
+        spec, tokenizer: of the engine.
+        measured_on: hash of the text that a quantised engine's report is of.
+    """
     values = {name: value for name, value in asdict(spec).items() if name not in ("source", "build_hash")}
-    return _sha256([json.dumps(values, sort_keys=True), exporter_hash(), _tokenizer_hash(tokenizer)])
+    return _sha256([json.dumps(values, sort_keys=True), exporter_hash(), _tokenizer_hash(tokenizer), measured_on])
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ is found by running it once without weights through the hook, its engine is comp
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -26,9 +27,12 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from engines.base import BLOCK, DTYPES, EngineSpec
+from engines.base import BLOCK, DTYPES, PRECISIONS, EngineSpec
 from engines.hook import cache_shape
+from export.weights import Weights, empty_model, model_weights, stored_weights
 from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files with weights; the first kind that is there is read."""
@@ -88,6 +92,26 @@ class Checkpoint:
             raise InvalidInput(self.name, str(self.folder), f"{len(missing)} weights are missing, such as {missing[0]}")
         return model.eval()
 
+    def empty(self, dtype: str) -> PreTrainedModel:
+        """The model without weights; see `export.weights.empty_model`."""
+        return empty_model(self.config, DTYPES[dtype])
+
+    def weights(self) -> Weights:
+        """Its weights, one at a time and as they are stored where the files allow it, else from memory in float32.
+
+        Raises:
+            InvalidInput: they are damaged or not all there.
+        """
+        try:
+            found = stored_weights(self.folder, self.empty("float32"))
+        except Exception as error:  # safetensors and torch have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
+        if found is not None:
+            return found
+        loaded = self.load("float32")
+        log.warning("%s: transformers converts these weights while it loads them, all at once", self.name)
+        return model_weights(loaded)
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The checkpoint's tokenizer."""
         try:
@@ -105,7 +129,7 @@ class Checkpoint:
         except (ValueError, TypeError, AttributeError):
             raise InvalidInput(self.name, str(path), "its eos_token_id is neither an integer nor a list") from None
 
-    def spec(self, rows: int, capacity: int, dtype: str, format: str) -> EngineSpec:
+    def spec(self, rows: int, capacity: int, precision: str, format: str) -> EngineSpec:
         """The engine this checkpoint becomes.
 
         Raises:
@@ -124,7 +148,8 @@ class Checkpoint:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab_size=vocab_size,
-            dtype=dtype,
+            dtype=PRECISIONS[precision],
+            precision=precision,
             rows=rows,
             capacity=capacity,
             eos_token_ids=self.eos_token_ids(),
@@ -144,7 +169,7 @@ class Checkpoint:
         noisy.setLevel(logging.CRITICAL)
         try:
             with FakeTensorMode():
-                return cache_shape(AutoModelForCausalLM.from_config(self.config))
+                return cache_shape(AutoModelForCausalLM.from_config(copy.deepcopy(self.config)))
         except Exception as error:  # whatever a model that was never tried may do
             architecture = self.config.architectures[0]
             problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"

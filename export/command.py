@@ -22,7 +22,18 @@ def main() -> None:
     parser.add_argument(
         "--capacity", type=int, default=1024, help="KV columns a row, a multiple of 64 (default %(default)s)"
     )
-    parser.add_argument("--dtype", default="float32", help="float32 or float16 (default %(default)s)")
+    parser.add_argument(
+        "--precision",
+        default="float32",
+        help="of the target: float32, float16, int8 or int4 (weights alone), int8-dynamic; tensorrt-llm: float16 or "
+        "bfloat16 (default %(default)s)",
+    )
+    parser.add_argument("--auxiliary-precision", help="of the auxiliary (default: the target's)")
+    parser.add_argument(
+        "--calibration",
+        help="text to measure a quantised pair on: JSON lines with prompt, perhaps answer; tensorrt-llm: a data set to "
+        "quantise with, local folder or hub id",
+    )
     parser.add_argument(
         "--to",
         default="onnx",
@@ -51,7 +62,6 @@ def main() -> None:
     group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
     group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs an engine (default %(default)s)")
     group.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
-    group.add_argument("--calibration", help="data set to quantize with: local folder or hub id")
     group.add_argument("--max-num-tokens", type=int, help="tokens an iteration (default: what prompts and drafts need)")
     group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
@@ -62,12 +72,12 @@ def main() -> None:
     except ValueError:
         raise InvalidInput("defaults", options.defaults, "give a JSON object of decoding parameters") from None
     if options.to == "tensorrt-llm":
-        if options.attention != "operator" or options.compute_capability:
-            given = options.attention if options.attention != "operator" else " ".join(options.compute_capability)
-            raise InvalidInput("to", options.to, f"it takes no --attention or --compute-capability ({given})")
+        for name in ("attention", "compute_capability", "auxiliary_precision"):
+            if getattr(options, name) != parser.get_default(name):
+                raise InvalidInput(name, getattr(options, name), "not an option of --to tensorrt-llm; leave it out")
         _tensorrt_llm(options, defaults)
         return
-    for name in ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "calibration", "max_num_tokens"):
+    for name in ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "max_num_tokens"):
         if getattr(options, name) != parser.get_default(name):
             raise InvalidInput(name, getattr(options, name), "an option of --to tensorrt-llm; leave it out")
     if options.plan:
@@ -86,8 +96,9 @@ def main() -> None:
     stages = itertools.count()
     form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
     # shown on terminals only, and taken away again if the export fails: an error is one line
+    quantized = options.calibration is not None
     with tqdm(
-        total=7 if options.to.startswith("tensorrt") else 5,
+        total=7 if options.to.startswith("tensorrt") else 10 if quantized else 5,
         desc="export",
         bar_format=form,
         file=sys.stderr,
@@ -105,7 +116,9 @@ def main() -> None:
             options.auxiliary,
             rows=options.rows,
             capacity=options.capacity,
-            dtype=options.dtype,
+            precision=options.precision,
+            auxiliary_precision=options.auxiliary_precision,
+            calibration=options.calibration and Path(options.calibration),
             format=options.to,
             attention=options.attention,
             compute_capabilities=options.compute_capability,
@@ -124,13 +137,17 @@ def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
     from export.pair import check_folder, plan_pair
 
     folder = options.pair.absolute()
-    size = {"rows": options.rows, "capacity": options.capacity, "dtype": options.dtype, "format": options.to}
     plan = plan_pair(
         options.target,
         options.auxiliary,
-        **size,
-        defaults=defaults,
+        options.rows,
+        options.capacity,
+        options.precision,
+        options.to,
+        defaults,
         weights=False,
+        auxiliary_precision=options.auxiliary_precision,
+        calibration=options.calibration and Path(options.calibration),
         attention=options.attention,
         compute_capabilities=options.compute_capability,
     )
@@ -150,7 +167,7 @@ def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
         options.auxiliary,
         rows=options.rows,
         capacity=options.capacity,
-        dtype=options.dtype,
+        precision=options.precision,
         draft_len=options.draft_len,
         beam_width=options.beam_width,
         drafting=options.drafting,

@@ -24,16 +24,19 @@ GRAPH, GRAPH_LAYER = 44 * 2**10, 66 * 2**10
 """Bytes of model.onnx, weights aside: of any model, and of a layer. Most say where in the model each node came from."""
 IMPORTS = 590 * 2**20
 """Bytes of an exporting process that holds no weights."""
-COPIES = {"onnx": 2.25, "torch": 1.3}
-"""Memory at the peak, while the engine is verified, as a multiple of the float32 weights, by format."""
+COPIES = {"onnx": 1.05, "torch": 1.3}
+"""Memory at the peak, while the engine is verified, as a multiple of the float32 weights, by format. Checkpoints that
+transformers converts while it loads them take one more, quantised engines were not measured."""
+BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-dynamic": 8}
+"""Of a quantised weight, its part of the scales included; embeddings stay float32."""
 TRACE, TRACE_LAYER = 2.0, 1.2
 """CPU seconds it takes to make the graph: of any model, and of a layer."""
 PER_BILLION = {"onnx": 75.0, "torch": 65.0}
 """CPU seconds per 10^9 parameters, by format: reading, writing, and running the checks.
 
-These five are fitted to Llama-shaped models of 17, 29, 109 and 210 million parameters with 4 to 16 layers, float32, on
-one shared x86-64 core: 8.2, 12.6, 18.3 and 37.2 s, 729, 867, 1532 and 2386 MiB to ONNX; the third one to torch 7.1 s
-and 1098 MiB. Larger models are an extrapolation.
+Times are fitted to Llama-shaped models of 17, 29, 109 and 210 million parameters with 4 to 16 layers, float32, on one
+shared x86-64 core: 8.2, 12.6, 18.3 and 37.2 s to ONNX; the third one to torch 7.1 s and 1098 MiB. Memory to ONNX is
+that of 1.64 billion parameters, 6.56 GB: 7.32 GB (`python -m scripts.export_memory`). Larger ones are extrapolated.
 """
 
 
@@ -106,14 +109,17 @@ def estimate_pair(folder: Path, plan: Plan) -> PairEstimate:
     return PairEstimate((engines[0], engines[1]), Memory.of(target, auxiliary, weights, NODES + 1, 2 * target.capacity))
 
 
-def _parameters(model: Checkpoint) -> int:
+def _parameters(model: Checkpoint) -> tuple[int, int]:
+    """Parameters of a model, tied ones once, and those of its input embeddings."""
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(model.config)
-    return sum(parameter.numel() for parameter in empty.parameters())
+    return sum(p.numel() for p in empty.parameters()), empty.get_input_embeddings().weight.numel()
 
 
 def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
-    parameters = _parameters(model)
+    parameters, embeddings = _parameters(model)
+    each = BITS[spec.precision] / 8 if spec.precision in BITS else DTYPES[spec.dtype].itemsize
+    kept = embeddings * (DTYPES[spec.dtype].itemsize - each)
     form = "torch" if spec.format == "torch" else "onnx"  # a plan's build comes on top: not measured
     graph, trace = (
         (GRAPH + spec.layers * GRAPH_LAYER, TRACE + TRACE_LAYER * spec.layers) if form == "onnx" else (0, 0.0)
@@ -124,7 +130,7 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
         parameters=parameters,
         unchanged=not model.download and not engine_differs(folder, spec),
         download=model.download,
-        disk=parameters * DTYPES[spec.dtype].itemsize + graph,
+        disk=int(parameters * each + kept) + graph,
         exporting=IMPORTS + int(COPIES[form] * parameters * 4),
         seconds=trace + PER_BILLION[form] * parameters / 1e9,
         kv_row=spec.kv_bytes // spec.rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import sys
@@ -19,6 +20,8 @@ from transformers import PreTrainedModel
 from engines.base import BLOCK, EngineSpec
 from engines.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, scatter_copy, scatter_operator, static_rotation
 from engines.plan import RUNTIMES
+from export.folding import fill, save, set_aside
+from export.weights import Weights
 
 OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
@@ -30,14 +33,15 @@ TensorRT's KVCacheUpdate asks."""
 class _RMSNormalization(torch.nn.Module):
     """Stands in for a model's RMSNorm and emits the operator (ONNX RMSNormalization-23) instead of its parts."""
 
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
+    def __init__(self, weight: Tensor, epsilon: float, distance: bool) -> None:
         super().__init__()
-        self.weight, self.epsilon = weight, epsilon
+        self.weight, self.epsilon, self.distance = weight, epsilon, distance
 
     def forward(self, hidden: Tensor) -> Tensor:
+        scale = 1.0 + self.weight if self.distance else self.weight
         return torch.onnx.ops.symbolic(
             "RMSNormalization",
-            (hidden, self.weight),
+            (hidden, scale),
             attrs={"axis": -1, "epsilon": self.epsilon, "stash_type": 1},
             dtype=hidden.dtype,
             shape=hidden.shape,
@@ -46,16 +50,23 @@ class _RMSNormalization(torch.nn.Module):
 
 
 def _norm_operator(module: torch.nn.Module) -> _RMSNormalization | None:
-    """The operator that computes what `module` computes, if there is one; found by trying, not by its name."""
+    """The operator that computes what `module` computes, if there is one; found by trying, not by its name.
+
+    Tried with a random weight on a copy of the module, so that the module itself needs none.
+    """
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float) or hasattr(module, "bias"):
         return None
-    sample = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    for scale in (weight.detach(), 1.0 + weight.detach()):  # Gemma keeps the weight's distance from one
+    generator = torch.Generator().manual_seed(0)
+    sample, some = torch.randn(2, 3, weight.shape[0], generator=generator).to(weight.dtype)
+    probe = copy.copy(module)
+    probe._parameters = {"weight": torch.nn.Parameter(some[0], requires_grad=False)}
+    for distance in (False, True):  # Gemma keeps the weight's distance from one
+        scale = 1.0 + some[0] if distance else some[0]
         expected = torch.nn.functional.rms_norm(sample, weight.shape, scale, epsilon)
-        if _same(lambda: module(sample), expected):
-            return _RMSNormalization(scale, epsilon)
+        if _same(lambda: probe(sample), expected):
+            return _RMSNormalization(weight, epsilon, distance)
     return None
 
 
@@ -151,8 +162,10 @@ def cache_names(layers: int, when: str) -> list[str]:
     return [f"{when}_{kind}.{layer}" for kind in ("key", "value") for layer in range(layers)]
 
 
-def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
-    """Export `model` to `path`, weights beside it in `<name>.data`.
+def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path: Path) -> None:
+    """Export `model` to `path`, weights beside it in `<name>.data`, or in several files where they are many.
+
+    The graph is made from shapes; weights are read, converted and written one at a time while it is saved.
 
     Inputs: tokens, positions int64 [rows, steps]; mask bool [rows, 1, steps, length]; write_at int64 [rows]; keep
     int64 [kept]; past_key.i, past_value.i [rows, kv_heads, capacity, head_dim]. Outputs: logits [rows, kept, V];
@@ -161,6 +174,12 @@ def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
     With `spec.attention` decomposed, there is no operator newer than opset 18, and the graph writes no cache: in place
     of the presents it returns new_key.i, new_value.i [rows, kv_heads, steps, head_dim]. Every row's new columns must
     then lie within the mask. TensorRT formats get capped scores as their parts, because its Attention has no cap.
+
+    Args:
+        model: of `export.weights.empty_model`, in the engine's dtype.
+        weights: its weights, in any dtype.
+        spec: the engine it becomes.
+        path: the file to write.
 
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.
@@ -204,12 +223,15 @@ def write_graph(model: PreTrainedModel, spec: EngineSpec, path: Path) -> None:
             opset_version=OPSET[spec.attention],
             dynamic_shapes=shapes,
             verbose=False,
-            optimize=True,
+            optimize=False,
             input_names=["tokens", "positions", "mask", "write_at", "keep", *cache_names(spec.layers, "past")],
             output_names=["logits", *cache_names(spec.layers, outputs)],
         )
         assert program is not None
-        program.save(str(path), external_data=True)
+        parameters = set_aside(program.model)
+        program.optimize()
+    fill(program.model, parameters, weights, prefix="model.")
+    save(program.model, path)
     _name_dimensions(path, spec)
     onnx.checker.check_model(str(path), full_check=True)
 
@@ -246,10 +268,12 @@ def quiet() -> Iterator[None]:
     """The exporter talks to stdout and warns about its own internals; neither is for our users."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        noisy = logging.getLogger("torch.onnx")
-        level = noisy.level
-        noisy.setLevel(logging.ERROR)
+        noisy = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+        levels = [logger.level for logger in noisy]
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            noisy.setLevel(level)
+            for logger, level in zip(noisy, levels, strict=True):
+                logger.setLevel(level)

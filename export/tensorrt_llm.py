@@ -74,7 +74,7 @@ def plan_pair(
     *,
     rows: int = 8,
     capacity: int = 1024,
-    dtype: str = "float16",
+    precision: str = "float16",
     draft_len: int = 8,
     beam_width: int = 4,
     drafting: str = "search",
@@ -91,7 +91,7 @@ def plan_pair(
         target, auxiliary: local checkpoint folders or hub ids.
         rows: texts decoded at once.
         capacity: tokens of a text at most, prompt and new ones and one draft, a multiple of 64.
-        dtype: `float16` or `bfloat16`.
+        precision: `float16` or `bfloat16`.
         draft_len, beam_width: largest draft.
         drafting: how the auxiliary is to be used (`runtime.tensorrt_llm.courses.Drafting`): one request a draft with
             beams, or as many requests as beams.
@@ -117,7 +117,7 @@ def plan_pair(
         if value < least:
             raise InvalidInput(name, value, f"give at least {least}")
     for name, given, known in (
-        ("dtype", dtype, TYPES),
+        ("precision", precision, TYPES),
         ("quantize", quantization, tuple(QUANTIZATIONS)),
         ("drafting", drafting, ("search", "samples", "steps")),
     ):
@@ -151,7 +151,7 @@ def plan_pair(
             role="target" if is_target else "auxiliary",
             architecture=shape.architecture,
             vocab_size=shape.vocab_size,
-            dtype=dtype,
+            dtype=precision,
             quantization=quantization if is_target else "none",
             tensor_parallel=tensor_parallel,
             rows=rows,

@@ -65,6 +65,14 @@ class Workplace:
         shutil.copytree(engine, folder, ignore=ignored, copy_function=_link)
         self.finish(name, spec)
 
+    def copy(self, pair: Path, names: list[str], description: dict[str, Any]) -> None:
+        """A pair of the finished engines to open while this one is not published; it shares their files."""
+        shutil.rmtree(pair, ignore_errors=True)
+        for name in names:
+            shutil.copytree(self.path / name, pair / name, copy_function=_link)
+            (pair / name / FINISHED).rename(pair / name / "engine.json")
+        write_json(pair / "pair.json", description)
+
     def publish(self, folder: Path, names: list[str], description: dict[str, Any]) -> None:
         """Make a pair of finished engines and give it its name, in place of what may be there."""
         pair, previous = self.path / "pair", self.path / "previous"

@@ -17,7 +17,11 @@ from mtad.errors import VerificationFailed
 from mtad.tree import attend
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
-"""Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32."""
+"""Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32. With
+quantised weights the reference has the same ones, and both compute in float32."""
+ACTIVATIONS = {"int8": 0.1, "int4": 0.1, "int8-dynamic": 0.3}
+"""Root mean square of the differences that is accepted, in standard deviations of the logits, where activations are
+quantised too: by precision, weights being those of the reference. A wrong graph differs by 1 and more."""
 CHUNK = 256
 """Tokens stored in one step."""
 NODES = 6
@@ -231,6 +235,30 @@ def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) 
             f"(allowed for {spec.dtype}: {tolerance(spec)}); the engine was not written"
         )
     return worst
+
+
+def verify_activations(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) -> float:
+    """The same for an engine that quantises activations: refuse what is further off than `ACTIVATIONS`.
+
+    Args:
+        engine: with quantised weights.
+        model: with the same weights, in float32.
+
+    Returns:
+        `Difference.relative`.
+
+    Raises:
+        VerificationFailed: it exceeds the tolerance, or is not a number.
+    """
+    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
+    precision, relative = observed.spec.precision, compare(observed, model).relative
+    if not relative <= ACTIVATIONS[precision]:
+        raise VerificationFailed(
+            f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "
+            f"of their spread (allowed: {ACTIVATIONS[precision]}): quantised activations cost this model too much; "
+            "choose another precision; the engine was not written"
+        )
+    return relative
 
 
 def compared(case: Case, values: Tensor) -> Tensor:

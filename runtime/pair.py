@@ -82,7 +82,7 @@ def open_pair(
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
     if threads is None:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
+    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model*"))
     if rows is not None and (rows < 1 or memory is not None):
         raise InvalidInput("rows", rows, "give at least 1, and not `memory` as well")
     if memory is not None:

@@ -110,7 +110,7 @@ def main() -> None:
         sources[1],
         rows=4,
         capacity=512,
-        dtype=options.dtype,
+        precision=options.dtype,
         draft_len=DRAFT,
         beam_width=WIDTH,
         tensor_parallel=options.tensor_parallel,

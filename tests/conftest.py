@@ -12,6 +12,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from engines.folder import write_spec
+from export.checkpoint import Checkpoint, find
+from export.graph import write_graph
 from export.pair import export_pair
 from runtime import LLM
 
@@ -90,6 +93,43 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def write_checkpoint() -> Callable[..., Path]:
     """`make_checkpoint`, for tests that need one of their own."""
     return make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def family_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """A random checkpoint of one layer of a family of `tests.test_families`, or of a Llama with `tied` embeddings."""
+    from tests.test_families import FAMILIES, write_model
+
+    parent = tmp_path_factory.mktemp("families")
+
+    @functools.cache
+    def write(family: str) -> Checkpoint:
+        if family == "tied":
+            make_checkpoint(parent / family, seed=3, num_hidden_layers=1, tie_word_embeddings=True)
+        else:
+            write_model(parent / family, FAMILIES[family](1))
+        return find("target", str(parent / family))
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def family_engine(
+    family_checkpoint: Callable[[str], Checkpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Its engine for ONNX Runtime, in float32, of 4 rows of 256 columns."""
+    parent = tmp_path_factory.mktemp("family-engines")
+
+    @functools.cache
+    def write(family: str) -> Path:
+        checkpoint, folder = family_checkpoint(family), parent / family
+        folder.mkdir()
+        spec = checkpoint.spec(4, 256, "float32", "onnx")
+        write_graph(checkpoint.empty("float32"), checkpoint.weights(), spec, folder / "model.onnx")
+        write_spec(folder, spec)
+        return folder
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -132,7 +132,7 @@ def test_half_precision_is_within_its_own_tolerance_and_not_within_single(
     pair_folders: Callable[[str], Path], checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     target = str(checkpoints[0])
-    export_pair(tmp_path / "half", target, target, rows=2, capacity=128, dtype="float16")
+    export_pair(tmp_path / "half", target, target, rows=2, capacity=128, precision="float16")
     half, single = tmp_path / "half" / "target", pair_folders("onnx") / "target"
     for found in (check(half, layers=True), check(half, single, layers=True), check(single, half, layers=True)):
         assert found.same

@@ -193,7 +193,7 @@ def test_export_prints_the_folder_and_again_does_nothing(
         ("rows", ["--rows", "0"]),
         ("capacity", ["--capacity", "100"]),
         ("capacity", ["--capacity", "6400"]),
-        ("dtype", ["--dtype", "int8"]),
+        ("precision", ["--precision", "int3"]),
         ("to", ["--to", "tflite"]),
         ("defaults", ["--defaults", "{"]),
         ("defaults", ["--defaults", "[]"]),

@@ -214,7 +214,7 @@ class TestFolder:
         self, write_checkpoint: Callable[..., Path], tmp_path: Path, format: str
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
-        export_pair(tmp_path / "pair", source, source, rows=2, capacity=128, dtype="float16", format=format)
+        export_pair(tmp_path / "pair", source, source, rows=2, capacity=128, precision="float16", format=format)
         pair = open_pair(tmp_path / "pair", 1)
         assert pair.target.kv.element_size() == 2
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
@@ -286,7 +286,7 @@ class TestRefusal:
             ("capacity", {"capacity": 0}),
             ("capacity", {"capacity": -64}),
             ("capacity", {"capacity": 576}),
-            ("dtype", {"dtype": "int4"}),
+            ("precision", {"precision": "int3"}),
             ("to", {"format": "gguf"}),
             ("drafts", {"defaults": {"drafts": 3}}),
             ("draft_len", {"defaults": {"draft_len": 0}}),
@@ -363,7 +363,7 @@ class TestOpening:
             (lambda e: change_json(e / "engine.json", version=2), "version = 2"),
             (lambda e: change_json(e / "engine.json", quantised=True), "quantised"),
             (lambda e: change_json(e / "engine.json", format="plan"), "plan"),
-            (lambda e: change_json(e / "engine.json", dtype="int4"), "int4"),
+            (lambda e: change_json(e / "engine.json", precision="int3"), "int3"),
             (lambda e: change_json(e / "engine.json", rows="4"), "rows"),
             (lambda e: change_json(e / "engine.json", rows=0), "rows"),
             (lambda e: change_json(e / "engine.json", capacity=100), "capacity"),

@@ -216,7 +216,7 @@ def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callabl
         ({"draft_len": 64, "beam_width": 4}, "draft_len"),
         ({"draft_len": 0}, "draft_len"),
         ({"beam_width": 0}, "beam_width"),
-        ({"dtype": "float32"}, "dtype"),
+        ({"precision": "float32"}, "precision"),
         ({"drafting": "tree"}, "drafting"),
         ({"quantization": "int8"}, "quantize"),
         ({"quantization": "fp8"}, "calibration"),
@@ -293,7 +293,7 @@ def test_a_built_pair_holds_engines_descriptions_and_tokenizers_alone(
 def test_weights_are_quantized_by_the_librarys_own_path(write_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     target = write_checkpoint(tmp_path / "target", 1, hidden_size=128, intermediate_size=256)
     made = plan_pair(
-        str(target), str(target), capacity=128, quantization="int4_awq", calibration="texts", dtype="bfloat16"
+        str(target), str(target), capacity=128, quantization="int4_awq", calibration="texts", precision="bfloat16"
     )
     build_pair(made, tmp_path / "pair", run=fake_build)
     quantized, plain = FakeLlama.calls
@@ -333,7 +333,7 @@ def test_the_command_prints_the_plan_as_one_json_and_writes_nothing(
 ) -> None:
     pair = ("--target", str(checkpoints[0]), "--auxiliary", str(checkpoints[1]), "--capacity", "256")
     folder = tmp_path / "pair"
-    arguments = (str(folder), *pair, "--to", "tensorrt-llm", "--dtype", "bfloat16", "--draft-len", "5", "--plan")
+    arguments = (str(folder), *pair, "--to", "tensorrt-llm", "--precision", "bfloat16", "--draft-len", "5", "--plan")
     assert run_command(monkeypatch, *arguments) == 0
     captured = capsys.readouterr()
     engines = json.loads(captured.out)["engines"]

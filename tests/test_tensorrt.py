@@ -30,6 +30,7 @@ from export.graph import write_graph
 from export.pair import export_pair
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verify import TOLERANCE, verify
+from export.weights import model_weights
 from mtad.errors import InvalidInput
 from tests import fake_tensorrt
 from tests.fake_cuda import FakeRecorder
@@ -69,7 +70,7 @@ def test_every_familys_graph_is_built_for_three_generations_of_gpus(
     model, spec = tiny(family)
     spec = replace(spec, format="tensorrt-rtx", attention=attention)
     spec = replace(spec, plan=plan_for("tensorrt-rtx", spec, TARGETS))
-    write_graph(model, spec, tmp_path / "model.onnx")
+    write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
     build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
     weights = sum(parameter.numel() for parameter in model.parameters()) * 2
     assert (tmp_path / "model.engine").stat().st_size > weights
@@ -77,7 +78,7 @@ def test_every_familys_graph_is_built_for_three_generations_of_gpus(
 
 def test_a_plan_grows_with_the_gpus_it_is_for_up_to_all_that_there_are(tmp_path: Path) -> None:
     model, spec = tiny("qwen2")
-    write_graph(model, spec, tmp_path / "model.onnx")
+    write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
     sizes = []
     for targets in (TARGETS[:1], TARGETS, ()):
         spec = replace(spec, format="tensorrt-rtx", plan=plan_for("tensorrt-rtx", spec, targets))
@@ -106,7 +107,7 @@ def test_what_the_parser_refuses_is_one_error_with_its_reason(tmp_path: Path) ->
     node = onnx.helper.make_node("Attention", ["query"] * 3, ["result"], softcap=2.0)
     graph = onnx.helper.make_graph([node], "capped", [query], [result])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 24)]), tmp_path / "model.onnx")
-    spec = replace(SPEC, dtype="float16", format="tensorrt-rtx", plan=PLAN)
+    spec = replace(SPEC, precision="float16", format="tensorrt-rtx", plan=PLAN)
     with pytest.raises(InvalidInput, match=r"LlamaForCausalLM cannot be built \(.*softcap.*--attention decomposed"):
         build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
     assert not (tmp_path / "model.engine").exists()
@@ -236,7 +237,7 @@ def test_a_jetsons_tensorrt_builds_for_the_jetson(
     monkeypatch.setattr(export.tensorrt, "load_runtime", lambda _: FakeModule(version))
     monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
     monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: orin)
-    plan = plan_for("tensorrt", replace(SPEC, attention=attention, dtype="float16"))
+    plan = plan_for("tensorrt", replace(SPEC, attention=attention, precision="float16"))
     assert (plan.gpu, plan.compute_capabilities, plan.version) == ("Orin", ("8.7",), version)
     with pytest.raises(InvalidInput, match="builds for the GPU it runs on alone"):
         plan_for("tensorrt", replace(SPEC, attention=attention), ["8.7"])
@@ -265,7 +266,7 @@ def test_profiles_span_the_engines_steps_and_the_static_capacity() -> None:
 def test_a_decomposed_graph_computes_what_the_checkpoint_computes(tmp_path: Path) -> None:
     model, spec = tiny("gemma-2", torch.float32)
     spec = replace(spec, attention="decomposed")
-    write_graph(model, spec, tmp_path / "model.onnx")
+    write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
     graph = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 18)]
     newer = {"Attention", "RotaryEmbedding", "RMSNormalization", "TensorScatter"}
@@ -277,7 +278,7 @@ def test_a_decomposed_graph_computes_what_the_checkpoint_computes(tmp_path: Path
 
 def test_capped_scores_are_decomposed_for_tensorrt_alone(tmp_path: Path) -> None:
     model, spec = tiny("gemma-2", torch.float32)
-    write_graph(model, replace(spec, format="tensorrt-rtx"), tmp_path / "model.onnx")
+    write_graph(model, model_weights(model), replace(spec, format="tensorrt-rtx"), tmp_path / "model.onnx")
     graph = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     kinds = {node.op_type for node in graph.graph.node}
     assert "Attention" not in kinds
@@ -293,7 +294,7 @@ def graphs(reference: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
     for attention in ("operator", "decomposed"):
         folders[attention] = tmp_path_factory.mktemp(attention)
         model = LlamaForCausalLM.from_pretrained(reference.name_or_path).eval()
-        write_graph(model, replace(SPEC, attention=attention), folders[attention] / "model.onnx")
+        write_graph(model, model_weights(model), replace(SPEC, attention=attention), folders[attention] / "model.onnx")
     return folders
 
 

@@ -1,0 +1,181 @@
+"""Models without weights, and the weights one at a time: a checkpoint need not fit into memory twice, nor once."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+Weights = Callable[[str], Tensor]
+"""The tensor a model's parameter of this name has, on the CPU, in the dtype it is stored in. A view of a file where
+that is possible: nobody may write to it, and nobody should keep it."""
+
+INDEXED = ("model.safetensors", "pytorch_model.bin")
+"""What transformers calls the weights; with several files, `<name>.index.json` says which tensor is where."""
+
+
+def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose parameters have shapes and dtypes but no memory; its buffers are real.
+
+    The parameters are fake tensors of one mode, so that `torch.export` can trace the model as it is.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    register = torch.nn.Module.register_parameter
+
+    def register_empty(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None and not isinstance(parameter, FakeTensor):
+            with mode:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+            parameter = torch.nn.Parameter(empty, requires_grad=False)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
+    try:
+        own = copy.deepcopy(config)  # which a model writes its attention's kind into
+        return AutoModelForCausalLM.from_config(own, dtype=dtype).eval()
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def parameter_names(model: PreTrainedModel) -> dict[str, list[str]]:
+    """All names of each parameter, by its first; tied ones have several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {several[0]: several for several in names.values()}
+
+
+def stored_weights(folder: Path, model: PreTrainedModel) -> Weights | None:
+    """The weights of a checkpoint folder, for `model`; None if its files have to be converted while they are loaded.
+
+    Their names must be the model's own, perhaps without the prefix of its body, as transformers allows.
+    """
+    if _converted(model) or any(True for name, _ in _persistent_buffers(model)):
+        return None
+    files = _files(folder)
+    if files is None:
+        return None
+    stored: dict[str, tuple[Path, str]] = {}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    body = model.base_model_prefix + "."
+    for names in parameter_names(model).values():
+        found = next((n for name in names for n in (name, name.removeprefix(body)) if n in files), None)
+        if found is None or files[found][1] != tuple(shapes[names[0]]):
+            return None
+        stored |= dict.fromkeys(names, (files[found][0], found))
+    loaded: dict[Path, Mapping[str, Tensor]] = {}
+
+    def read(name: str) -> Tensor:
+        path, key = stored[name]
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(key)
+            return tensor
+        if path not in loaded:
+            loaded[path] = _load_older(path)
+        return loaded[path][key]
+
+    return read
+
+
+def _converted(model: PreTrainedModel) -> bool:
+    """Whether transformers does more with this model's files than to read them."""
+    if getattr(model.config, "quantization_config", None) or getattr(model, "_checkpoint_conversion_mapping", None):
+        return True
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # transformers 4
+        return False
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
+
+
+def _persistent_buffers(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return ((name, tensor) for name, tensor in model.state_dict().items() if name not in parameters)
+
+
+def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
+    """File and shape of each stored tensor; None if the files are of no known kind."""
+    for kind in INDEXED:
+        index = folder / f"{kind}.index.json"
+        if (folder / kind).is_file():
+            paths = [folder / kind]
+        elif index.is_file():
+            paths = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        else:
+            continue
+        found: dict[str, tuple[Path, tuple[int, ...]]] = {}
+        for path in paths:
+            if path.suffix == ".safetensors":
+                with safe_open(path, framework="pt") as file:
+                    shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            else:
+                shapes = {name: tuple(tensor.shape) for name, tensor in _load_older(path).items()}
+            found |= {name: (path, shape) for name, shape in shapes.items()}
+        return found
+    return None
+
+
+def _load_older(path: Path) -> Mapping[str, Tensor]:
+    try:
+        tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # written before torch 1.6: cannot be mapped
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors
+
+
+def model_weights(model: PreTrainedModel) -> Weights:
+    """The weights of a model that is in memory."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return lambda name: parameters[name].detach()
+
+
+@contextlib.contextmanager
+def filled(model: PreTrainedModel, weights: Weights, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
+    """An empty model that reads each module's weights when the module runs, and forgets them again.
+
+    Args:
+        model: of `empty_model`.
+        weights: where they come from.
+        dtype: what they are converted to, one module's at a time.
+    """
+    handles = []
+    empty = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
+    for prefix, module in model.named_modules():
+        own = [name for name, parameter in module._parameters.items() if parameter is not None]
+        if not own:
+            continue
+        path = f"{prefix}." if prefix else ""
+
+        def fill(module: torch.nn.Module, _: object, own: list[str] = own, path: str = path) -> None:
+            for name in own:
+                tensor = weights(path + name).to(dtype)
+                module._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
+
+        def drain(
+            module: torch.nn.Module, _: object, output: object, kept: dict[str, torch.nn.Parameter | None]
+        ) -> None:
+            module._parameters.update(kept)
+
+        handles.append(module.register_forward_pre_hook(fill))
+        kept = dict(module._parameters)
+        handles.append(module.register_forward_hook(lambda m, i, o, kept=kept: drain(m, i, o, kept)))
+    try:
+        yield model
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, name, parameter in empty:
+            module._parameters[name] = parameter
