@@ -20,8 +20,8 @@ from export.pair import Plan, engine_differs
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
-GRAPH, GRAPH_LAYER = 44 * 2**10, 66 * 2**10
-"""Bytes of model.onnx, weights aside: of any model, and of a layer. Most say where in the model each node came from."""
+GRAPH, GRAPH_LAYER = 4 * 2**10, 12 * 2**10
+"""Bytes of model.onnx, weights aside: of any model, and of a layer."""
 IMPORTS = 590 * 2**20
 """Bytes of an exporting process that holds no weights."""
 COPIES = {"onnx": 1.05, "torch": 1.3}

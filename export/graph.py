@@ -25,6 +25,8 @@ from export.weights import Weights
 
 OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
 DIMENSIONS = ("rows", "steps", "length", "kept")
 """Dynamic dimensions: rows of the batch, tokens a row, mask columns, positions with logits. Capacity is static, as
 TensorRT's KVCacheUpdate asks."""
@@ -232,12 +234,16 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
         program.optimize()
     fill(program.model, parameters, weights, prefix="model.")
     save(program.model, path)
-    _name_dimensions(path, spec)
+    _tidy(path, spec)
     onnx.checker.check_model(str(path), full_check=True)
 
 
-def _name_dimensions(path: Path, spec: EngineSpec) -> None:
-    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor."""
+def _tidy(path: Path, spec: EngineSpec) -> None:
+    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor.
+
+    Of what it notes beside each node only the module it came from stays: the rest, most of the file, has lines of source
+    code with the paths of this machine.
+    """
     cache = ("rows", spec.kv_heads, spec.capacity, spec.head_dim)
     names: dict[str, tuple[str | int, ...]] = {
         "tokens": ("rows", "steps"),
@@ -259,6 +265,11 @@ def _name_dimensions(path: Path, spec: EngineSpec) -> None:
                 dim.dim_param = name
             else:
                 dim.dim_value = name
+    for node in graph.graph.node:
+        scopes = [entry for entry in node.metadata_props if entry.key == SCOPES]
+        node.ClearField("metadata_props")
+        node.metadata_props.extend(scopes)
+    graph.graph.ClearField("metadata_props")
     graph.producer_name, graph.producer_version = "mtad", ""
     onnx.save(graph, path)
 

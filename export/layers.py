@@ -22,12 +22,9 @@ from transformers import PreTrainedModel
 
 from engines.base import Engine, Step
 from engines.torch_engine import TorchEngine
-from export.graph import cache_names
+from export.graph import SCOPES, cache_names
 from export.verify import Case, begin, compared, run_checkpoint, run_engine
 from mtad.errors import InvalidInput
-
-SCOPES = "pkg.torch.onnx.name_scopes"
-"""Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
 
 
 @dataclass(frozen=True)
