@@ -241,8 +241,8 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
 def _tidy(path: Path, spec: EngineSpec) -> None:
     """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor.
 
-    Of what it notes beside each node only the module it came from stays: the rest, most of the file, has lines of source
-    code with the paths of this machine.
+    Of what it notes beside each node only the module it came from stays: the rest, most of the file, quotes lines of
+    source code with the paths of this machine.
     """
     cache = ("rows", spec.kv_heads, spec.capacity, spec.head_dim)
     names: dict[str, tuple[str | int, ...]] = {
