@@ -26,7 +26,8 @@ from engines.folder import open_engine, read_spec
 from engines.torch_engine import TorchEngine
 from export.checkpoint import Checkpoint, find
 from export.layers import MarkedGraph, Place, checkpoint_layers, torch_layers
-from export.verify import Case, make_cases, run_checkpoint, run_engine, sliding_window, tolerance
+from export.quantization import REPORT
+from export.verify import ACTIVATIONS, Case, make_cases, run_checkpoint, run_engine, sliding_window, tolerance
 from mtad.errors import InvalidInput
 
 LAYER_TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
@@ -176,6 +177,10 @@ def check(
                 raise InvalidInput(name, f"{ours} and {theirs}", "these are engines of two models")
         shared = replace(spec, rows=min(spec.rows, second.rows), capacity=min(spec.capacity, second.capacity))
         specs.append(second)
+    for one in specs:
+        if one.precision in ACTIVATIONS and allowed is None:
+            problem = f"an engine of precision {one.precision} has other weights than its checkpoint; give --tolerance"
+            raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
     cases = make_cases(shared, window, seed)
     total = sum(len(case.compared[0]) for case in cases) if other is None else len(cases)
     each = partial(progress, total)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from engines import open_engine
 from engines.folder import read_spec, write_spec
 from engines.onnxruntime_engine import OnnxRuntimeEngine
+from export.check import check
 from export.checkpoint import Checkpoint
 from export.folding import TRANSPOSED
 from export.pair import export_pair
@@ -211,6 +212,14 @@ class TestPair:
         result = LLM(mixed, threads=1, max_draft_len=4, max_beam_width=4).generate("SELECT", params)[0]
         assert len(result.token_ids) == 9
         assert result.statistics.accepted > 0
+
+    def test_a_check_wants_to_be_told_what_it_may_differ_by(self, mixed: Path) -> None:
+        with pytest.raises(InvalidInput, match=r"tolerance.*int4.*quantization\.json"):
+            check(mixed / "target")
+        found = check(mixed / "target", allowed=2.0)
+        assert found.same
+        assert found.outputs[-1].error > TOLERANCE["float32"]
+        assert check(mixed / "auxiliary").same
 
     def test_the_report_says_what_it_cost(self, mixed: Path) -> None:
         report = json.loads((mixed / "target" / "quantization.json").read_text())
