@@ -187,6 +187,8 @@ def _plain(task: PromptSet, common: Mapping[str, Any], llm: LLM) -> DecodingPara
 def _describe(pair: Path) -> dict[str, Any]:
     values = read_json(pair, "pair.json")
     specs = {name: asdict(read_spec(pair / name)) for name in ("target", "auxiliary")}
+    for spec in specs.values():
+        del spec["source"]  # a folder of this machine; the checkpoint's hash says which it is
     return {"defaults": values["defaults"], "tuned": "tuning" in values, **specs}
 
 
