@@ -186,7 +186,11 @@ def plan_pair(
     quantized = any(value in QUANTIZED for value in precisions)
     if quantized != (calibration is not None):
         problem = "give text that such a pair will meet: how far a quantised engine is off depends on it"
-        raise InvalidInput("calibration", calibration, problem if quantized else "nothing is quantised; leave it out")
+        raise InvalidInput(
+            "calibration",
+            calibration and str(calibration),
+            problem if quantized else "nothing is quantised; leave it out",
+        )
     if attention not in ATTENTION or (format == "torch" and attention != ATTENTION[0]):
         raise InvalidInput("attention", attention, f"choose one of {', '.join(ATTENTION)}; torch has the first alone")
     if compute_capabilities and format not in RUNTIMES:

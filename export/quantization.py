@@ -57,7 +57,10 @@ def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibrat
     Raises:
         InvalidInput: not such a file, or no text of it has two tokens.
     """
-    examples = read_prompts(path)
+    try:
+        examples = read_prompts(path)
+    except InvalidInput as error:
+        raise InvalidInput("calibration", str(path), error.problem) from error
     prompts = [list(tokenizer(example.prompt).input_ids) for example in examples]
     texts = [list(tokenizer(example.prompt + (example.answer or "")).input_ids) for example in examples]
     if max(map(len, texts)) < 2:

@@ -80,7 +80,8 @@ class Draws:
             if each:
                 own = uniforms[at, 1 + levels :].reshape(-1, beams)
                 nodes[row, :levels, :beams] = own[:levels]
-                nodes[row, -1:, :beams] = own[levels:] if len(own) > levels else nodes[row, -1:, :beams]
+                if len(own) > levels:  # the level behind the batch's last
+                    nodes[row, -1, :beams] = own[levels]
 
 
 def draw_noise(

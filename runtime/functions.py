@@ -260,7 +260,7 @@ class _Plan:
         """The outcome under one rule, for all rows."""
         if rule is not None and rule not in COMPILED:
             return block.decide(draft, adjusted, logits, noise, committed, rows, (rule,))
-        plain = draft._replace(above=(), live=None) if draft else None
+        plain = draft._replace(above=(), live=None) if draft and (draft.above or draft.live) else draft
         arguments = plain, adjusted, logits, noise.accept, noise.bonus, committed, rows
         name = "decide_root" if draft is None else f"decide_{rule}_{'chain' if draft.tree.width == 1 else 'tree'}"
         call = self._calls.get((name, 0))

@@ -229,7 +229,8 @@ class EngineAuxiliary(Drafter):
             levels = _cropped(levels, batch.shape)
         context = self._context(batch, batch.shape.draft_len * batch.shape.width)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
-        return batch, functions.finish(levels, batch.rows)._replace(live=batch.live)
+        draft = functions.finish(levels, batch.rows)  # the same tuple each time, which compiled functions stay bound to
+        return batch, draft if batch.live is None else draft._replace(live=batch.live)
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""
