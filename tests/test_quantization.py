@@ -265,7 +265,7 @@ class TestPair:
             ("calibration", {"precision": "int8"}),
             ("calibration", {"auxiliary_precision": "int8-dynamic"}),
             ("calibration", {"calibration": Path("x")}),
-            ("prompts", {"precision": "int8", "calibration": Path("missing")}),
+            ("calibration", {"precision": "int8", "calibration": Path("missing")}),
         ],
     )
     def test_what_cannot_be_is_refused_before_anything_is_written(
