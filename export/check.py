@@ -30,7 +30,7 @@ from export.quantization import REPORT
 from export.verify import ACTIVATIONS, Case, make_cases, run_checkpoint, run_engine, sliding_window, tolerance
 from mtad.errors import InvalidInput
 
-LAYER_TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
+LAYER_TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.16}
 """Largest difference accepted of what a module gives, as a share of its largest value, by engine dtype."""
 ROWS = 3
 """Cache rows a check opens an engine with, all that `make_cases` uses."""
@@ -243,7 +243,7 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
 
 
 def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Subject:
-    model = source.load("float32")
+    model = source.load(torch.float32)
     if model.config.get_text_config().vocab_size != spec.vocab_size:
         width = model.config.get_text_config().vocab_size
         raise InvalidInput("checkpoint", str(source.folder), f"has {width} logits, the engine {spec.vocab_size}")

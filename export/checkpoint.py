@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoConfig,
@@ -29,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engines.base import BLOCK, DTYPES, PRECISIONS, EngineSpec
 from engines.hook import cache_shape
-from export.weights import Weights, empty_model, model_weights, stored_weights
+from export.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Checkpoint:
                 )
         return most
 
-    def load(self, dtype: str) -> PreTrainedModel:
+    def load(self, dtype: torch.dtype) -> PreTrainedModel:
         """The model on the CPU.
 
         Raises:
@@ -83,7 +84,7 @@ class Checkpoint:
         """
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype=DTYPES[dtype], local_files_only=True, output_loading_info=True
+                self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
         except Exception as error:  # transformers and safetensors have many for damaged files
             raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
@@ -97,7 +98,7 @@ class Checkpoint:
         return empty_model(self.config, DTYPES[dtype])
 
     def weights(self) -> Weights:
-        """Its weights, one at a time and as they are stored where the files allow it, else from memory in float32.
+        """Its weights as they are stored: one at a time where the files allow it, else from memory.
 
         Raises:
             InvalidInput: they are damaged or not all there.
@@ -108,7 +109,7 @@ class Checkpoint:
             raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
         if found is not None:
             return found
-        loaded = self.load("float32")
+        loaded = self.load(stored_dtype(self.folder))
         log.warning("%s: transformers converts these weights while it loads them, all at once", self.name)
         return model_weights(loaded)
 

@@ -25,8 +25,8 @@ def main() -> None:
     parser.add_argument(
         "--precision",
         default="float32",
-        help="of the target: float32, float16, int8 or int4 (weights alone), int8-dynamic; tensorrt-llm: float16 or "
-        "bfloat16 (default %(default)s)",
+        help="of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static and "
+        "fp8 for TensorRT (default %(default)s)",
     )
     parser.add_argument("--auxiliary-precision", help="of the auxiliary (default: the target's)")
     parser.add_argument(
@@ -98,7 +98,7 @@ def main() -> None:
     # shown on terminals only, and taken away again if the export fails: an error is one line
     quantized = options.calibration is not None
     with tqdm(
-        total=7 if options.to.startswith("tensorrt") else 10 if quantized else 5,
+        total=(12 if quantized else 7) if options.to.startswith("tensorrt") else 10 if quantized else 5,
         desc="export",
         bar_format=form,
         file=sys.stderr,
@@ -134,7 +134,8 @@ def main() -> None:
 def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
     """What the export would take, all of its input checked; weights are not downloaded."""
     from export.estimate import describe, estimate_pair
-    from export.pair import check_folder, plan_pair
+    from export.pair import check_folder
+    from export.pair_plan import plan_pair
 
     folder = options.pair.absolute()
     plan = plan_pair(

@@ -6,6 +6,7 @@ what they were measured on is written beside each figure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from transformers import AutoModelForCausalLM
 from engines.base import DTYPES, EngineSpec
 from engines.memory import Memory, format_bytes
 from export.checkpoint import Checkpoint
-from export.pair import Plan, engine_differs
+from export.pair import engine_differs
+from export.pair_plan import Plan
+from export.qdq import STATIC
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
@@ -27,8 +30,8 @@ IMPORTS = 590 * 2**20
 COPIES = {"onnx": 1.05, "torch": 1.3}
 """Memory at the peak, while the engine is verified, as a multiple of the float32 weights, by format. Checkpoints that
 transformers converts while it loads them take one more, quantised engines were not measured."""
-BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-dynamic": 8}
-"""Of a quantised weight, its part of the scales included; embeddings stay float32."""
+BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-dynamic": 8, "int8-static": 8, "fp8": 8}
+"""Of a quantised weight, its part of the scales included; embeddings keep the dtype of the cache."""
 TRACE, TRACE_LAYER = 2.0, 1.2
 """CPU seconds it takes to make the graph: of any model, and of a layer."""
 PER_BILLION = {"onnx": 75.0, "torch": 65.0}
@@ -54,6 +57,9 @@ class Estimate:
         exporting: bytes of memory at the export's peak.
         seconds: CPU seconds of the export.
         kv_row: bytes of one row of its KV cache.
+        plan: whether it becomes a plan of TensorRT, whose kernels come on top of `disk` and whose build on top of
+            `seconds`: both depend on the model and its GPUs, and are unknown.
+        calibrated: whether Model Optimizer quantises it, whose memory comes on top of `exporting` and is unknown.
     """
 
     name: str
@@ -65,6 +71,8 @@ class Estimate:
     exporting: int
     seconds: float
     kv_row: int
+    plan: bool = False
+    calibrated: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,8 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
         exporting=IMPORTS + int(COPIES[form] * parameters * 4),
         seconds=trace + PER_BILLION[form] * parameters / 1e9,
         kv_row=spec.kv_bytes // spec.rows,
+        plan=spec.plan is not None,
+        calibrated=spec.precision in STATIC,
     )
 
 
@@ -155,10 +165,21 @@ def describe(found: PairEstimate) -> str:
             f"disk: {format_bytes(found.disk)}",
             f"export: {format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time; estimated from"
             " parameters and layers, half or twice as much is possible",
+            *_unknown([one for one in found.engines if not one.unchanged]),
             f"run: {str(found.running).removeprefix('memory: ')}",
             "nothing was written",
         ]
     )
+
+
+def _unknown(engines: Sequence[Estimate]) -> list[str]:
+    """What comes on top of the figures, and was not estimated."""
+    lines = []
+    if any(one.plan for one in engines):
+        lines.append("plans: on disk are the weights, kernels come on top; the time lacks the build; both are unknown")
+    if any(one.calibrated for one in engines):
+        lines.append("calibration: the memory and time of NVIDIA Model Optimizer come on top, and are unknown")
+    return lines
 
 
 def _duration(seconds: float) -> str:

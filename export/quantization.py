@@ -181,7 +181,9 @@ def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], method: str) 
     }
 
 
-def measure(reference: Path, pair: Path, name: str, calibration: Calibration) -> dict[str, Any]:
+def measure(
+    reference: Path, pair: Path, name: str, calibration: Calibration, engine: Path | None = None
+) -> dict[str, Any]:
     """One engine's part of the report.
 
     Args:
@@ -189,15 +191,23 @@ def measure(reference: Path, pair: Path, name: str, calibration: Calibration) ->
         pair: the folder that is measured.
         name: `target` or `auxiliary`.
         calibration: text.
+        engine: folder of the engine, if what the pair has in its place is run for it; its steps are not timed then.
     """
     engines = open_engine(reference / name, threads=1), open_engine(pair / name, threads=1)
-    sizes = [sum(file.stat().st_size for file in (folder / name).glob("model*")) for folder in (reference, pair)]
+    sizes = [
+        sum(file.stat().st_size for file in folder.glob("model*"))
+        for folder in (reference / name, engine or pair / name)
+    ]
     # the last committed tokens and a draft: a decoding step, and the target's pass over a chain of the default length
     verify = 1 + DecodingParams().draft_len
     return {
         "precision": engines[1].spec.precision,
         "bytes": {"float32": sizes[0], "engine": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)},
-        "step": {"decode": time_steps(*engines, 1), "verify": time_steps(*engines, verify)},
+        **(
+            {"executed": "the plan's graph, on a CPU: products of the dequantised numbers in float32"}
+            if engine
+            else {"step": {"decode": time_steps(*engines, 1), "verify": time_steps(*engines, verify)}}
+        ),
         "text": {
             "file": calibration.name,
             "sha256": calibration.sha256,

@@ -63,12 +63,12 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
         how many matrices were quantised.
     """
     model = ir.load(source)
-    matrices = _matrices(model.graph, parameters)
+    products = matrices(model.graph, parameters)
     if precision in WEIGHT_ONLY:
         with _quiet():
-            _quantize_blocks(model, matrices, WEIGHT_ONLY[precision])
+            _quantize_blocks(model, products, WEIGHT_ONLY[precision])
         save(model, path)
-        return len(matrices)
+        return len(products)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, _quiet():
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -79,7 +79,7 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
             plain,
             dynamic,
             op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=[str(node.name) for node in matrices],
+            nodes_to_quantize=[str(node.name) for node in products],
             per_channel=True,
             weight_type=QuantType.QInt8,
             use_external_data_format=True,
@@ -90,11 +90,16 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
                 if not output.is_graph_output():
                     output.shape = None  # inferred meanwhile; the engine's dimensions are those of its inputs
         save(model, path)
-    return len(matrices)
+    return len(products)
 
 
-def _matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.Node]:
-    """The products with one parameter each, all as MatMul: the quantisers know no Gemm."""
+def matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.Node]:
+    """The products with one parameter each, all made MatMul: the quantisers know no Gemm.
+
+    Args:
+        graph: changed in place.
+        parameters: names of the model's parameters, which alone count; None: every matrix there is.
+    """
     found = []
     for node in list(graph):
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
@@ -110,7 +115,7 @@ def _matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.No
 def _parameter(value: ir.Value | None) -> bool:
     """Whether it is a parameter, with its axes exchanged or as it is: a matrix of floating-point numbers."""
     tensor = None if value is None else value.const_value
-    return tensor is not None and len(tensor.shape) == 2 and tensor.dtype == ir.DataType.FLOAT
+    return tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
 
 
 def _without_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
@@ -150,14 +155,14 @@ def _transposed(graph: ir.Graph, value: ir.Value) -> ir.Value:
     return graph.initializers[name]
 
 
-def _quantize_blocks(model: ir.Model, matrices: list[ir.Node], blocks: Blocks) -> None:
-    """Each of `matrices` as MatMulNBits, by ONNX Runtime's quantiser, in place."""
+def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -> None:
+    """Each of `products` as MatMulNBits, by ONNX Runtime's quantiser, in place."""
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
     config = DefaultWeightOnlyQuantConfig(block_size=blocks.size, accuracy_level=ACCURACY, bits=blocks.bits)
     quantizer, graph = DefaultWeightOnlyQuantizer(config), model.graph
     made: dict[str, list[ir.Value]] = {}
-    for node in matrices:
+    for node in products:
         data, weight = node.inputs
         assert weight is not None
         assert weight.const_value is not None
@@ -200,6 +205,7 @@ def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
         tensors = [graph.initializers[name].const_value for name in names]
         return [tensor.numpy() for tensor in tensors if tensor is not None]
 
+    stored = set(graph.initializers)
     for node in graph:
         names = [str(value.name) for value in node.inputs[1:] if value is not None]
         if node.op_type == "MatMulNBits":
@@ -210,13 +216,15 @@ def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
             name = names[0].removesuffix("_quantized")
             parts = [f"{name}{part}" for part in ("_quantized", "_scale", "_zero_point")]
             found[name] = partial(_scaled, partial(arrays, parts))
+        elif node.op_type == "DequantizeLinear" and (matrix := str(node.inputs[0] and node.inputs[0].name)) in stored:
+            found[matrix.removesuffix("_quantized")] = partial(_scaled, partial(arrays, [matrix, names[0]]))
     return found
 
 
 def _scaled(arrays: Callable[[], list[np.ndarray]]) -> np.ndarray:
-    """[K, N] of a MatMulInteger weight: int8 with a scale and a zero point a column."""
-    values, scale, zero = (array.astype(np.float32) for array in arrays())
-    return np.asarray((values - zero) * scale)
+    """[K, N] of 8-bit numbers with a scale, and perhaps a zero point, a column."""
+    values, scale, *zero = (array.astype(np.float32) for array in arrays())
+    return np.asarray((values - zero[0] if zero else values) * scale)
 
 
 def _unpacked(arrays: Callable[[], list[np.ndarray]], shape: tuple[int, int], blocks: Blocks) -> np.ndarray:

@@ -17,13 +17,14 @@ from typing import Any
 from engines.base import BLOCK, EngineSpec
 from engines.cuda_graphs import StepShape
 from engines.plan import RUNTIMES, Gpu, Plan, current_gpu, load_runtime
+from engines.steps import input_shapes
 from mtad.cache import cache_folder
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 256
-"""Of the prefill profile: what the runtime stores of a prompt at a time."""
+"""Of the prefill profile: what the runtime stores of a prompt at a time, where the capacity has room for it."""
 DECODE_TOKENS = 65
 """Of the decode profile: a root and the largest tree, `max_draft_len` x `max_beam_width` = 8 x 8."""
 DTYPES = ("float32", "float16", "bfloat16")
@@ -38,8 +39,8 @@ OLDEST = {
 and TensorScatter; 10.3 is JetPack 6.1's; of TensorRT-RTX, what was tried."""
 JETSON = ("8.7", "11.0")
 """Compute capabilities of Orin and Thor, whose TensorRT comes with JetPack."""
-BFLOAT16 = (8, 0)
-"""Least compute capability that multiplies bfloat16."""
+BFLOAT16, FLOAT8 = (8, 0), (8, 9)
+"""Least compute capabilities that multiply bfloat16, and 8-bit floating point."""
 
 
 def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) -> Plan:
@@ -55,6 +56,7 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     """
     if spec.dtype not in DTYPES:
         raise InvalidInput("dtype", spec.dtype, f"{format} plans are built in {', '.join(DTYPES)}")
+    needed = FLOAT8 if spec.precision == "fp8" else BFLOAT16 if spec.dtype == "bfloat16" else (0, 0)
     trt = load_runtime(format)
     _check_polygraphy(format)
     version = str(trt.__version__)
@@ -83,11 +85,15 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
                 )
                 raise InvalidInput("compute-capability", capability, problem)
         if not capabilities:
-            capabilities = [c for c in known if spec.dtype != "bfloat16" or _pair(c) >= BFLOAT16]
+            capabilities = [c for c in known if _pair(c) >= needed]
     targets = [gpu.compute_capability] if gpu else sorted(set(capabilities), key=_pair)
-    if spec.dtype == "bfloat16" and _pair(targets[0]) < BFLOAT16:
+    if _pair(targets[0]) < needed:
+        if spec.precision == "fp8":
+            remedy = "8.9 and later have; give int8-static or float16, or leave that GPU out"
+            raise InvalidInput("precision", "fp8", f"compute capability {targets[0]} has none; {remedy}")
         raise InvalidInput("dtype", spec.dtype, f"compute capability {targets[0]} has none; give float16")
-    return Plan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, PREFILL_TOKENS)
+    prefill = min(PREFILL_TOKENS, spec.capacity)
+    return Plan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, prefill)
 
 
 def runs_here(plan: Plan, gpu: Gpu | None) -> bool:
@@ -171,17 +177,8 @@ def profile_shapes(spec: EngineSpec, plan: Plan) -> list[dict[str, tuple[tuple[i
     ]
     profiles = []
     for profile in ranges:
-        shapes = {
-            "tokens": tuple((s.rows, s.steps) for s in profile),
-            "positions": tuple((s.rows, s.steps) for s in profile),
-            "mask": tuple((s.rows, 1, s.steps, s.length) for s in profile),
-            "write_at": tuple((s.rows,) for s in profile),
-            "keep": tuple((s.kept,) for s in profile),
-        }
-        cache = tuple((s.rows, spec.kv_heads, spec.capacity, spec.head_dim) for s in profile)
-        for layer in range(spec.layers):
-            shapes |= {f"past_{name}.{layer}": cache for name in ("key", "value")}
-        profiles.append(shapes)
+        each = [input_shapes(spec, shape) for shape in profile]
+        profiles.append({name: tuple(shapes[name] for shapes in each) for name in each[0]})
     return profiles
 
 

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import OPTForCausalLM
 
 from engines.base import BLOCK
@@ -217,7 +218,7 @@ def _converted(plan: EnginePlan, folder: Path) -> None:
     """Write the library's checkpoint."""
     spec, arguments = plan.spec, dict(plan.convert["arguments"])
     if ARCHITECTURES[spec.architecture] is None:
-        model = plan.checkpoint.load("float32")
+        model = plan.checkpoint.load(torch.float32)
         assert isinstance(model, OPTForCausalLM)
         write_opt_checkpoint(model, folder, spec.dtype, spec.tensor_parallel)
         return

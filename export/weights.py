@@ -128,6 +128,15 @@ def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
     return None
 
 
+def stored_dtype(folder: Path) -> torch.dtype:
+    """A dtype that holds all numbers of a checkpoint folder; float32 where its files do not say."""
+    names = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return {frozenset({"F16"}): torch.float16, frozenset({"BF16"}): torch.bfloat16}.get(frozenset(names), torch.float32)
+
+
 def _load_older(path: Path) -> Mapping[str, Tensor]:
     try:
         tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,6 +1,6 @@
 """How much memory an export takes: a checkpoint of random weights, exported in a process of its own, and its peak.
 
-python -m scripts.export_memory FOLDER [--layers 24] [--precision float32]
+python -m scripts.export_memory FOLDER [--layers 24] [--precision float32] [--to onnx]
 
 `FOLDER` needs room for the checkpoint twice (three times where it is quantised); what is written there stays. Peaks are
 those of the exporting process: resident memory as the kernel counts it at the end (`ru_maxrss`), pages of mapped files
@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from engines.base import DTYPES
 from export.weights import empty_model
 from mtad.errors import Parser, command
 
 DEMO = Path(__file__).parent / "demo"
-STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHARD = 2 * 10**9
 
 
@@ -74,12 +74,14 @@ def anonymous(process: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
 
 
-def export(folder: Path, checkpoint: Path, precision: str) -> dict[str, Any]:
+def export(folder: Path, checkpoint: Path, precision: str, format: str) -> dict[str, Any]:
     """Export the checkpoint as a target beside the demo's auxiliary, in a process of its own."""
     main = "from export.command import main; main()"
     arguments = ["--target", checkpoint, "--auxiliary", DEMO / "pair" / "auxiliary", "--rows", 1, "--capacity", 256]
-    arguments += ["--precision", precision, "--auxiliary-precision", "float32"]
-    if precision not in ("float32", "float16"):
+    arguments += ["--to", format, "--precision", precision]
+    if format == "onnx":
+        arguments += ["--auxiliary-precision", "float32"]
+    if precision not in DTYPES:
         arguments += ["--calibration", DEMO / "data" / "development.jsonl"]
     began, peak = time.perf_counter(), 0
     process = subprocess.Popen([sys.executable, "-c", main, str(folder), *map(str, arguments)])
@@ -90,6 +92,7 @@ def export(folder: Path, checkpoint: Path, precision: str) -> dict[str, Any]:
         raise SystemExit(process.returncode)
     files = sorted((folder / "target").glob("model*"))
     return {
+        "format": format,
         "precision": precision,
         "seconds": round(time.perf_counter() - began, 1),
         "engine_bytes": sum(file.stat().st_size for file in files),
@@ -105,12 +108,14 @@ def main() -> None:
     parser = Parser(prog="scripts.export_memory", description="Memory an export takes.")
     parser.add_argument("folder", type=Path, help="folder to work in")
     parser.add_argument("--layers", type=int, default=24, help="layers of the checkpoint (default %(default)s: 1.6 B)")
-    parser.add_argument("--stored", choices=STORED, default="float32", help="its dtype (default %(default)s)")
+    parser.add_argument("--stored", choices=DTYPES, default="float32", help="its dtype (default %(default)s)")
     parser.add_argument("--precision", default="float32", help="of the engine (default %(default)s)")
+    parser.add_argument("--to", choices=("onnx", "torch"), default="onnx", help="its format (default %(default)s)")
     options = parser.parse_args()
     checkpoint = options.folder / f"checkpoint-{options.layers}-{options.stored}"
-    size = write_checkpoint(checkpoint, options.layers, STORED[options.stored])
-    found = export(options.folder / f"pair-{options.precision}", checkpoint, options.precision)
+    size = write_checkpoint(checkpoint, options.layers, DTYPES[options.stored])
+    pair = options.folder / f"pair-{options.to}-{options.precision}"
+    found = export(pair, checkpoint, options.precision, options.to)
     ratio = found["peak_resident_bytes"] / size
     print(json.dumps({"stored": options.stored, "checkpoint_bytes": size, **found, "peak_ratio": round(ratio, 3)}))
 

@@ -19,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from runtime.tensorrt_llm.client import Answer, Ask, Client, Logits, Search
 from runtime.tensorrt_llm.exchange import Course, Exchange
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from runtime.tensorrt_llm.speculation import Speculation
+from scripts.checks import Check
 
 DEMO = Path(__file__).parent / "demo" / "pair"
 BOUNDS = {"float16": 0.02, "bfloat16": 0.15}
@@ -52,32 +53,6 @@ PROMPTS = (
     "import os\nimport sys\n\n",
 )
 STEPS, WIDTH, DRAFT = 3, 3, 4
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison.
-
-    Attributes:
-        name: what was compared.
-        found: the figure; NaN fails.
-        allowed: the largest that passes; infinite where the figure is for the reader alone.
-        unit: of both.
-    """
-
-    name: str
-    found: float
-    allowed: float
-    unit: str
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is within its bound."""
-        return self.found <= self.allowed
-
-    def __str__(self) -> str:
-        bound = "" if math.isinf(self.allowed) else f" (at most {self.allowed:g})"
-        return f"{'ok' if self.passed else 'FAILED':<7}{self.name:<34}{self.found:>10.4g} {self.unit}{bound}"
 
 
 @command

@@ -16,8 +16,9 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from engines.base import DTYPES
 from engines.folder import read_spec
-from export.graph import OPSET
+from export.graph import OPSET, write_graph
 from export.pair import export_pair
 from export.vocabulary import common_vocabulary
 from mtad.errors import InvalidInput, VerificationFailed
@@ -203,24 +204,46 @@ class TestFolder:
             if len(calls) == 2:
                 raise error
 
-        monkeypatch.setattr("export.pair.verify", fail_on_the_second)
+        monkeypatch.setattr("export.engine.verify", fail_on_the_second)
         with pytest.raises(type(error)):
             export(rows=3, overwrite=True)
         assert state(tmp_path / "pair") == before
         assert {name for name in names(tmp_path) if not name.startswith(".")} == ({"pair"} if existing else set())
 
-    @pytest.mark.parametrize("format", ["onnx", "torch"])
-    def test_float16_with_tied_embeddings_verifies_and_generates(
-        self, write_checkpoint: Callable[..., Path], tmp_path: Path, format: str
+    @pytest.mark.parametrize(
+        ("precision", "format"), [("float16", "onnx"), ("float16", "torch"), ("bfloat16", "torch")]
+    )
+    def test_two_bytes_a_number_with_tied_embeddings_verify_and_generate(
+        self, write_checkpoint: Callable[..., Path], tmp_path: Path, precision: str, format: str
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
-        export_pair(tmp_path / "pair", source, source, rows=2, capacity=128, precision="float16", format=format)
+        export_pair(tmp_path / "pair", source, source, rows=2, capacity=128, precision=precision, format=format)
         pair = open_pair(tmp_path / "pair", 1)
-        assert pair.target.kv.element_size() == 2
+        assert pair.target.kv.dtype == DTYPES[precision]
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
         result = LLM(pair, max_draft_len=4, max_beam_width=4).generate("SELECT", params)[0]
         assert len(result.token_ids) == 9
         assert result.statistics.accepted > 0
+
+    def test_a_bfloat16_graph_is_verified_and_is_not_for_the_cpu(
+        self, export: Callable[..., bool], tmp_path: Path
+    ) -> None:
+        assert export(format="onnx", precision="bfloat16", auxiliary_precision="float32")
+        assert names(tmp_path / "pair" / "target") == names(tmp_path / "pair" / "auxiliary")
+        assert read_spec(tmp_path / "pair" / "target").dtype == "bfloat16"
+        with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 products; export --to torch"):
+            open_pair(tmp_path / "pair", 1)
+
+    def test_a_bfloat16_graph_with_a_wrong_weight_is_refused(
+        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def write_wrong(model: Any, weights: Any, spec: Any, path: Path) -> None:
+            write_graph(model, lambda name: weights(name) * (1.5 if "layers.0.mlp.up" in name else 1), spec, path)
+
+        monkeypatch.setattr("export.engine.write_graph", write_wrong)
+        with pytest.raises(VerificationFailed, match=r"allowed for bfloat16: 0\.1"):
+            export(format="onnx", precision="bfloat16")
+        assert not list(tmp_path.iterdir())
 
 
 class TestVocabulary:

@@ -19,7 +19,7 @@ import export.command
 import runtime.inspect_command
 from engines.folder import read_spec
 from export.estimate import estimate_pair
-from export.pair import plan_pair
+from export.pair_plan import plan_pair
 from runtime import LLM
 from runtime.inspect import inspect
 from runtime.pair import open_pair
@@ -193,6 +193,17 @@ class TestDryRun:
         assert outcome.out.endswith("nothing was written\n")
         assert "102,720" in outcome.out, "the auxiliary's parameters, its padding among them"
         assert list(tmp_path.iterdir()) == []
+
+    def test_what_is_unknown_of_a_plan_is_said(self, run: Run, options: list[object], tmp_path: Path) -> None:
+        text = tmp_path / "text.jsonl"
+        text.write_text('{"prompt": "SELECT name"}\n')
+        quantised = ["--precision", "fp8", "--auxiliary-precision", "float16", "--calibration", text]
+        for more, calibrates in ((["--precision", "float16"], False), (quantised, True)):
+            outcome = run("mtad-export", *options, "--to", "tensorrt-rtx", *more)
+            assert outcome.code == 0
+            assert "kernels come on top; the time lacks the build; both are unknown\n" in outcome.out
+            assert ("NVIDIA Model Optimizer come on top, and are unknown\n" in outcome.out) == calibrates
+        assert list(tmp_path.iterdir()) == [text]
 
     @pytest.mark.parametrize(
         ("words", "arguments"),

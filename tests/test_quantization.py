@@ -156,7 +156,7 @@ class TestReport:
         checkpoint, text = family_checkpoint("gemma-2"), some_tokens(3, 150)
         engine = open_engine(family_engine("gemma-2"))
         with torch.no_grad():
-            expected = checkpoint.load("float32")(text[None]).logits[0, :-1]
+            expected = checkpoint.load(torch.float32)(text[None]).logits[0, :-1]
         torch.testing.assert_close(logits_on(engine, text.tolist()), expected, rtol=1e-4, atol=1e-4)
         loss = torch.nn.functional.cross_entropy(expected, text[1:])
         found = compare_on_text(engine, engine, [text.tolist()])

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import engines.plan
 import export.tensorrt
 from engines import EngineSpec, open_engine
-from engines.folder import read_spec, write_spec
+from engines.folder import ATTENTION, read_spec, write_spec
 from engines.hook import cache_shape
 from engines.onnxruntime_engine import OnnxRuntimeEngine
 from engines.plan import Gpu, Plan, check_plan
@@ -61,13 +61,18 @@ def tiny(family: str, dtype: torch.dtype = torch.float16) -> tuple[Any, EngineSp
 
 
 @pytest.mark.parametrize(
-    ("family", "attention"),
-    [*((family, "operator") for family in FAMILIES), *((f, "decomposed") for f in ("gemma-2", "gpt-2"))],
+    ("family", "attention", "dtype"),
+    [
+        *((family, "operator", torch.float16) for family in FAMILIES),
+        *((family, "decomposed", torch.float16) for family in ("gemma-2", "gpt-2")),
+        *(("qwen2", attention, torch.bfloat16) for attention in ATTENTION),
+    ],
+    ids=str,
 )
 def test_every_familys_graph_is_built_for_three_generations_of_gpus(
-    family: str, attention: str, tmp_path: Path
+    family: str, attention: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    model, spec = tiny(family)
+    model, spec = tiny(family, dtype)
     spec = replace(spec, format="tensorrt-rtx", attention=attention)
     spec = replace(spec, plan=plan_for("tensorrt-rtx", spec, TARGETS))
     write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
@@ -88,7 +93,7 @@ def test_a_plan_grows_with_the_gpus_it_is_for_up_to_all_that_there_are(tmp_path:
 
 
 def test_timed_kernels_are_kept_for_the_next_build(
-    graphs: dict[str, Path], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target_graphs: dict[str, Path], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # TensorRT's part of the build, on the library that is here, which shares its interface
     plan_for("tensorrt-rtx", SPEC, TARGETS)  # Polygraphy is TensorRT-RTX's from now on
@@ -96,7 +101,7 @@ def test_timed_kernels_are_kept_for_the_next_build(
     plan = replace(PLAN, gpu=ADA.name, compute_capabilities=(ADA.compute_capability,))
     spec = replace(SPEC, format="tensorrt", plan=plan)
     for _ in range(2):
-        build_plan(graphs["operator"] / "model.onnx", spec, tmp_path / "model.engine")
+        build_plan(target_graphs["operator"] / "model.onnx", spec, tmp_path / "model.engine")
         (kept,) = (own_cache / "tensorrt").glob("*.timing")
         assert kept.name == "NVIDIA-GeForce-RTX-4090-8.9-1.7.1.116.timing"
     assert (tmp_path / "model.engine").stat().st_size
@@ -287,19 +292,8 @@ def test_capped_scores_are_decomposed_for_tensorrt_alone(tmp_path: Path) -> None
     assert verify(OnnxRuntimeEngine(tmp_path, spec, 1), model, seed=1) <= TOLERANCE["float32"]
 
 
-@pytest.fixture(scope="module")
-def graphs(reference: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Graphs of the target by form of attention."""
-    folders = {}
-    for attention in ("operator", "decomposed"):
-        folders[attention] = tmp_path_factory.mktemp(attention)
-        model = LlamaForCausalLM.from_pretrained(reference.name_or_path).eval()
-        write_graph(model, model_weights(model), replace(SPEC, attention=attention), folders[attention] / "model.onnx")
-    return folders
-
-
-def test_a_decomposed_engine_writes_its_columns_and_nothing_else(graphs: dict[str, Path]) -> None:
-    engine = OnnxRuntimeEngine(graphs["decomposed"], replace(SPEC, attention="decomposed"), 1)
+def test_a_decomposed_engine_writes_its_columns_and_nothing_else(target_graphs: dict[str, Path]) -> None:
+    engine = OnnxRuntimeEngine(target_graphs["decomposed"], replace(SPEC, attention="decomposed"), 1)
     for row, length in enumerate(LENGTHS):
         engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
     before = engine.kv.clone()
@@ -327,11 +321,11 @@ def test_a_decomposed_pair_is_exported_verified_and_says_so(
 
 
 @pytest.fixture(params=[("tensorrt", "operator"), ("tensorrt-rtx", "operator"), ("tensorrt", "decomposed")])
-def engine(request: pytest.FixtureRequest, graphs: dict[str, Path], tmp_path: Path) -> TensorRTEngine:
+def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_path: Path) -> TensorRTEngine:
     format, attention = request.param
     plan = replace(PLAN, gpu=ADA.name) if format == "tensorrt" else PLAN
     spec = replace(SPEC, format=format, attention=attention, plan=plan)
-    fake_tensorrt.write_plan(tmp_path / "model.engine", graphs[attention] / "model.onnx", spec, plan)
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs[attention] / "model.onnx", spec, plan)
     return TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
 
 
@@ -341,8 +335,8 @@ def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine
 
 
 @pytest.fixture
-def plain(graphs: dict[str, Path]) -> OnnxRuntimeEngine:
-    return OnnxRuntimeEngine(graphs["operator"], SPEC, 1)
+def plain(target_graphs: dict[str, Path]) -> OnnxRuntimeEngine:
+    return OnnxRuntimeEngine(target_graphs["operator"], SPEC, 1)
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -386,7 +380,7 @@ def test_steps_wider_than_the_profile_run_a_row_at_a_time(engine: TensorRTEngine
     same(engine.step(step), plain.step(step))
 
 
-def test_more_rows_than_the_plan_has_are_refused(graphs: dict[str, Path], tmp_path: Path) -> None:
+def test_more_rows_than_the_plan_has_are_refused(target_graphs: dict[str, Path], tmp_path: Path) -> None:
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN, rows=5)
     with pytest.raises(InvalidInput, match="built for 4 rows"):
         TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
@@ -415,10 +409,10 @@ def test_what_the_runtime_refuses_is_an_error(engine: TensorRTEngine, monkeypatc
 
 
 def test_a_plan_that_does_not_alias_its_caches_is_an_error(
-    graphs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target_graphs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN)
-    fake_tensorrt.write_plan(tmp_path / "model.engine", graphs["operator"] / "model.onnx", spec, PLAN)
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
     monkeypatch.setattr(fake_tensorrt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: None)
     with pytest.raises(RuntimeError, match=r"alias of present_key\.0"):
         TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]

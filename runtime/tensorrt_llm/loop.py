@@ -128,7 +128,7 @@ class ExecutorLoop(DecodingLoop):
         accepted, before = outcome.accepted, len(request.tokens)
         length = int(accepted.length[0])
         tokens, log_probs = accepted.tokens[0].tolist(), accepted.log_probs[0].tolist()
-        top = self._alternatives([request], outcome.logits, accepted)
+        top = self._alternatives([request], outcome.logits, accepted.path)
         try:
             known = outcome.draft is None or not bool(outcome.draft.tree.log_q.isnan().any())
             if not known or not all(map(math.isfinite, log_probs[: length + 1])):

@@ -1,0 +1,188 @@
+"""One checkpoint to the files of one engine, verified; of a quantised one, what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from engines.base import EngineSpec
+from engines.folder import open_model, read_json, write_json, write_spec
+from engines.onnxruntime_engine import OnnxRuntimeEngine
+from engines.plan import current_gpu
+from export.checkpoint import Checkpoint
+from export.graph import write_graph
+from export.pair_plan import MEASURED, Plan
+from export.quantization import REPORT, Calibration, compare_pairs, measure, runtime_version
+from export.quantize import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
+from export.unfinished import Workplace
+from export.verify import WIDENED, observe, verify, verify_activations
+from export.weights import Weights, filled, parameter_names
+from export.widen import rounded, write_widened
+from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+PLAIN, EXECUTED = "float32", "executed"
+"""Folders of the float32 pair that quantised engines are made of, and of what is run on a CPU in place of their plans,
+while they are made."""
+
+
+def write_engine(
+    folder: Path,
+    checkpoint: Checkpoint,
+    spec: EngineSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Callable[[str], None],
+) -> None:
+    """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
+    progress(f"{checkpoint.name}: export")
+    weights = checkpoint.weights()
+    if spec.format != "torch":
+        trace(checkpoint, weights, spec, folder / "model.onnx")
+    else:
+        checkpoint.load(spec.torch_dtype).save_pretrained(folder, max_shard_size=2**63)
+    tokenizer.save_pretrained(folder)
+    progress(f"{checkpoint.name}: verify")
+    empty = checkpoint.empty("float32")
+    if spec.format != "torch" and spec.dtype == "bfloat16":
+        _verify_widened(folder, spec, weights, empty)
+    else:
+        written = replace(spec, format="torch" if spec.format == "torch" else "onnx", plan=None)
+        observed = observe(open_model(folder, written, torch.get_num_threads()), empty)  # and closed, to make room
+        with reference_of(empty, weights) as reference:
+            verify(observed, reference)
+    if spec.plan is not None and build(folder, checkpoint, spec, progress):
+        observed = observe(open_model(folder, spec), empty)
+        with reference_of(empty, weights) as reference:
+            verify(observed, reference)
+
+
+def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path) -> None:
+    """Write the graph of an engine.
+
+    Raises:
+        InvalidInput: the model cannot be written as one.
+    """
+    try:
+        write_graph(checkpoint.empty(spec.dtype), weights, spec, path)
+    except (
+        torch.onnx.OnnxExporterError,
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+    ) as error:
+        problem = f"{spec.architecture} cannot be written as an ONNX graph: {error}"
+        raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
+
+
+def build(folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Callable[[str], None]) -> bool:
+    """Build the plan of a verified graph, which goes; returns whether the plan runs here."""
+    from export.tensorrt import build_plan, runs_here
+
+    assert spec.plan is not None
+    progress(f"{checkpoint.name}: build")
+    build_plan(folder / "model.onnx", spec, folder / "model.engine")
+    for file in [folder / "model.onnx", *folder.glob("model*.data")]:
+        file.unlink()
+    here = runs_here(spec.plan, current_gpu())
+    if not here:
+        log.warning("the %s's plan was built but not run, for want of its GPU; its graph was verified", checkpoint.name)
+    return here
+
+
+@contextlib.contextmanager
+def reference_of(empty: PreTrainedModel, weights: Weights) -> Iterator[PreTrainedModel]:
+    """The checkpoint in float32, with its own attention."""
+    with filled(empty, weights, torch.float32) as reference:
+        reference.set_attn_implementation("eager")
+        yield reference
+
+
+def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: PreTrainedModel) -> None:
+    """Verify a bfloat16 graph, which no CPU runs, by its copy in float32 against the checkpoint with rounded weights.
+
+    What is compared is the very file: its nodes, its weights, its constants. What is left to the GPU is the rounding of
+    its arithmetic, which a plan that runs here is then verified with as well.
+    """
+    write_widened(folder / "model.onnx", folder / "wide.onnx")
+    wide = replace(spec, format="onnx", dtype="float32", plan=None)
+    observed = observe(OnnxRuntimeEngine(folder, wide, torch.get_num_threads(), "wide.onnx"), empty)
+    for file in folder.glob("wide*"):
+        file.unlink()
+    with reference_of(empty, rounded(weights, spec.torch_dtype)) as reference:
+        verify(observed, reference, allowed=WIDENED[spec.dtype])
+
+
+def write_plain(folder: Path, plan: Plan, progress: Callable[[str], None]) -> None:
+    """The pair in float32, which quantised engines are made of and compared with."""
+    folder.mkdir()
+    for checkpoint, spec, tokenizer in plan.engines:
+        own = replace(spec, precision="float32", dtype="float32", format="onnx", plan=None, build_hash="")
+        (folder / checkpoint.name).mkdir()
+        write_engine(folder / checkpoint.name, checkpoint, own, tokenizer, progress)
+        write_spec(folder / checkpoint.name, own)
+    write_json(folder / "pair.json", plan.description)
+
+
+def quantize_engine(
+    source: Path, folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Callable[[str], None]
+) -> None:
+    """A quantised copy of the float32 engine at `source`, checked, into an empty folder, all but its `engine.json`.
+
+    Two steps, so that neither tolerance hides the other's error: computed in float32, the quantised graph has to be the
+    checkpoint with the same quantised weights; as it will run, with quantised activations, it has to be near that.
+    """
+    progress(f"{checkpoint.name}: quantise")
+    ignored = shutil.ignore_patterns("model*", "engine.json")
+    shutil.copytree(source, folder, ignore=ignored, dirs_exist_ok=True)
+    empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
+    names = {name for several in parameter_names(empty).values() for name in several}
+    quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names)
+    progress(f"{checkpoint.name}: verify")
+    weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)
+    found: dict[str, Any] = {}
+    with reference_of(empty, weights) as reference:
+        if spec.precision in WEIGHT_ONLY:
+            exact = folder / "exact.onnx"
+            write_exact(folder / "model.onnx", exact)
+            observed = observe(OnnxRuntimeEngine(folder, spec, threads, exact.name), empty)
+            found["computed_in_float32"] = verify(observed, reference)
+            exact.unlink()
+        found["activations"] = verify_activations(observe(open_model(folder, spec, threads), empty), reference)
+    write_json(folder / REPORT, {"versions": {"onnxruntime": runtime_version()}, "verification": found})
+
+
+def write_reports(work: Workplace, plan: Plan, text: Calibration) -> None:
+    """Complete the `quantization.json` of each quantised engine, measured beside the float32 pair.
+
+    Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit
+    products.
+    """
+    plain, trial = work.path / PLAIN, work.path / "trial"
+    names = [model.name for model, _, _ in plan.engines]
+    planned = any(spec.plan is not None for _, spec, _ in plan.engines)
+    if planned:
+        shutil.copytree(plain, trial)
+        for executed in (work.path / EXECUTED).iterdir():
+            shutil.rmtree(trial / executed.name)
+            executed.rename(trial / executed.name)
+    else:
+        work.copy(trial, names, plan.description)
+    pairs = compare_pairs(plain, trial, text)
+    precisions = [spec.precision for _, spec, _ in plan.engines]
+    for model, spec, _ in plan.engines:
+        if spec.precision in MEASURED:
+            report = work.path / model.name / REPORT
+            checked = {k: v for k, v in read_json(report.parent, REPORT).items() if k in ("versions", "verification")}
+            engine = report.parent if planned else None
+            found = {**measure(plain, trial, model.name, text, engine), "precision": spec.precision}
+            block = {"precisions": precisions, **pairs}
+            write_json(report, {**checked, **found, "block_efficiency": block})

@@ -1,0 +1,82 @@
+"""One checkpoint to the plan of an engine with static 8-bit products, verified, and to what measures it on a CPU."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engines.base import EngineSpec
+from engines.folder import open_model, write_json, write_spec
+from export.checkpoint import Checkpoint
+from export.engine import build, reference_of, trace
+from export.model_optimizer import calibrate, optimizer_version
+from export.qdq import product_names, write_quantized
+from export.quantization import REPORT, runtime_version
+from export.quantize import quantized_weights
+from export.verify import WIDENED, observe, verify, verify_activations
+from export.weights import parameter_names
+from export.widen import rounded, write_widened
+
+
+def write_static_engine(
+    source: Path,
+    folder: Path,
+    executed: Path,
+    checkpoint: Checkpoint,
+    spec: EngineSpec,
+    texts: Sequence[Sequence[int]],
+    progress: Callable[[str], None],
+) -> None:
+    """A plan with 8-bit products into an empty folder, all but its `engine.json`.
+
+    Verified in two steps, as other quantised engines are, on the very graph that the plan is built from, widened to
+    float32: without the quantisation of activations it has to be the checkpoint with the same quantised weights; with
+    it, it has to be near that. A plan whose GPU is here is compared as well.
+
+    Args:
+        source: the float32 engine of the checkpoint.
+        folder: where the plan is written.
+        executed: folder for an engine of the graph with all of its quantisation, in float32, for ONNX Runtime.
+        checkpoint, spec: of the engine.
+        texts: token ids to find ranges on.
+        progress: called with the name of each stage.
+    """
+    progress(f"{checkpoint.name}: quantise")
+    ignored = shutil.ignore_patterns("model*", "engine.json")
+    for copy in (folder, executed):
+        shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
+    weights, empty = rounded(checkpoint.weights(), spec.torch_dtype), checkpoint.empty("float32")
+    names = {name for several in parameter_names(empty).values() for name in several}
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        own = Path(temporary)
+        products = product_names(source / "model.onnx", own / "products.onnx", names)
+        found = calibrate(own / "products.onnx", own, spec, products, texts)
+        trace(checkpoint, weights, spec, own / "half.onnx")
+        write_quantized(own / "half.onnx", folder / "model.onnx", spec.precision, names, found)
+    progress(f"{checkpoint.name}: verify")
+    wide = replace(spec, format="onnx", dtype="float32", precision="float32", plan=None)
+    judged = replace(wide, precision=spec.precision)  # by the tolerance of what the graph does
+    reference = quantized_weights(folder / "model.onnx", weights, empty)
+    figures: dict[str, float] = {}
+    for activations, name in ((False, "computed_in_float32"), (True, "activations")):
+        for file in executed.glob("model*"):
+            file.unlink()
+        write_widened(folder / "model.onnx", executed / "model.onnx", activations)
+        observed = observe(open_model(executed, wide, torch.get_num_threads()), empty)
+        with reference_of(empty, reference) as model:
+            if activations:
+                figures[name] = verify_activations(replace(observed, spec=judged), model)
+            else:
+                figures[name] = verify(observed, model, allowed=WIDENED[spec.dtype])
+    write_spec(executed, wide)
+    if build(folder, checkpoint, spec, progress):
+        observed = observe(open_model(folder, spec), empty)
+        with reference_of(empty, reference) as model:
+            figures["plan"] = verify_activations(observed, model)
+    versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": runtime_version()}
+    write_json(folder / REPORT, {"versions": versions, "verification": figures})
