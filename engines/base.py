@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from engines.kv import clear_row, copy_row, move_columns
 from engines.plan import Plan
 
 BLOCK = 64
 """Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
 whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Of cache and logits, by name."""
 
 PRECISIONS = {
     "float32": "float32",
     "float16": "float16",
+    "bfloat16": "bfloat16",
     "int8": "float32",
     "int4": "float32",
     "int8-dynamic": "float32",
+    "int8-static": "float16",
+    "fp8": "float16",
 }
 """Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-dynamic`
-activations are int8 as well, in a range found in each step."""
+activations are int8 as well, in a range found in each step; with `int8-static` and `fp8` (E4M3) activations are what
+the weights are, in a range found on text beforehand (W8A8)."""
 
 
 @dataclass(frozen=True)
@@ -109,19 +117,32 @@ class Step:
 class Engine(ABC):
     """A compiled model with its KV cache. Engines differ in `step` alone.
 
-    Attributes:
+    Args:
         spec: what the engine's folder says of it.
-        kv: [layers, 2, rows, kv_heads, capacity, head_dim], keys at index 0 of the second axis; zeroed at allocation
-            (a NaN in a masked column would poison its row). Per-layer views of it are bound in place.
+        device: torch's name of where its cache lies.
+        scratch: columns behind the capacity, which no mask reaches: what rows without a request write goes there.
+
+    Attributes:
+        capturable: whether `step` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
+            and launches the same work for the same shapes, without waiting for the device.
+        spec: what the engine's folder says of it.
+        kv: [layers, 2, rows, kv_heads, capacity + scratch, head_dim], keys at index 0 of the second axis; zeroed at
+            allocation (a NaN in a masked column would poison its row). Per-layer views of it are bound in place.
     """
 
+    capturable: ClassVar[bool] = False
     spec: EngineSpec
     kv: Tensor
 
-    def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
+    def __init__(self, spec: EngineSpec, device: str = "cpu", scratch: int = 0) -> None:
         self.spec = spec
-        shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
+        shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity + scratch, spec.head_dim)
         self.kv = torch.zeros(shape, dtype=spec.torch_dtype, device=device)
+
+    @property
+    def scratch(self) -> int:
+        """Columns of the cache behind the capacity."""
+        return self.kv.shape[4] - self.spec.capacity
 
     @abstractmethod
     def step(self, step: Step) -> Tensor:
@@ -129,6 +150,27 @@ class Engine(ABC):
 
         `write_at + S <= capacity` must hold for every row; admission sees to it.
         """
+
+    def move_columns(self, source: Tensor, to: Tensor) -> None:
+        """See `engines.kv.move_columns`."""
+        move_columns(self.kv, source, to)
+
+    def copy_row(self, source: int, to: int, columns: int) -> None:
+        """See `engines.kv.copy_row`."""
+        copy_row(self.kv, source, to, columns)
+
+    def clear_row(self, row: int) -> None:
+        """See `engines.kv.clear_row`."""
+        clear_row(self.kv, row)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is run inside, the cache is afterwards what it was."""
+        kept = self.kv.clone()
+        try:
+            yield
+        finally:
+            self.kv.copy_(kept)
 
 
 def mask_length(longest: int, capacity: int) -> int:

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from torch import Tensor
+
+from engines.providers import Options, load_onnxruntime
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 SPIN = 200
 """Microseconds for which a thread of a session's pool waits for its next piece of a step before it sleeps. Within a
 step the pieces follow each other at once, and waking a thread costs as much as a piece; between steps the cores belong
 to the other sessions."""
 
-_NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.bool: np.bool_}
+_TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 7, torch.bool: 9}
+"""Numbers of the types in `onnx.TensorProto.DataType`; numpy has no bfloat16."""
 
 
-def open_session(path: Path, threads: int, shared: bool = False) -> ort.InferenceSession:
-    """A session of the CPU provider.
+def open_session(
+    path: Path, threads: int, shared: bool = False, providers: Options | None = None
+) -> ort.InferenceSession:
+    """A session.
 
     Args:
         path: an ONNX file.
@@ -29,7 +36,10 @@ def open_session(path: Path, threads: int, shared: bool = False) -> ort.Inferenc
         shared: take the memory of intermediate results from one arena that all such sessions of this process share:
             for sessions that are many and small, and run one at a time. Else the session has an arena of its own.
             Either grows to the largest step seen and stays.
+        providers: where it runs, see `engines.providers.provider_options`; default: on the CPU. On a GPU weights lie
+            outside the arena, and what runs where is recorded for `engines.providers.check_session`.
     """
+    ort = load_onnxruntime()
     options = ort.SessionOptions()
     if shared:
         _register_arena()
@@ -38,12 +48,17 @@ def open_session(path: Path, threads: int, shared: bool = False) -> ort.Inferenc
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    if providers is None:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
 @lru_cache(maxsize=1)
 def _register_arena() -> None:
     """Make the process's shared arena; ONNX Runtime takes one for each kind of memory."""
+    ort = load_onnxruntime()
     kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(kind, ort.OrtArenaCfg({}))
 
@@ -73,14 +88,15 @@ class Binding:
             self._bind(self._binding.bind_output, name, tensor, shape)
             self._bound[name] = tensor
 
-    def run(self) -> None:
+    def run(self, options: ort.RunOptions | None = None) -> None:
         """Run the session once."""
-        self._session.run_with_iobinding(self._binding)
+        self._session.run_with_iobinding(self._binding, options)
 
     def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None) -> None:
         # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
         address = tensor.data_ptr() or _SOMEWHERE.ctypes.data
-        bind(name, "cpu", 0, _NUMPY[tensor.dtype], tuple(tensor.shape if shape is None else shape), address)
+        place, sizes = tensor.device, tuple(tensor.shape if shape is None else shape)
+        bind(name, place.type, place.index or 0, _TYPES[tensor.dtype], sizes, address)
 
 
 _SOMEWHERE = np.zeros(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 from engines.base import BLOCK, Step
 
 log = logging.getLogger(__name__)
+
+MOST = 64
+"""Recorded blocks that are kept; the one that was not used for longest goes first."""
 
 Work = Callable[[], None]
 """Launches one step's kernels on torch's current stream: the same ones, on the same addresses, at every call."""
@@ -49,8 +52,13 @@ class StepShape(NamedTuple):
 
         Rows, tokens and kept positions stay: a row more would be written to, and it may belong to a request.
         """
-        blocks = -(-self.length // BLOCK)
-        return self._replace(length=min(BLOCK << (blocks - 1).bit_length(), capacity))
+        return self._replace(length=bucket_length(self.length, capacity))
+
+
+def bucket_length(length: int, capacity: int) -> int:
+    """Columns of the mask that a step of `length` columns is recorded with: a power of two blocks, or the capacity."""
+    blocks = -(-length // BLOCK)
+    return min(BLOCK << (blocks - 1).bit_length(), capacity)
 
 
 class StaticMemory:
@@ -102,6 +110,35 @@ class Recorder(Protocol):
     def record(self, work: Work) -> Work:
         """Run `work` once, then record it; returns what launches the recording. Only inside `ordered`."""
 
+    def wait(self) -> None:
+        """Wait for all that has been launched. Only inside `ordered`."""
+
+
+class NoRecorder:
+    """Records nothing: work is launched anew each time, on the caller's stream.
+
+    On a GPU: not executed.
+
+    Args:
+        device: torch's name of where work runs.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """See `Recorder.ordered`."""
+        return nullcontext()
+
+    def record(self, work: Work) -> Work:
+        """The work itself, not run yet."""
+        return work
+
+    def wait(self) -> None:
+        """See `Recorder.wait`."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
 
 class CudaRecorder:
     """Records with torch's CUDA graphs on a stream of its own; graphs share one memory pool.
@@ -131,6 +168,10 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+    def wait(self) -> None:
+        """See `Recorder.wait`."""
+        self._stream.synchronize()
 
 
 class GraphRunner:

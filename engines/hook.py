@@ -18,8 +18,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import logging
 
+from engines.attention import attend_cached, store_columns
+from mtad.errors import InvalidInput
+
 NAME = "mtad"
 """Under this name the attention is registered with transformers."""
+KERNEL = f"{NAME}-triton"
+"""Under this name the one of `engines.attention`."""
 UNCAPPED, DECOMPOSED = f"{NAME}-uncapped", f"{NAME}-decomposed"
 """The same, exported as its parts: only where the model caps its scores, which TensorRT's operator cannot; always."""
 
@@ -109,6 +114,19 @@ class ColumnsCache(FixedCache):
         return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
 
 
+class KernelCache(FixedCache):
+    """The cache of `KERNEL`: keys and values of a layer are written by one kernel."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See `FixedCache.update`; the whole buffers are returned."""
+        store_columns(key, value, self.keys[layer], self.values[layer], self.write_at)
+        return self.keys[layer], self.values[layer]
+
+
+CACHES = {DECOMPOSED: ColumnsCache, KERNEL: KernelCache}
+"""What an attention reads, by its name, where that is not a `FixedCache`."""
+
+
 def _attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -164,6 +182,28 @@ def _attention(
     return out.transpose(1, 2), None
 
 
+def _kernel_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
+    write_at: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The same by `engines.attention`; models pass on `write_at`, which `StepModel` gives them."""
+    if write_at is None or (sliding_window is not None and position_ids is None):
+        raise InvalidInput("attention", "triton", "the model does not tell its attention where it stands; give sdpa")
+    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    out = attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids)
+    return out, None
+
+
 def _window(positions: Tensor, length: int, window: int) -> Tensor:
     """Bool [R, 1, S, length]: which columns hold one of the `window` tokens up to each of `positions` [R, S].
 
@@ -176,6 +216,8 @@ def _window(positions: Tensor, length: int, window: int) -> Tensor:
 
 for _name in (NAME, UNCAPPED, DECOMPOSED):
     AttentionInterface.register(_name, functools.partial(_attention, name=_name))
+AttentionInterface.register(KERNEL, _kernel_attention)
+for _name in (NAME, UNCAPPED, DECOMPOSED, KERNEL):
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
 
 
@@ -192,10 +234,7 @@ def static_rotation(model: torch.nn.Module) -> Iterator[None]:
     Some kinds change them behind a limit, which a fixed cache cannot follow; capacities are kept below it, so that the
     check of every forward pass, which a graph cannot hold, is never needed.
     """
-    changed = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
-    for module, kind in changed:
-        still: Any = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
-        module.rope_type = still
+    changed = still_rotation(model)
     try:
         yield
     finally:
@@ -203,10 +242,30 @@ def static_rotation(model: torch.nn.Module) -> Iterator[None]:
             module.rope_type = kind
 
 
+def still_rotation(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
+    """The same for good, see `static_rotation`; the modules changed, and what their `rope_type` was."""
+    changed: list[tuple[torch.nn.Module, Any]] = []
+    for module in model.modules():
+        if hasattr(module, "rope_type"):
+            changed.append((module, module.rope_type))
+            still: Any = dict.fromkeys(module.rope_type, "default") if isinstance(module.rope_type, dict) else "default"
+            module.rope_type = still
+    return changed
+
+
 def _logits(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, mask: Tensor, keep: Tensor, cache: FixedCache
+    model: PreTrainedModel,
+    tokens: Tensor,
+    positions: Tensor,
+    mask: Tensor,
+    keep: Tensor,
+    cache: FixedCache,
+    **attention: Any,
 ) -> Tensor:
-    """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do."""
+    """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do.
+
+    `attention` is what the model is to pass on to its attention.
+    """
 
     def select(head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].index_select(1, keep),)
@@ -217,7 +276,12 @@ def _logits(
     selecting = head.register_forward_pre_hook(select)
     try:
         logits: Tensor = model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **attention,
         ).logits
     finally:
         selecting.remove()
@@ -272,7 +336,7 @@ class StepModel(torch.nn.Module):
         super().__init__()
         model.set_attn_implementation(attention)
         self.model, self.scatter = model.eval(), scatter
-        self.cache = ColumnsCache if attention == DECOMPOSED else FixedCache
+        self.attention, self.cache = attention, CACHES.get(attention, FixedCache)
 
     def forward(
         self,
@@ -286,4 +350,5 @@ class StepModel(torch.nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
         cache = self.cache(keys, values, write_at, mask.shape[-1], self.scatter)
-        return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values
+        more = {"write_at": write_at} if self.attention == KERNEL else {}
+        return _logits(self.model, tokens, positions, mask, keep, cache, **more), cache.keys, cache.values

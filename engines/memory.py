@@ -8,6 +8,10 @@ from dataclasses import dataclass, replace
 from engines.base import EngineSpec
 from mtad.errors import InvalidInput
 
+GRAPH = 2**24
+"""Bytes of GPU memory that a recorded block is taken to keep, 16 MiB: some thousand kernels' nodes and parameters, and
+what intermediate results of its size need beyond those of the largest. An estimate, never measured."""
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -24,6 +28,7 @@ class Memory:
         row: keys and values of one row, both caches.
         logits: logits of one row at the largest draft, the target's and one working copy.
         prefixes: kept keys and values of earlier prompts, both caches.
+        graphs: recorded blocks: an estimate, `GRAPH` each.
     """
 
     rows: int
@@ -32,9 +37,19 @@ class Memory:
     row: int
     logits: int
     prefixes: int
+    graphs: int = 0
 
     @classmethod
-    def of(cls, target: EngineSpec, auxiliary: EngineSpec, weights: int, nodes: int, prefix_tokens: int) -> Memory:
+    def of(
+        cls,
+        target: EngineSpec,
+        auxiliary: EngineSpec,
+        weights: int,
+        nodes: int,
+        prefix_tokens: int,
+        scratch: int = 0,
+        recorded: int = 0,
+    ) -> Memory:
         """The memory of a pair.
 
         Args:
@@ -42,15 +57,18 @@ class Memory:
             weights: bytes of both models' weights.
             nodes: positions the target scores in a step at most.
             prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
+            scratch: columns of a row behind the capacity.
+            recorded: blocks that may be recorded as CUDA graphs.
         """
         row = (target.kv_bytes + auxiliary.kv_bytes) // target.rows
         logits = 2 * nodes * target.vocab_size * 4
-        return cls(target.rows, target.capacity, weights, row, logits, row * prefix_tokens // target.capacity)
+        kept, whole = row * prefix_tokens // target.capacity, row + row * scratch // target.capacity
+        return cls(target.rows, target.capacity, weights, whole, logits, kept, recorded * GRAPH)
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.prefixes + self.rows * (self.row + self.logits)
+        return self.weights + self.prefixes + self.graphs + self.rows * (self.row + self.logits)
 
     def within(self, size: int | str) -> Memory:
         """The same with as many rows as fit `size` bytes (or `"4GiB"`).
@@ -58,16 +76,17 @@ class Memory:
         Raises:
             InvalidInput: not even one row fits.
         """
-        rows = (parse_bytes(size) - self.weights - self.prefixes) // (self.row + self.logits)
+        rows = (parse_bytes(size) - self.weights - self.prefixes - self.graphs) // (self.row + self.logits)
         if rows < 1:
             raise InvalidInput("memory", size, f"one row takes {format_bytes(replace(self, rows=1).total)} in all")
         return replace(self, rows=rows)
 
     def __str__(self) -> str:
+        graphs = f" + graphs {format_bytes(self.graphs)}" if self.graphs else ""
         return (
             f"memory: weights {format_bytes(self.weights)} + {self.rows} rows x {self.capacity} columns "
             f"{format_bytes(self.rows * self.row)} + logits {format_bytes(self.rows * self.logits)} + kept prefixes "
-            f"{format_bytes(self.prefixes)} = {format_bytes(self.total)}"
+            f"{format_bytes(self.prefixes)}{graphs} = {format_bytes(self.total)}"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ from engines.base import Engine, EngineSpec, Step
 from engines.cuda_graphs import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape, Work
 from engines.kv import write_columns
 from engines.plan import Plan, check_plan, current_gpu, load_runtime
+from engines.steps import handed_over, named, pieces
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -94,13 +94,10 @@ class TensorRTEngine(Engine):
         """See `Engine.step`."""
         rows, tokens = step.tokens.shape
         if step.first_row == 0 and len(step.keep) > 0 and tokens <= self._plan.decode_tokens:
-            logits = self.graphs.replay(step)
-            if step.out is not None:
-                return logits if step.tokens.device == logits.device else step.out.copy_(logits)
-            return logits.to(step.tokens.device, copy=True)
+            return handed_over(self.graphs.replay(step), step)
         shape = rows, len(step.keep), self.spec.vocab_size
         out = torch.empty(shape, dtype=self.spec.torch_dtype, device=step.tokens.device)
-        for piece, row, kept in _pieces(step, self._plan.prefill_tokens):
+        for piece, row, kept in pieces(step, self._plan.prefill_tokens):
             logits = self.graphs.run(piece)
             if len(kept):
                 out[row, kept] = logits[0].to(out.device)
@@ -122,15 +119,15 @@ class TensorRTEngine(Engine):
         """Set a context's shapes and addresses to those of a step in static memory; gives its work."""
         rows, tokens = static.tokens.shape
         cache = self.kv[:, :, static.first_row : static.first_row + rows]
-        inputs: dict[str, Tensor] = {name: getattr(static, name) for name in INPUTS} | _named("past", cache)
+        inputs: dict[str, Tensor] = {name: getattr(static, name) for name in INPUTS} | named("past", cache)
         assert static.out is not None
         outputs, new = {"logits": static.out}, None
         if self._new is None:
-            outputs |= _named("present", cache)
+            outputs |= named("present", cache)
         else:
             sizes = self.spec.layers, 2, rows, self.spec.kv_heads, tokens, self.spec.head_dim
             new = self._new[: torch.Size(sizes).numel()].view(sizes)
-            outputs |= _named("new", new)
+            outputs |= named("new", new)
         for name, tensor in inputs.items():
             shape = tuple(tensor.shape)
             _accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
@@ -203,36 +200,6 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
     if engine is None:
         raise InvalidInput("plan", str(path), "the runtime does not take it (its log says why); export again")
     return runtime, engine
-
-
-def _named(when: str, cache: Tensor) -> dict[str, Tensor]:
-    """The graph's names of a cache's parts [layers, 2, ...], such as `past_key.0`."""
-    return {
-        f"{when}_{name}.{layer}": cache[layer, kind]
-        for layer in range(cache.shape[0])
-        for kind, name in enumerate(("key", "value"))
-    }
-
-
-def _pieces(step: Step, tokens: int) -> Iterator[tuple[Step, int, Tensor]]:
-    """A step as steps of one row and at most `tokens` tokens, in an order in which each finds what it attends to.
-
-    Yields:
-        the piece, its row in the step, and which of the step's kept positions it has, int64 [n].
-    """
-    for row in range(step.tokens.shape[0]):
-        for start in range(0, step.tokens.shape[1], tokens):
-            part = slice(start, start + tokens)
-            kept = ((step.keep >= start) & (step.keep < start + tokens)).nonzero()[:, 0]
-            piece = Step(
-                tokens=step.tokens[row : row + 1, part],
-                positions=step.positions[row : row + 1, part],
-                write_at=step.write_at[row : row + 1] + start,
-                mask=step.mask[row : row + 1, :, part],
-                keep=step.keep[kept] - start,
-                first_row=step.first_row + row,
-            )
-            yield piece, row, kept
 
 
 def _accepted(answer: bool, what: str, value: object) -> None:

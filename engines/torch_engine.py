@@ -1,35 +1,63 @@
-"""Torch engine: the Hugging Face model itself, through the same hook. The numerical reference."""
+"""Torch engine: the Hugging Face model itself, through the same hook. The numerical reference, and a GPU engine."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from engines.attention import default_attention, require
 from engines.base import Engine, EngineSpec, Step
-from engines.hook import StepModel, scatter_in_place
+from engines.hook import KERNEL, NAME, StepModel, scatter_in_place, still_rotation
+from mtad.errors import InvalidInput
 
 
 class TorchEngine(Engine):
-    """Runs eagerly on the CPU; the cache is written in place.
+    """Runs the model's own operations; the cache is written in place.
+
+    On a GPU a step launches kernels and waits for none of them, so it can be recorded as part of a block
+    (`runtime.device_block`), unless the model itself asks the device for a number: a mixture of experts that looks at
+    what its router chose is found out when it is to be recorded. Not executed on a GPU. `torch.compile` is not used:
+    what it would give was never measured.
 
     Args:
         source: a folder with the checkpoint, or the model.
         spec: its specification.
+        device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it.
+        scratch: see `Engine`.
+        attention: one of `engines.attention.ATTENTION`; default: see `engines.attention.default_attention`.
 
     Attributes:
         model: what runs, with the checkpoint's own model inside.
+
+    Raises:
+        InvalidInput: the attention cannot run (`engines.attention.require`); or the device is a GPU and the package
+            that loads weights there is missing.
     """
 
+    capturable = True
     model: StepModel
 
-    def __init__(self, source: Path | PreTrainedModel, spec: EngineSpec) -> None:
-        super().__init__(spec)
+    def __init__(
+        self,
+        source: Path | PreTrainedModel,
+        spec: EngineSpec,
+        attention: str | None = None,
+        device: str = "cpu",
+        scratch: int = 0,
+    ) -> None:
+        super().__init__(spec, device, scratch)
+        attention = attention or default_attention(self.kv.device, spec.head_dim)
+        require(attention, self.kv.device, spec.head_dim)
         if isinstance(source, Path):
-            source = AutoModelForCausalLM.from_pretrained(source, dtype=spec.torch_dtype, local_files_only=True)
-        self.model = StepModel(source, scatter_in_place)
+            source = _load(source, spec.torch_dtype, device)
+        elif source.device != self.kv.device:
+            source = source.to(self.kv.device)
+        still_rotation(source)
+        self.model = StepModel(source, scatter_in_place, KERNEL if attention == "triton" else NAME)
 
     @torch.inference_mode()
     def step(self, step: Step) -> Tensor:
@@ -41,3 +69,18 @@ class TorchEngine(Engine):
         logits: Tensor
         logits, _, _ = self.model(step.tokens, step.positions, step.mask, step.write_at, step.keep, keys, values)
         return logits
+
+
+def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """The model of a folder, on a device; a GPU's is never in the host's memory as a whole."""
+    model: PreTrainedModel
+    if torch.device(device).type == "cpu":
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        return model
+    if find_spec("accelerate") is None:
+        problem = "loading weights on a GPU needs the package accelerate: pip install 'mtad[gpu]'"
+        raise InvalidInput("device", device, problem)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, device_map={"": torch.device(device)}
+    )
+    return model

@@ -40,3 +40,6 @@ class FakeRecorder:
             work()
 
         return replay
+
+    def wait(self) -> None:
+        assert self.inside, "waited for the caller's stream"

@@ -36,8 +36,8 @@ class MockEngine(Engine):
             index of a row whose logits become NaN.
     """
 
-    def __init__(self, spec: EngineSpec, noise: float) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: EngineSpec, noise: float, scratch: int = 0) -> None:
+        super().__init__(spec, scratch=scratch)
         self.noise = noise
         self.faults: list[Exception | int | None] = []
 
@@ -46,13 +46,20 @@ class MockEngine(Engine):
         if isinstance(fault, Exception):
             self.kv[0, :, step.first_row] = torch.nan  # a failed step may leave anything behind
             raise fault
+        assert int(step.write_at.max()) + step.tokens.shape[1] <= self.spec.capacity, "written beyond the row"
+        logits = self.run(step)
+        if isinstance(fault, int) and len(logits):
+            logits[fault % len(logits)] = torch.nan
+        return logits
+
+    def run(self, step: Step) -> Tensor:
+        """The step's work."""
         rows, steps = step.tokens.shape
-        assert int(step.write_at.max()) + steps <= self.spec.capacity, "written beyond the row"
         cache = self.kv[0, 0, step.first_row : step.first_row + rows, 0]
         columns = step.write_at[:, None] + torch.arange(steps)
         pairs = torch.stack([step.tokens, step.positions], -1).float()
         cache.scatter_(1, columns[:, :, None].expand_as(pairs), pairs)
-        seen = step.mask[:, 0, step.keep]
+        seen = step.mask[:, 0].index_select(1, step.keep)
         held = cache[:, : seen.shape[2]]
         poisoned = held.isnan().any(-1).any(-1)  # NaN x 0 is NaN: a masked column poisons its row, as in attention
         token, position = held.nan_to_num().long().unbind(-1)
@@ -60,10 +67,16 @@ class MockEngine(Engine):
         hashed = (seen * mixed[:, None]).sum(-1) % PRIME
         vocab = torch.arange(VOCAB) + 1
         logits = _spread(hashed, vocab, 1) + self.noise * _spread(hashed, vocab, 2)
-        logits[poisoned] = torch.nan
-        if isinstance(fault, int) and len(logits):
-            logits[fault % rows] = torch.nan
-        return logits
+        return logits.masked_fill(poisoned[:, None, None], torch.nan)
+
+
+class CapturableMock(MockEngine):
+    """The same, without a look at what it is given: its step can be part of a CUDA graph."""
+
+    capturable = True
+
+    def step(self, step: Step) -> Tensor:
+        return self.run(step)
 
 
 def _spread(hashed: Tensor, vocab: Tensor, salt: int) -> Tensor:

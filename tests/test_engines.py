@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines import Engine, Step, open_engine
-from engines.base import mask_length
+from engines.base import DTYPES, mask_length
 from engines.kv import clear_row, copy_row, move_columns
 from export.verify import TOLERANCE, verify
 from mtad.errors import VerificationFailed
@@ -188,12 +188,13 @@ def random_cache() -> torch.Tensor:
     return torch.randn(2, 2, 3, 2, 12, 4, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("seed", range(20))
-def test_moving_columns_reads_everything_before_it_writes(seed: int) -> None:
+def test_moving_columns_reads_everything_before_it_writes(seed: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
     source = torch.randint(12, (2, 5), generator=generator)
     to = torch.stack([torch.randperm(12, generator=generator)[:5] for _ in range(2)])
-    cache = random_cache()
+    cache = random_cache().to(dtype)
     expected = cache.clone()
     for row, (columns, places) in enumerate(zip(source.tolist(), to.tolist(), strict=True)):
         for column, place in zip(columns, places, strict=True):
@@ -202,6 +203,14 @@ def test_moving_columns_reads_everything_before_it_writes(seed: int) -> None:
     move_columns(cache, source, to)
     assert torch.equal(cache, expected)
     assert cache.data_ptr() == address
+
+
+def test_moved_columns_keep_their_bits() -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)  # every bfloat16, not-a-numbers among them
+    cache = bits.view(torch.bfloat16).view(1, 2, 1, 16, 64, 32).clone()
+    columns = torch.arange(64)[None]
+    move_columns(cache, columns, columns.flip(1))
+    assert torch.equal(cache.view(torch.int16), bits.view(1, 2, 1, 16, 64, 32).flip(4))
 
 
 def test_copying_a_row_copies_its_first_columns_only() -> None:
