@@ -6,10 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from engines.base import mask_length
+from engines.cuda_graphs import bucket_length
 from mtad.draft import Level, root
 from mtad.live import Beams, Live
 from mtad.noise import Draws, Noise, node_noise
@@ -42,6 +45,8 @@ class Batch:
         by_target: bool [R], rows that the target itself drafts for; None where there is none.
         by_auxiliary: whether the auxiliary drafts for some row.
         live: beams that the draft begins with; None if no row's method keeps any.
+        padded: of a batch for devices, how it is padded, and its memory; else None.
+        static: it lies on a device: the host does not know what is in it, so nothing may depend on that.
     """
 
     last_two: Tensor
@@ -58,6 +63,58 @@ class Batch:
     by_target: Tensor | None = None
     by_auxiliary: bool = True
     live: Live | None = None
+    padded: Padded | None = None
+    static: bool = False
+
+
+class Padded(NamedTuple):
+    """How a batch is padded, and where it lies.
+
+    Attributes:
+        requests: rows with a request; the others pad the batch.
+        real: bool [R], which those are.
+        length: columns of all masks of the block.
+        memory: uint8, what the batch's tensors are views of, all but the constraints'.
+        over: the same batch on other memory that holds, or is going to hold, a copy of that.
+    """
+
+    requests: int
+    real: Tensor
+    length: int
+    memory: Tensor
+    over: Callable[[Tensor], Batch]
+
+
+class Buckets(NamedTuple):
+    """Batches of few shapes, for devices that record a block once for each of them.
+
+    Rows are padded to a power of two, masks to a power of two of 64 columns, candidates to a power of two; each
+    within its limit. A padded row has the last row's parameters and two committed tokens.
+
+    Attributes:
+        rows, capacity: of the engines.
+        few: pad; else rows and candidates stay as they are, and masks are multiples of 64 columns.
+        pinned: whether batches lie in memory of the host that a GPU copies without its help.
+    """
+
+    rows: int
+    capacity: int
+    few: bool
+    pinned: bool
+
+    def padded(self, rows: int) -> int:
+        """Rows of the batch."""
+        return min(1 << (rows - 1).bit_length(), self.rows) if self.few else rows
+
+    def shape(self, shape: Shape, vocab_size: int) -> Shape:
+        """The shape of its blocks."""
+        candidates = min(1 << (shape.candidates - 1).bit_length(), vocab_size)
+        return shape._replace(candidates=candidates) if self.few else shape
+
+    def length(self, longest: int, shape: Shape) -> int:
+        """Columns of its masks, where the longest row has `longest` committed tokens."""
+        end = longest + shape.draft_len * shape.width
+        return (bucket_length if self.few else mask_length)(end, self.capacity)
 
 
 class Batches:
@@ -68,12 +125,13 @@ class Batches:
     Args:
         vocab_size: V.
         eos: tokens that end a text.
+        buckets: what batches are padded to; None leaves them as they are.
     """
 
-    def __init__(self, vocab_size: int, eos: Sequence[int]) -> None:
-        self._vocab_size, self._eos = vocab_size, eos
+    def __init__(self, vocab_size: int, eos: Sequence[int], buckets: Buckets | None = None) -> None:
+        self._vocab_size, self._eos, self._buckets = vocab_size, eos, buckets
         self._layouts: OrderedDict[tuple[object, ...], _Layout] = OrderedDict()
-        self._slab = Slab()
+        self._slab = Slab(pinned=buckets is not None and buckets.pinned)
         self._places: OrderedDict[tuple[int, Shape], _Place] = OrderedDict()
         self._placed: tuple[_Layout, _Place] | None = None
 
@@ -98,13 +156,17 @@ class Batches:
         """
         layout, place = self._place(params)
         tail, counts, accept, bonus, nodes, gumbel = place.arrays
-        tail[:], counts[:] = last_two, committed
+        tail[: layout.count], counts[: layout.count] = last_two, committed
         layout.draws.into(gumbel, accept, bonus, nodes, keys)
-        asked = Constraints.of(constraints) if any(x is not None for x in constraints) else None
+        if place.live is not None:
+            alive = [*(beams or [[]] * layout.count), *[[]] * (len(tail) - layout.count)]
+            for ours, given in zip(place.live, Live.of(alive, layout.shape.draft_len, layout.shape.width), strict=True):
+                ours.copy_(given)
+        asked = None
+        if any(x is not None for x in constraints):
+            asked = Constraints.of([*constraints, *[None] * (len(tail) - layout.count)])
         batch = place.batch(layout, max(committed), asked, partial(self._cut, params))
-        if not layout.shape.live:
-            return batch
-        return replace(batch, live=Live.of(beams or [[]] * len(params), layout.shape.draft_len, layout.shape.width))
+        return place.padded(batch, layout, self._buckets) if self._buckets else batch
 
     def _cut(self, params: Sequence[DecodingParams], batch: Batch, levels: int) -> Batch:
         """See `Batch.cut`. A row's noise is what it has drawn for its whole draft."""
@@ -125,16 +187,16 @@ class Batches:
         if layout is None:
             while len(self._layouts) >= KEPT or sum(len(kept.packed) for kept in self._layouts.values()) > KEPT_BYTES:
                 self._layouts.popitem(last=False)
-            layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos)
+            layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos, self._buckets)
         else:
             self._layouts.move_to_end(content)
         if self._placed is None or self._placed[0] is not layout:
-            key = len(params), layout.shape
+            key = layout.rows, layout.shape
             place = self._places.get(key)
             if place is None:
                 if len(self._places) >= KEPT:
                     self._places.popitem(last=False)
-                place = self._places[key] = _Place(layout, len(params), self._slab)
+                place = self._places[key] = _Place(layout, self._slab)
             else:
                 self._places.move_to_end(key)
             place.hold(layout)
@@ -163,21 +225,31 @@ class _Layout:
     """Parameters of a batch as tensors.
 
     Attributes:
+        count, rows: rows with a request, and all.
         shape: of the batch's blocks.
-        packed: `Rows`, the root's `Level` and the places, see `runtime.slab.packed`; `tensors` are views of it.
+        packed: `Rows`, the root's `Level`, the places, `by_target` and `real` of `Batch`, see `runtime.slab.packed`;
+            `tensors` are views of it. Which of the two there are follows from the shape, and from the kind of batches.
         draws: what the rows draw.
-        stops, by_target, by_auxiliary: of `Batch`.
+        stops, by_auxiliary: of `Batch`.
     """
 
-    def __init__(self, params: Sequence[DecodingParams], vocab_size: int, eos: Sequence[int]) -> None:
-        self.shape = block_shape(params, vocab_size)
+    def __init__(
+        self, params: Sequence[DecodingParams], vocab_size: int, eos: Sequence[int], buckets: Buckets | None
+    ) -> None:
+        self.count = self.rows = len(params)
+        self.draws = Draws(params, vocab_size)
+        self.shape, real = block_shape(params, vocab_size), None
+        if buckets:
+            self.rows = buckets.padded(self.count)
+            self.shape = buckets.shape(self.shape, vocab_size)
+            real = torch.arange(self.rows) < self.count
+            params = [*params, *[params[-1]] * (self.rows - self.count)]
         rows = stack_rows(params, self.shape, vocab_size, eos)
-        tensors = rows, root(rows, self.shape), places(rows, self.shape)
+        by_target = [p.spec.drafter == "target" for p in params]
+        drafting = torch.tensor(by_target) if any(by_target) else None
+        tensors = rows, root(rows, self.shape), places(rows, self.shape), drafting, real
         self.packed = packed(tensors)
         self.tensors = views(tensors, self.packed)
-        self.draws = Draws(params, vocab_size)
-        by_target = [p.spec.drafter == "target" for p in params]
-        self.by_target = torch.tensor(by_target) if any(by_target) else None
         self.by_auxiliary = any(p.assisted for p in params)
         # two drafters' levels are put together, so there are as many of each; live beams keep all of theirs
         one = not (any(by_target) and self.by_auxiliary) and not self.shape.live
@@ -190,46 +262,95 @@ class _Place:
     Attributes:
         arrays: what changes from block to block, numpy views: last two tokens, committed tokens; noise `accept`,
             `bonus`, `nodes` by levels, `gumbel`.
+        live: live beams, which change as well; None where no row has any.
     """
 
-    def __init__(self, layout: _Layout, count: int, slab: Slab) -> None:
-        shape = self._shape = layout.shape
+    def __init__(self, layout: _Layout, slab: Slab) -> None:
+        shape, count = layout.shape, layout.rows
+        self._shape = shape
+
+        def like(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(sizes, dtype=dtype, device="meta")
+
         changing = (
-            torch.empty(count, 2, dtype=torch.int64, device="meta"),
-            torch.empty(count, dtype=torch.int64, device="meta"),
-            torch.empty(count, shape.draft_len, device="meta"),
-            torch.empty(count, device="meta"),
-            torch.empty(count, *node_noise(shape), device="meta"),
-            torch.empty(shape.draft_len, count, shape.width, shape.candidates, device="meta"),
+            like(count, 2, dtype=torch.int64),
+            like(count, dtype=torch.int64),
+            like(count, shape.draft_len),
+            like(count),
+            like(count, *node_noise(shape)),
+            like(shape.draft_len, count, shape.width, shape.candidates),
         )
-        whole = layout.tensors, changing
-        memory = slab.bytes(size_of(whole))
-        self._held, self._zeroed = memory[: len(layout.packed)], memory[len(layout.packed) :]
-        (self._rows, self._root, self._levels), of_block = views(whole, memory)
-        self._last_two, self._committed, accept, bonus, nodes, gumbel = of_block
-        self._noise = Noise(gumbel.unbind(), accept, bonus, nodes.flatten(1))
+        live = Live(
+            tokens=like(count, shape.draft_len, shape.width, dtype=torch.int64),
+            lengths=like(count, shape.width, dtype=torch.int64),
+            weights=like(count, shape.width),
+        )
+        whole = layout.tensors, changing, live if shape.live else None
+        self._like = views(whole, torch.empty(size_of(whole), dtype=torch.uint8, device="meta"))
+        self._memory = slab.bytes(size_of(whole))
+        self._held, self._zeroed = self._memory[: len(layout.packed)], self._memory[len(layout.packed) :]
+        self._parts = self._over(self._memory)
+        _, of_block, self.live = views(whole, self._memory)
         self.arrays = [tensor.numpy() for tensor in of_block]
 
     def hold(self, layout: _Layout) -> None:
         """Take over what rows ask for; noise they do not draw is 0."""
         self._held.copy_(layout.packed)
         self._zeroed.zero_()
+        self.arrays[1][layout.count :] = 2
 
     def batch(
         self, layout: _Layout, longest: int, constraints: Constraints | None, cut: Callable[[Batch, int], Batch]
     ) -> Batch:
+        """A batch of what the memory holds."""
+        parts = self._parts
         return Batch(
-            last_two=self._last_two,
-            committed=self._committed,
+            last_two=parts.last_two,
+            committed=parts.committed,
             longest=longest,
-            rows=self._rows,
-            root=self._root,
-            places=self._levels,
+            rows=parts.rows,
+            root=parts.root,
+            places=parts.places,
             shape=self._shape,
-            noise=self._noise,
+            noise=parts.noise,
             cut=cut,
             constraints=constraints,
             stops=layout.stops,
-            by_target=layout.by_target,
+            by_target=parts.by_target,
             by_auxiliary=layout.by_auxiliary,
+            live=parts.live,
         )
+
+    def padded(self, batch: Batch, layout: _Layout, buckets: Buckets) -> Batch:
+        """The batch as one for devices."""
+        length, count = buckets.length(batch.longest, self._shape), layout.count
+
+        def on(memory: Tensor, static: bool) -> Batch:
+            parts = self._over(memory) if static else self._parts
+            assert parts.real is not None
+            padded = Padded(count, parts.real, length, memory, partial(on, static=True))
+            shared = {name: value for name, value in parts._asdict().items() if name != "real"}
+            return replace(batch, **shared, padded=padded, static=static)
+
+        return on(self._memory, static=False)
+
+    def _over(self, memory: Tensor) -> _Parts:
+        """The batch's tensors as views of `memory`."""
+        (rows, root, places, by_target, real), of_block, live = views(self._like, memory)
+        last_two, committed, accept, bonus, nodes, gumbel = of_block
+        noise = Noise(gumbel.unbind(), accept, bonus, nodes.flatten(1))
+        return _Parts(last_two, committed, rows, root, places, noise, by_target, live, real)
+
+
+class _Parts(NamedTuple):
+    """The tensors of a `Batch`, and of its `Padded`."""
+
+    last_two: Tensor
+    committed: Tensor
+    rows: Rows
+    root: Level
+    places: tuple[Place, ...]
+    noise: Noise
+    by_target: Tensor | None
+    live: Live | None
+    real: Tensor | None

@@ -11,6 +11,7 @@ from typing import Any
 
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import DecodingParams
+from runtime.device_options import add_device, device_of
 
 
 @command
@@ -29,9 +30,13 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt: text, tokens, statistics")
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--rows", type=int, help="prompts decoded at once (default: what the pair was exported with)")
-    size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--rows", type=int, help="prompts decoded at once (default: what the pair was exported with)")
+    group.add_argument("--memory", help="as many rows as fit, for example 4GiB")
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, help="GPUs the target is divided over (default %(default)s)"
+    )
+    add_device(parser)
     types = {
         **dict.fromkeys(("int", "int | None"), int),
         **dict.fromkeys(("float", "float | None"), float),
@@ -48,6 +53,10 @@ def main() -> None:
             kind: Any = types.get(str(field.type), str)
             parser.add_argument(option, type=kind, help=f"see DecodingParams.{field.name}")
     options = parser.parse_args()
+    if options.tensor_parallel > 1:
+        from runtime.parallel import follow_if_told
+
+        follow_if_told()  # one process prints
     given = {f.name: getattr(options, f.name) for f in fields(DecodingParams) if getattr(options, f.name) is not None}
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
@@ -60,7 +69,8 @@ def main() -> None:
     quiet_transformers()
 
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(options.pair, options.threads, options.rows, options.memory)
+    size = {"rows": options.rows, "memory": options.memory, "tensor_parallel": options.tensor_parallel}
+    llm = LLM(options.pair, options.threads, **size, **device_of(options))
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
@@ -95,3 +105,7 @@ def _read(path: Path | None) -> str:
         return path.read_text(encoding="utf-8") if path else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("file", str(path or "standard input"), f"cannot be read: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

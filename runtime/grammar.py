@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from mtad.errors import InvalidInput
 from mtad.params import LANGUAGES, DecodingParams
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
 Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
-_GRAMMAR_OF: dict[str, Callable[[str], str]] = {
-    "json_schema": LLMatcher.grammar_from_json_schema,
-    "regex": LLMatcher.grammar_from_regex,
-    "grammar": LLMatcher.grammar_from_lark,
-}
 _REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
     "regex": "give a regular expression in Rust's syntax, without look-around and back-references",
@@ -98,12 +98,13 @@ class Grammars:
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem)
-        plain = copy.copy(self._tokenizer)
+        library, plain = _llguidance(), copy.copy(self._tokenizer)
         plain.no_padding()
         plain.no_truncation()
         size = max(self.vocab_size, plain.get_vocab_size(with_added_tokens=True))
         try:
-            return LLTokenizer(plain.to_str(), n_vocab=size, eos_token=list(self.eos))
+            made: LLTokenizer = library.LLTokenizer(plain.to_str(), n_vocab=size, eos_token=list(self.eos))
+            return made
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
@@ -229,6 +230,21 @@ class Follower:
         self._matcher.try_consume_tokens(self._text)
 
 
+def _llguidance() -> ModuleType:
+    """The library; imported by the first constrained request, so that a machine without it decodes all others.
+
+    Raises:
+        InvalidInput: it is not installed.
+    """
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        problem = (
+            f"llguidance cannot be imported ({error}); pip install llguidance, or leave {', '.join(LANGUAGES)} out"
+        )
+        raise InvalidInput("llguidance", "missing", problem) from error
+
+
 def _language(params: DecodingParams) -> tuple[str, str]:
     """Field and text of a constrained request's language."""
     return next((name, text) for name in LANGUAGES if (text := getattr(params, name)) is not None)
@@ -240,13 +256,18 @@ def _compile(field: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     Raises:
         InvalidInput: it is malformed, or a part of it would be ignored.
     """
-    limits = LLParserLimits(verbose_errors=False)
+    library = _llguidance()
+    limits = library.LLParserLimits(verbose_errors=False)
     try:
         if field == "json_schema":
             json.loads(text)  # its messages say where a mistake is
-        grammar = _GRAMMAR_OF[field](text)
-        _, problems = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        grammar = {
+            "json_schema": library.LLMatcher.grammar_from_json_schema,
+            "regex": library.LLMatcher.grammar_from_regex,
+            "grammar": library.LLMatcher.grammar_from_lark,
+        }[field](text)
+        _, problems = library.LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
+        matcher: LLMatcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             problems = problems or [_first_line(matcher.get_error())]
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import secrets
@@ -11,20 +12,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+import torch
 from tqdm import tqdm
 
+from engines.cuda_graphs import MOST, CudaRecorder, NoRecorder, Recorder
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
 from runtime.constraints import Constrainer
 from runtime.costs import StepCosts
+from runtime.device_block import DeviceBlocks
 from runtime.functions import CompiledFunctions, TorchFunctions
 from runtime.known_costs import KnownCosts, machine
 from runtime.loop import DecodingLoop
 from runtime.measurement import measure_costs
 from runtime.pair import Pair, open_pair
-from runtime.prefix import PrefixCache
+from runtime.parallel import prefix_cache
 from runtime.request import Request, Result
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.scheduler import Scheduler
@@ -57,7 +61,17 @@ class LLM:
         max_waiting: requests that may wait for a row.
         costs: what steps cost; default: what an earlier start measured here, else measured when first needed.
         eager: run what lies between the engines' steps in torch rather than compiled for ONNX Runtime; pairs of the
-            torch engine always do.
+            torch engine, and whatever runs on a GPU, always do.
+        tensor_parallel: ranks that the target is divided over, one GPU (or, on a CPU, one process) each; see
+            docs/tensor-parallel.md. Under `torchrun`, on other ranks than 0, this follows rank 0 and ends the process.
+        device: where both engines run: `cpu`, `cuda`, `cuda:1`.
+        graphs: on a GPU, record blocks as CUDA graphs (docs/gpu.md).
+        provider: of ONNX Runtime, `cpu`, `cuda` or `tensorrt`; default: by the device.
+        attention: of torch engines, `sdpa`, or on a GPU `triton` (docs/attention.md); default: by the device.
+        record: parameters of requests whose blocks are recorded at start, for every bucket of rows and columns; others
+            are when they first come. Default: the pair's; () records none at start.
+        recorder: what records blocks; default: CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
+            engines are.
 
     Attributes:
         pair: the opened pair.
@@ -81,6 +95,13 @@ class LLM:
         max_waiting: int = 1024,
         costs: StepCosts | None = None,
         eager: bool = False,
+        tensor_parallel: int = 1,
+        device: str = "cpu",
+        graphs: bool = True,
+        provider: str | None = None,
+        attention: str | None = None,
+        record: Sequence[DecodingParams] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         for name, value, least in (
             ("max_draft_len", max_draft_len, 1),
@@ -88,27 +109,48 @@ class LLM:
             ("max_prefill_tokens", max_prefill_tokens, 1),
             ("prefix_tokens", prefix_tokens or 0, 0),
             ("max_waiting", max_waiting, 1),
+            ("tensor_parallel", tensor_parallel, 1),
         ):
             if value < least:
                 raise InvalidInput(name, value, f"give at least {least}")
-        for name, given in (("threads", threads), ("rows", rows), ("memory", memory)):
+        opening = (
+            ("threads", threads),
+            ("rows", rows),
+            ("memory", memory),
+            ("tensor_parallel", tensor_parallel if tensor_parallel > 1 else None),
+            ("device", None if device == "cpu" else device),
+            ("provider", provider),
+            ("attention", attention),
+        )
+        for name, given in opening:
             if isinstance(pair, Pair) and given is not None:
                 raise InvalidInput(name, given, "the pair is open already; give it to open_pair")
         nodes = max_draft_len * max_beam_width
-        self.pair = pair if isinstance(pair, Pair) else open_pair(pair, threads, rows, memory, nodes, prefix_tokens)
+        if not isinstance(pair, Pair):
+            opened = (threads, rows, memory, nodes, prefix_tokens, tensor_parallel, device, graphs, provider, attention)
+            pair = open_pair(pair, *opened)
+        self.pair = pair
         spec = self.pair.target.spec
         if nodes >= spec.capacity:
             problem = f"max_draft_len x max_beam_width must stay below the capacity, {spec.capacity}"
             raise InvalidInput("max_draft_len", max_draft_len, problem)
         keep = 2 * spec.capacity if prefix_tokens is None else prefix_tokens
-        self.memory = Memory.of(spec, self.pair.auxiliary.spec, self.pair.weights, nodes + 1, keep)
+        where = self.pair.device
+        if recorder is None and where.type == "cuda":
+            recorder = CudaRecorder(str(where)) if graphs else NoRecorder(str(where))
+        functions = TorchFunctions() if eager or recorder or spec.format != "onnx" else CompiledFunctions()
+        self._auxiliary = EngineAuxiliary(pair.auxiliary, pair.vocab_size, functions, pair.target, where)
+        self._target = EngineTarget(pair.target, pair.vocab_size, functions, where)
+        blocks = None
+        if recorder:
+            blocks = DeviceBlocks.of(self._auxiliary, self._target, pair.eos, recorder, nodes + 1)
+        recorded = MOST if blocks and blocks.records else 0
+        scratch = pair.target.scratch
+        self.memory = Memory.of(spec, pair.auxiliary.spec, pair.weights, nodes + 1, keep, scratch, recorded)
         log.info("%s", self.memory)
-        functions = TorchFunctions() if eager or spec.format != "onnx" else CompiledFunctions()
-        self._auxiliary = EngineAuxiliary(self.pair.auxiliary, self.pair.vocab_size, functions, self.pair.target)
-        self._target = EngineTarget(self.pair.target, self.pair.vocab_size, functions)
-        prefixes = PrefixCache(self.pair.auxiliary.kv, keep), PrefixCache(self.pair.target.kv, keep)
+        prefixes = prefix_cache(pair.auxiliary, keep), prefix_cache(pair.target, keep)
         tokenizer = self.pair.tokenizer.backend_tokenizer
-        self._constrainer = Constrainer(tokenizer, self.pair.vocab_size, self.pair.eos)
+        self._constrainer = Constrainer(tokenizer, self.pair.vocab_size, self.pair.eos, where)
         self.loop = DecodingLoop(
             Caches(self._auxiliary, self._target, prefixes),
             Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width, max_waiting),
@@ -117,9 +159,18 @@ class LLM:
             self.pair.eos,
             self._constrainer,
             max_prefill_tokens,
+            blocks,
         )
+        if blocks:
+            blocks.prepare([pair.defaults] if record is None else record)
         self.loop.planner = Planner(costs, max_draft_len) if costs else None
         self._ids = itertools.count()
+
+    @property
+    def device(self) -> str:
+        """Where it runs: the GPU's name and number, or `cpu`."""
+        where = self.pair.device
+        return f"{torch.cuda.get_device_name(where)}, {where}" if where.type == "cuda" else str(where)
 
     def generate(
         self,
@@ -222,10 +273,10 @@ class LLM:
             log.info("step costs: from %s", known.path)
         else:
             busy = loop.scheduler.running or loop.scheduler.joining
-            caches = [engine.kv.clone() for engine in engines] if busy else []
-            costs = measure_costs(self._auxiliary, self._target, *limits)
-            for engine, kv in zip(engines, caches, strict=False):
-                engine.kv.copy_(kv)
+            with contextlib.ExitStack() as caches:
+                for engine in engines if busy else ():
+                    caches.enter_context(engine.kept())
+                costs = measure_costs(self._auxiliary, self._target, *limits, blocks=loop.blocks)
             known.save(costs)
             log.info("step costs: measured, kept in %s", known.path)
         loop.planner = Planner(costs, limits[0])
@@ -237,6 +288,8 @@ class LLM:
             "auxiliary": asdict(self.pair.auxiliary.spec),
             "threads": self.pair.threads,
             "functions": type(self._target.functions).__name__,
+            "device": self.device,
+            "graphs": self.loop.blocks is not None and self.loop.blocks.records,
             "max_draft_len": max_draft_len,
             "max_beam_width": max_beam_width,
             **machine(),

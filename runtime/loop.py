@@ -6,18 +6,19 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.accept import Accepted
 from mtad.alternatives import alternatives
 from mtad.params import DecodingParams
 from runtime.batch import Batch, Batches
 from runtime.block import decode_block
 from runtime.caches import Caches
 from runtime.constraints import Constrainer, Constraint
+from runtime.device_block import DeviceBlocks
 from runtime.request import Request
 from runtime.scheduler import Scheduler
 from runtime.speculation import Planner
@@ -47,10 +48,12 @@ class DecodingLoop:
         constrainer: makes the requests' constraints.
         max_prefill_tokens: prompt tokens stored a turn at most, so that a long prompt delays those that run by a
             bounded time; what adaptive drafts have to catch up on counts as well.
+        blocks: runs blocks on a device; None where the roles' tensors are on the host.
 
     Attributes:
         planner: decides adaptive drafts; None until there is a request that asks for them.
         totals: running totals since the loop began.
+        blocks: as given.
     """
 
     def __init__(
@@ -62,16 +65,19 @@ class DecodingLoop:
         eos: tuple[int, ...],
         constrainer: Constrainer,
         max_prefill_tokens: int = 256,
+        blocks: DeviceBlocks | None = None,
     ) -> None:
-        self.caches, self.scheduler = caches, scheduler
-        self._tokenizer, self._eos, self._batches = tokenizer, eos, Batches(vocab_size, eos)
+        self.caches, self.scheduler, self.blocks = caches, scheduler, blocks
+        self._tokenizer, self._eos = tokenizer, eos
+        self._batches = blocks.batches if blocks else Batches(vocab_size, eos)
+        self._decode = blocks.decode if blocks else partial(decode_block, caches.auxiliary, caches.target)
         self._constrainer, self._max_prefill_tokens = constrainer, max_prefill_tokens
         self.planner: Planner | None = None
         self._texts: dict[int, TextStream] = {}
         self._constraints: dict[int, Constraint] = {}
         self._ended: list[Request] = []
         self._admitted_at = time.perf_counter()
-        self.totals = Totals()
+        self.totals = Totals(unrecorded=blocks.unrecorded if blocks else {})
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, all or none; see `Scheduler.submit` for what is refused."""
@@ -158,11 +164,8 @@ class DecodingLoop:
         try:
             used = self._plan(requests, budget)
             started = time.perf_counter()
-            block = decode_block(self.caches.auxiliary, self.caches.target, self._batch(requests, used))
-            draft, accepted, lengths = block.draft, block.accepted, block.lengths
-            top = self._alternatives(requests, block.logits, accepted)
-            joint = draft.tree.log_q.tolist() if draft else [[]] * len(requests)
-            broken = [any(map(math.isnan, row)) for row in joint]
+            block = self._decode(self._batch(requests, used))
+            lengths, top = block.lengths, self._alternatives(requests, block.logits, block.path)
         except RowFailed as failure:  # the others' block has not happened; it runs in the next turn
             self._fail({failure.request: failure.cause})
             return
@@ -173,7 +176,7 @@ class DecodingLoop:
         for row, request in enumerate(requests):
             count, before = lengths[row] + 1, len(request.tokens)
             try:
-                if broken[row] or not all(map(math.isfinite, block.log_probs[row][:count])):
+                if not block.finite[row] or not all(map(math.isfinite, block.log_probs[row][:count])):
                     raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
                 self._append(
                     request, block.tokens[row][:count], block.log_probs[row][:count], top[row] if top else None
@@ -209,14 +212,12 @@ class DecodingLoop:
         )
 
     @staticmethod
-    def _alternatives(
-        requests: list[Request], logits: Tensor, accepted: Accepted
-    ) -> list[list[list[tuple[int, float]]]]:
+    def _alternatives(requests: list[Request], logits: Tensor, path: Tensor) -> list[list[list[tuple[int, float]]]]:
         """The target's likeliest tokens at each emitted position, by row; empty where nobody asks."""
         count = max(request.params.top_logprobs for request in requests)
         if not count:
             return []
-        ids, values = alternatives(logits, accepted.path, count)
+        ids, values = alternatives(logits, path, count)
         return [
             [list(zip(*pair, strict=True)) for pair in zip(*row, strict=True)]
             for row in zip(ids.tolist(), values.tolist(), strict=True)

@@ -16,11 +16,17 @@ from mtad.params import DecodingParams
 from runtime.batch import Batches
 from runtime.block import decode_block
 from runtime.costs import BlockShape, Outside, StepCosts, StepTable
+from runtime.device_block import DeviceBlocks
 from runtime.roles import EngineAuxiliary, EngineTarget
 
 
 def measure_costs(
-    auxiliary: EngineAuxiliary, target: EngineTarget, max_draft_len: int, max_beam_width: int, budget: float = 1.6
+    auxiliary: EngineAuxiliary,
+    target: EngineTarget,
+    max_draft_len: int,
+    max_beam_width: int,
+    budget: float = 1.6,
+    blocks: DeviceBlocks | None = None,
 ) -> StepCosts:
     """Measure a pair. Only while it is idle: the caches are written, and zeroed at the end.
 
@@ -32,6 +38,7 @@ def measure_costs(
         auxiliary, target: the roles, over opened engines of equal rows and capacity.
         max_draft_len, max_beam_width: largest draft of a block.
         budget: seconds to spend, about; two rounds are run in any case, so a pair whose steps take long takes longer.
+        blocks: what runs blocks on a device: steps are then recorded one by one, as far as its blocks are.
     """
     spec = target.engine.spec
     near = min(128, spec.capacity)
@@ -49,16 +56,22 @@ def measure_costs(
                 if time.perf_counter() - started > budget / 8 and tokens > 2:
                     break
                 for rows, columns in [(rows, near) for rows in lines] + [(spec.rows, spec.capacity)]:
-                    run = runs[name, rows, tokens, columns] = _step(engine, rows, tokens, columns, name == "auxiliary")
+                    run = _step(engine, rows, tokens, columns, name == "auxiliary", blocks)
+                    runs[name, rows, tokens, columns] = run
                     run()
         shapes = _block_shapes(max_draft_len, max_beam_width)
         for rows in {1, spec.rows}:
             for shape in shapes:
-                run = runs["outside", rows, shape.draft_len, shape.width] = _block(auxiliary, target, rows, shape, near)
+                if blocks:
+                    run = _device_block(blocks, auxiliary.engine, target.engine, rows, shape, near)
+                else:
+                    run = _block(auxiliary, target, rows, shape, near)
+                runs["outside", rows, shape.draft_len, shape.width] = run
                 run()
         taken = _quartiles(runs, end)
-        auxiliary.engine.kv.zero_()
-        target.engine.kv.zero_()
+        for row in range(spec.rows):
+            auxiliary.clear_row(row)
+            target.clear_row(row)
     costs = StepCosts(_table(taken, "target", near, spec.capacity), _table(taken, "auxiliary", near, spec.capacity))
     return replace(costs, outside=_outside(taken, shapes))
 
@@ -73,7 +86,9 @@ def _block_shapes(max_draft_len: int, max_beam_width: int) -> list[BlockShape]:
     return [BlockShape(0, 0, 0), BlockShape(1, 1, 1), BlockShape(long, 1, 1), BlockShape(long, wide, 1)]
 
 
-def _step(engine: Engine, rows: int, tokens: int, columns: int, again: bool) -> Callable[[], float]:
+def _step(
+    engine: Engine, rows: int, tokens: int, columns: int, again: bool, blocks: DeviceBlocks | None = None
+) -> Callable[[], float]:
     """A step whose mask is `columns` long; gives the seconds until its logits are there.
 
     `again` times a second one behind it: a draft is steps in a row, which find the weights in the processor's caches.
@@ -88,6 +103,8 @@ def _step(engine: Engine, rows: int, tokens: int, columns: int, again: bool) -> 
         mask=mask.repeat(rows, 1, 1, 1),
         keep=torch.arange(tokens, device=device),
     )
+    if blocks:
+        return blocks.timed(lambda: engine.step(step), again)
 
     def run() -> float:
         if again:
@@ -126,10 +143,8 @@ def _block(
     auxiliary = EngineAuxiliary(engines[0], auxiliary.vocab_size, auxiliary.functions)
     target = EngineTarget(engines[1], target.vocab_size, target.functions)
     batches = Batches(target.vocab_size, target.engine.spec.eos_token_ids)
-    method = "mtad" if shape.width > 1 else "speculative" if shape.draft_len else "sample"
-    asked = DecodingParams(method=method, draft_len=max(1, shape.draft_len), beam_width=max(1, shape.width))
-    committed = columns - shape.draft_len * max(1, shape.width) - 1
-    blocks = count()
+    committed, blocks = _committed(shape, columns), count()
+    asked = _asked(shape)
 
     def run() -> float:
         for engine in engines:
@@ -138,6 +153,35 @@ def _block(
         keys = [(row, number) for row in range(rows)]
         decode_block(auxiliary, target, batches.batch([asked] * rows, [(0, 0)] * rows, [committed] * rows, keys))
         return time.perf_counter() - started - sum(engine.seconds for engine in engines)
+
+    return run
+
+
+def _asked(shape: BlockShape) -> DecodingParams:
+    """Parameters whose blocks have a shape."""
+    method = "mtad" if shape.width > 1 else "speculative" if shape.draft_len else "sample"
+    return DecodingParams(method=method, draft_len=max(1, shape.draft_len), beam_width=max(1, shape.width))
+
+
+def _committed(shape: BlockShape, columns: int) -> int:
+    """Committed tokens of rows whose blocks end in the last of `columns` columns."""
+    return columns - shape.draft_len * max(1, shape.width) - 1
+
+
+def _device_block(
+    blocks: DeviceBlocks, auxiliary: Engine, target: Engine, rows: int, shape: BlockShape, columns: int
+) -> Callable[[], float]:
+    """A block on a device; gives the seconds it takes beyond its steps, each of them run alone right behind it."""
+    asked, committed, numbers = _asked(shape), _committed(shape, columns), count()
+    drafting = [2, *[shape.width] * (shape.draft_len - 1)] if shape.draft_len else []
+    steps = [_step(auxiliary, rows, tokens, columns, False, blocks) for tokens in drafting]
+    steps.append(_step(target, rows, 1 + shape.draft_len * shape.score_width, columns, False, blocks))
+
+    def run() -> float:
+        number, started = next(numbers), time.perf_counter()
+        keys = [(row, number) for row in range(rows)]
+        blocks.decode(blocks.batches.batch([asked] * rows, [(0, 0)] * rows, [committed] * rows, keys))
+        return max(0.0, time.perf_counter() - started - sum(step() for step in steps))
 
     return run
 

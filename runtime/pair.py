@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
+from engines.cuda_graphs import MOST
+from engines.device import check_device
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
 from engines.memory import Memory
+from engines.tensor_parallel import share
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.parallel import follow_if_told, open_parallel
 
 ROLES = ("target", "auxiliary")
 """Names of the two engine folders."""
@@ -31,6 +36,9 @@ class Pair:
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of the target.
+
+    Raises:
+        InvalidInput: the engines' caches are on two devices, one of them a torch engine's.
     """
 
     target: Engine
@@ -42,6 +50,17 @@ class Pair:
     defaults: DecodingParams
     threads: int
 
+    def __post_init__(self) -> None:
+        devices = [engine.kv.device for engine in (self.target, self.auxiliary)]
+        if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
+            raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of blocks are: with the caches, or on the CPU where those are apart."""
+        target, auxiliary = self.target.kv.device, self.auxiliary.kv.device
+        return target if target == auxiliary else torch.device("cpu")
+
 
 def open_pair(
     folder: Path | str,
@@ -50,6 +69,11 @@ def open_pair(
     memory: int | str | None = None,
     nodes: int = 64,
     prefix_tokens: int | None = None,
+    tensor_parallel: int = 1,
+    device: str = "cpu",
+    graphs: bool = True,
+    provider: str | None = None,
+    attention: str | None = None,
 ) -> Pair:
     """Open what `mtad-export` wrote.
 
@@ -60,11 +84,18 @@ def open_pair(
         rows: requests at once; default: what the pair was exported with.
         memory: instead of `rows`: as many as fit, see `engines.memory.Memory.within`.
         nodes, prefix_tokens: largest tree and kept prompts, as far as `memory` has to count them.
+        tensor_parallel: ranks the target is divided over; `memory` is then that of rank 0, which has the auxiliary.
+        device: where both engines run: `cpu`, `cuda`, `cuda:1`.
+        graphs: whether CUDA graphs are going to be recorded, of blocks or by the engines of their steps.
+        provider: of ONNX Runtime, see `engines.providers.PROVIDERS`; default: by the device.
+        attention: of torch engines, see `engines.attention.ATTENTION`; default: by the device.
 
     Raises:
         InvalidInput: the folder is not a usable pair.
     """
-    folder = Path(folder)
+    device, folder = check_device(device), Path(folder)
+    if tensor_parallel > 1:
+        follow_if_told()
     if threads is not None and threads < 1:
         raise InvalidInput("threads", threads, "give at least 1")
     values = read_json(folder, "pair.json")
@@ -82,21 +113,31 @@ def open_pair(
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
     if threads is None:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model*"))
+    weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
+    if tensor_parallel > 1:
+        target, weights["target"] = share(folder / "target", target, tensor_parallel)
+    scratch = 0 if device == "cpu" else nodes + 1
     if rows is not None and (rows < 1 or memory is not None):
         raise InvalidInput("rows", rows, "give at least 1, and not `memory` as well")
     if memory is not None:
         keep = 2 * target.capacity if prefix_tokens is None else prefix_tokens
-        rows = Memory.of(target, auxiliary, weights, nodes + 1, keep).within(memory).rows
+        recorded = MOST if graphs and device != "cpu" and target.format == "torch" and tensor_parallel == 1 else 0
+        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, recorded)
+        rows = whole.within(memory).rows
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
+    if tensor_parallel > 1:
+        spec = replace(target, rows=rows or target.rows)
+        engine: Engine = open_parallel(folder / "target", spec, tensor_parallel, device, attention)
+    else:
+        engine = open_engine(folder / "target", threads, rows, device, scratch, graphs, provider, attention)
     return Pair(
-        target=open_engine(folder / "target", threads, rows),
-        auxiliary=open_engine(folder / "auxiliary", 1, rows),
+        target=engine,
+        auxiliary=open_engine(folder / "auxiliary", 1, rows, device, scratch, graphs, provider, attention),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
-        weights=weights,
+        weights=sum(weights.values()),
         defaults=DecodingParams.from_dict(defaults),
         threads=threads,
     )

@@ -80,6 +80,11 @@ class PrefixCache:
         for key in reversed(keys):
             self._slots.move_to_end(key)
 
+    @property
+    def fingerprint(self) -> bytes:
+        """What is kept, in which slots, and what goes first; equal of two caches if all of it is."""
+        return repr(list(self._slots.items())).encode()
+
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
         used = list(self._slots.values())

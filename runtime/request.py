@@ -6,13 +6,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.statistics import Statistics
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
-class RequestFailed(RuntimeError):
+class RequestFailed(Failed):
     """A request that ended because something broke under it; the cause is chained."""
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from engines import Engine, Step
 from engines.base import mask_length
-from engines.kv import clear_row, copy_row, move_columns
+from engines.kv import index_columns
 from mtad.accept import Accepted
 from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
@@ -85,16 +85,27 @@ class _EngineRole:
         engine: the model.
         vocab_size: ids the pair shares; logits of padded embedding rows beyond it are cut off.
         functions: what runs between steps.
+        device: where the tensors of batches are, which may not be where the engine runs; default: the CPU.
+
+    Attributes:
+        device: of the tensors.
     """
 
-    def __init__(self, engine: Engine, vocab_size: int, functions: Functions | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        vocab_size: int,
+        functions: Functions | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self.engine, self.vocab_size, self.functions = engine, vocab_size, functions or TorchFunctions()
         self._contexts: dict[int, Context] = {}
         self._steps: dict[int, tuple[Inputs, Step, Tensor]] = {}
-        self._slabs = {what: Slab() for what in ("engine", "plain", "adjusted", "mixed")}
+        self.device = torch.device("cpu") if device is None else device
+        self._slabs = {what: Slab(self.device) for what in ("engine", "plain", "adjusted", "mixed")}
         self._logits: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        self._nothing = torch.zeros(0, dtype=torch.int64)
-        self._columns = torch.arange(engine.spec.capacity)
+        self._nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._columns = torch.arange(engine.spec.capacity, device=self.device)
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step.
@@ -104,27 +115,55 @@ class _EngineRole:
         end = start + len(tokens)
         positions = self._columns[None, start:end]
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
-        self.engine.step(Step(torch.tensor([tokens]), positions, positions[:, 0], mask, self._nothing, first_row=row))
+        given = torch.tensor([tokens], device=self.device)
+        self.engine.step(Step(given, positions, positions[:, 0], mask, self._nothing, first_row=row))
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Copy the first `columns` columns of row `source` over row `to`."""
-        copy_row(self.engine.kv, source, to, columns)
+        self.engine.copy_row(source, to, columns)
 
     def clear_row(self, row: int) -> None:
         """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
-        clear_row(self.engine.kv, row)
+        self.engine.clear_row(row)
+
+    def _move(self, batch: Batch, source: Tensor, to: Tensor) -> None:
+        """Move columns within the rows of a batch, see `engines.kv.move_columns`."""
+        if batch.padded:
+            source = torch.where(batch.padded.real[:, None], source, to)
+        if batch.static and self.engine.capturable:
+            index_columns(self.engine.kv, source, to)
+        else:
+            self.engine.move_columns(source, to)
 
     def _context(self, batch: Batch, nodes: int) -> Context:
         """Where the rows stand, for a mask that reaches `nodes` columns beyond the longest row."""
-        length = mask_length(batch.longest + nodes, self.engine.spec.capacity)
+        padded, capacity = batch.padded, self.engine.spec.capacity
+        length = padded.length if padded else mask_length(batch.longest + nodes, capacity)
         context = self._contexts.get(length)
         if context is None or context.committed is not batch.committed or context.last_two is not batch.last_two:
             context = Context(batch.last_two, batch.committed, self._columns[:length])
             self._contexts[length] = context
         return context
 
-    def _step(self, inputs: Inputs, first: int, end: int) -> Tensor:
-        """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
+    def _step(self, batch: Batch, inputs: Inputs, first: int, end: int, keep: bool = False) -> Tensor:
+        """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1.
+
+        Args:
+            batch: whose step it is.
+            inputs: of the step.
+            first, end: which of its positions.
+            keep: in memory that every block of a device uses, rather than some of a graph's own.
+        """
+        if batch.padded:
+            # whatever lies in the columns of a padded row belongs to a request that is being stored
+            behind = torch.where(batch.padded.real, inputs.write_at, self.engine.spec.capacity)
+            inputs = inputs._replace(write_at=behind)
+        if batch.static and self.engine.capturable:
+            logits = self.engine.step(Step(*inputs, self._columns[first:end]))
+            shape = *logits.shape[:2], self.vocab_size
+            if not keep and (logits.shape, logits.dtype) == (shape, torch.float32):
+                return logits
+            return self._memory("plain", shape).copy_(logits[..., : self.vocab_size])
         known = self._steps.get(id(inputs))
         if known is None or known[0] is not inputs:
             spec, shape = self.engine.spec, (inputs.tokens.shape[0], end - first)
@@ -169,18 +208,18 @@ class Drafter(_EngineRole):
             mine: bool [R], rows to draft for; None for all.
 
         Returns:
-            `batch.shape.draft_len` levels, or fewer if no path goes on.
+            `batch.shape.draft_len` levels; or fewer if no path goes on, and the batch is not `static`.
         """
-        rows, shape, level = batch.rows, batch.shape, batch.root
+        rows, shape, level, static = batch.rows, batch.shape, batch.root, batch.static
         if mine is not None:
             rows = rows._replace(draft_len=torch.where(mine[:, None], rows.draft_len, 0))
             level = root(rows, shape)
         context = self._context(batch, shape.draft_len * shape.width)
         functions = self.functions.of(len(batch.committed), shape, len(context.columns))
         begun = functions.begin(context, rows)
-        logits = self._step(begun.inputs, 1, 2)
+        logits = self._step(batch, begun.inputs, 1, 2)
         sees, levels = begun.sees, []
-        paths = root_paths(len(batch.committed)) if batch.constraints else None
+        paths = root_paths(len(batch.committed), self.device) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
                 logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
@@ -191,11 +230,11 @@ class Drafter(_EngineRole):
             if batch.stops:
                 # `bild`: what follows a token that the target is going to choose is never looked at
                 level.growing.logical_and_(grown.first.log_prob[:, :1] >= rows.log_fallback)
-                if not level.growing.any():
+                if not static and not level.growing.any():
                     break
             paths = extend(paths, level) if paths else None
             if depth < shape.draft_len:
-                logits = self._step(grown.inputs, 0, shape.width)
+                logits = self._step(batch, grown.inputs, 0, shape.width)
         return levels
 
 
@@ -203,15 +242,20 @@ class EngineAuxiliary(Drafter):
     """The auxiliary, and for rows whose method says so the target itself, as drafters.
 
     Args:
-        engine, vocab_size, functions: see `_EngineRole`.
+        engine, vocab_size, functions, device: see `_EngineRole`.
         target: the target's engine; None if no method is used in which it drafts.
     """
 
     def __init__(
-        self, engine: Engine, vocab_size: int, functions: Functions | None = None, target: Engine | None = None
+        self,
+        engine: Engine,
+        vocab_size: int,
+        functions: Functions | None = None,
+        target: Engine | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        super().__init__(engine, vocab_size, functions)
-        self._target = Drafter(target, vocab_size, functions) if target else None
+        super().__init__(engine, vocab_size, functions, device)
+        self._target = Drafter(target, vocab_size, functions, device) if target else None
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
         """See `Auxiliary.draft`."""
@@ -235,7 +279,7 @@ class EngineAuxiliary(Drafter):
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""
         if batch.shape.width > 1 and accepted.moves is not None:
-            move_columns(self.engine.kv, accepted.moves.auxiliary, accepted.moves.to)
+            self._move(batch, accepted.moves.auxiliary, accepted.moves.to)
 
 
 class EngineTarget(_EngineRole):
@@ -249,8 +293,9 @@ class EngineTarget(_EngineRole):
         nodes = batch.shape.scored
         context = self._context(batch, nodes)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
-        logits = self._step(functions.arrange(tree, context, batch.rows), 0, 1 + nodes)
-        if not batch.shape.mixed:
+        inputs, mixed_up = functions.arrange(tree, context, batch.rows), batch.shape.mixed
+        logits = self._step(batch, inputs, 0, 1 + nodes, keep=not mixed_up)
+        if not mixed_up:
             return logits
         # nodes that were not scored have the logits of some that were
         column = pad(batch.rows.score_layout.column + 1, (1, 0)).clamp(max=nodes)
@@ -263,7 +308,7 @@ class EngineTarget(_EngineRole):
         """See `Target.accept`. Both models are filtered under the same constraints; log-probabilities are without."""
         adjusted = logits
         if batch.constraints:
-            paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))
+            paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed), self.device)
             adjusted = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
         context = self._context(batch, batch.shape.scored)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
@@ -272,7 +317,7 @@ class EngineTarget(_EngineRole):
     def commit(self, batch: Batch, accepted: Accepted) -> None:
         """See `Target.commit`. A chain is written where it belongs."""
         if batch.shape.score_width > 1 and accepted.moves is not None:
-            move_columns(self.engine.kv, accepted.moves.target, accepted.moves.to)
+            self._move(batch, accepted.moves.target, accepted.moves.to)
 
 
 def _copies(levels: Sequence[Grown]) -> list[Grown]:

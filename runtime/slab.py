@@ -19,17 +19,25 @@ class Slab:
     own, however many there are. It grows to what the largest block needs and is then left alone. Views of it from
     before it grew stay what they are, on the smaller memory it had; as it grows by half at least, that of all of them
     together is at most twice what it has now.
+
+    Args:
+        device: where it is.
+        pinned: memory of the host that a GPU copies from and to without the host's help.
     """
 
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, device: torch.device | str = "cpu", pinned: bool = False) -> None:
+        self._device, self._pinned = torch.device(device), pinned
+        self._memory = self._new(0)
 
     def bytes(self, size: int) -> Tensor:
         """Its first `size` bytes, uint8 [size]; whatever is in them."""
         have = len(self._memory)
         if size > have:
-            self._memory = torch.empty(max(size, have + have // 2), dtype=torch.uint8)
+            self._memory = self._new(max(size, have + have // 2))
         return self._memory[:size]
+
+    def _new(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned and size > 0)
 
     def like(self, tensors: Any, start: int = 0) -> Any:
         """Views from byte `start` on, shaped like `tensors`; see `views`."""

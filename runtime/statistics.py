@@ -162,6 +162,7 @@ class Totals(Counts):
         turns: decoding blocks, each of one or more rows.
         prefill_seconds, draft_seconds, score_seconds, commit_seconds: sums over turns, each counted once.
         alarms: acceptance alarms by kind.
+        unrecorded: on a GPU, blocks that were not launched as a CUDA graph, by reason.
         queue, first_token, total: seconds a request.
         per_token: seconds between a request's tokens, its mean after the first.
         prompt, output: tokens a request.
@@ -171,6 +172,7 @@ class Totals(Counts):
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
     turns: int = 0
     alarms: dict[str, int] = field(default_factory=lambda: {"low": 0, "high": 0})
+    unrecorded: dict[str, int] = field(default_factory=dict)
     queue: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     total: Histogram = field(default_factory=lambda: Histogram(SECONDS))
