@@ -1,0 +1,353 @@
+"""The processes of tensor parallelism: how they find each other, what they exchange, and which of them is to blame.
+
+Rank 0 leads: it has the requests. The others follow. They meet at a store (a small key-value server of rank 0, or
+`torchrun`'s) and then in two groups: one for commands, of host memory (gloo), one for tensors (NCCL, gloo
+on CPUs).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from mtad.errors import Failed, InvalidInput
+
+if TYPE_CHECKING:  # some builds of torch have none of it
+    from torch._C._distributed_c10d import Store
+
+dist: Any = torch.distributed
+"""Its stores are exported, but not declared to be."""
+
+HOST = "127.0.0.1"
+"""Where rank 0 listens for ranks that it starts itself; no other machine can connect."""
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+SILENT = 5.0
+"""Seconds without one, after which a rank is said not to answer."""
+
+TIMEOUT = 60.0
+"""Seconds an exchange of tensors, or the silence of rank 0, may take."""
+
+FOREVER = timedelta(days=365)
+"""A follower waits for its next command, however long nobody asks for anything; rank 0 never waits that long."""
+
+
+class RankFailed(Failed):
+    """A rank has ended, does not answer or has fallen out of step: the engine is broken for good.
+
+    Attributes:
+        ranks: who; () if nobody knows.
+    """
+
+    def __init__(self, ranks: Sequence[int], reason: str) -> None:
+        self.ranks = tuple(ranks)
+        who = f"rank {', '.join(map(str, ranks))}" if ranks else "some rank"
+        super().__init__(f"tensor parallelism: {who} of the target: {reason}")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What `torchrun`, or rank 0, says to a process in its environment.
+
+    Attributes:
+        rank, world: of all processes.
+        local: rank among those of this machine; its GPU.
+        host, port: of the store.
+        agent: the store is there already, and not rank 0's to open.
+        attempt: how often all have been started again.
+    """
+
+    rank: int
+    world: int
+    local: int
+    host: str
+    port: int
+    agent: bool
+    attempt: int
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Launched | None:
+        """What this process was told; None where nobody has started it as one of several."""
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environment):
+            return None
+        return cls(
+            rank=int(environment["RANK"]),
+            world=int(environment["WORLD_SIZE"]),
+            local=int(environment.get("LOCAL_RANK", environment["RANK"])),
+            host=environment["MASTER_ADDR"],
+            port=int(environment["MASTER_PORT"]),
+            agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        )
+
+    def connect(self) -> Store:
+        """A connection to the store; each thread needs one of its own, for a waiting call holds it."""
+        store = dist.TCPStore(
+            self.host,
+            self.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=300),
+        )
+        found: Store = dist.PrefixStore(f"mtad/{self.attempt}", store)
+        return found
+
+
+def serve_store(launched: Launched | None, world: int) -> tuple[Launched, Store | None]:
+    """Where the ranks meet: the store that is there, or a new one, which lives as long as what is returned."""
+    if launched is not None and launched.agent:
+        return launched, None
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((HOST, 0) if launched is None else ("", launched.port))
+    listening.listen()
+    host, port = (HOST, listening.getsockname()[1]) if launched is None else (launched.host, launched.port)
+    server = dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=True
+    )
+    return launched or Launched(0, world, 0, host, port, agent=True, attempt=0), server
+
+
+def start(launched: Launched, threads: int) -> dict[int, subprocess.Popen[bytes]]:
+    """Start ranks 1 .. on this machine, each a fresh interpreter; they end when rank 0 ends, however it does."""
+    root = str(Path(__file__).parent.parent)
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    processes = {}
+    for rank in range(1, launched.world):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": paths,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(launched.world),
+            "MASTER_ADDR": launched.host,
+            "MASTER_PORT": str(launched.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": str(threads),
+        }
+        processes[rank] = subprocess.Popen(
+            [sys.executable, "-m", "runtime.parallel_follower"], env=environment, stdin=subprocess.DEVNULL
+        )
+    return processes
+
+
+class Pulse(threading.Thread):
+    """Says every second that this rank lives, and hears whether others do.
+
+    Args:
+        launched: this rank.
+        watched: ranks to listen to.
+        limit: seconds; where rank 0 is silent for longer, or its store is gone, this process ends at once: it may be
+            inside an exchange that nothing will ever end.
+    """
+
+    def __init__(self, launched: Launched, watched: Sequence[int], limit: float) -> None:
+        super().__init__(name="mtad-pulse", daemon=True)
+        self._launched, self._limit, self._store = launched, limit, launched.connect()
+        self._heard = dict.fromkeys(watched, (b"", time.monotonic()))
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        count = 0
+        while not self._ended.wait(BEAT):
+            count += 1
+            try:
+                self._store.set(f"beat/{self._launched.rank}", str(count))
+                for rank, (last, _) in self._heard.items():
+                    if self._store.check([f"beat/{rank}"]):
+                        beat = self._store.get(f"beat/{rank}")
+                        if beat != last:
+                            self._heard[rank] = beat, time.monotonic()
+            except RuntimeError:
+                if self._launched.rank and not self._ended.is_set():
+                    _give_up("the store of rank 0 is gone")
+                return
+            if self._launched.rank and self.silent(self._limit):
+                _give_up(f"rank 0 has been silent for {self._limit:g} s")
+
+    def silent(self, seconds: float) -> list[int]:
+        """Watched ranks that have not been heard for that long."""
+        now = time.monotonic()
+        return [rank for rank, (_, heard) in self._heard.items() if now - heard > seconds]
+
+    def stop(self) -> None:
+        """No more signs; returns when the thread has ended."""
+        self._ended.set()
+        if self.is_alive():
+            self.join()
+
+
+def _give_up(reason: str) -> None:
+    print(f"mtad: a rank of a tensor-parallel target ends: {reason}", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+@dataclass
+class ProcessRanks:
+    """All ranks, as one of them sees them (`engines.tensor_parallel.Ranks`). Owns the groups, once `meet` has been.
+
+    Attributes:
+        launched: this one.
+        device: where its tensors are: `cpu` or `cuda:<local rank>`.
+        timeout: seconds an exchange of tensors may take.
+        store: for what is said before there are groups, and when there are none any more.
+        processes: followers that this rank has started, by rank.
+        server: the store itself, if it is in this process.
+    """
+
+    launched: Launched
+    device: str
+    timeout: float
+    processes: Mapping[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    server: Store | None = None
+
+    def __post_init__(self) -> None:
+        self.rank, self.world, self.store = self.launched.rank, self.launched.world, self.launched.connect()
+        others = range(1, self.world) if self.rank == 0 else [0]
+        self._pulse = Pulse(self.launched, others, max(self.timeout, 2 * SILENT))
+        self._pulse.start()
+        self._tensors: Any = None
+
+    def meet(self) -> None:
+        """Make the groups; all ranks at about the same time."""
+        limit = timedelta(seconds=self.timeout)
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore("commands", self.store),
+            rank=self.rank,
+            world_size=self.world,
+            timeout=FOREVER if self.rank else limit,
+        )
+        cuda = self.device != "cpu"
+        if cuda:
+            torch.cuda.set_device(torch.device(self.device))
+        self._tensors = dist.new_group(backend="nccl" if cuda else "gloo", timeout=limit)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `engines.tensor_parallel.Ranks.sum`."""
+        part = part.contiguous()
+        dist.all_reduce(part, group=self._tensors)
+        return part
+
+    def gather(self, part: Tensor) -> Tensor:
+        """See `engines.tensor_parallel.Ranks.gather`."""
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.world)]
+        dist.all_gather(parts, part.contiguous(), group=self._tensors)
+        return torch.cat(parts, -1)
+
+    def spread(self, tensor: Tensor) -> None:
+        """Copy rank 0's tensor, of the ranks' device, over that of all."""
+        dist.broadcast(tensor, 0, group=self._tensors)
+
+    def tell(self, words: Tensor) -> None:
+        """The same for host memory, however long it takes until rank 0 has something to say."""
+        dist.broadcast(words, 0)
+
+    def compare(self, words: Sequence[int]) -> list[list[int]]:
+        """What each rank says, by rank."""
+        said = [torch.zeros(len(words), dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(said, torch.tensor(words, dtype=torch.int64), group=None)
+        return [each.tolist() for each in said]
+
+    def say(self, key: str, value: str = "") -> None:
+        """Leave a word at the store, under this rank's name."""
+        self.store.set(f"{key}/{self.rank}", value)
+
+    def wait_for(self, key: str) -> None:
+        """Wait until all followers have said `key`, as long as they live.
+
+        Raises:
+            RankFailed: one has ended, or has said that it failed.
+        """
+        while not self.store.check([f"{key}/{rank}" for rank in range(1, self.world)]):
+            self.accuse()
+            time.sleep(0.02)
+
+    def accuse(self) -> None:
+        """Find out who has failed.
+
+        Raises:
+            RankFailed: somebody has.
+        """
+        for rank in range(1, self.world):
+            if self.store.check([f"failed/{rank}"]):
+                raise RankFailed([rank], json.loads(self.store.get(f"failed/{rank}")))
+        for rank, process in self.processes.items():
+            code = process.poll()
+            if code is not None:
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                raise RankFailed([rank], how)
+
+    def blame(self, error: Exception) -> RankFailed:
+        """What an exchange that broke off on rank 0 comes from; waits a moment for signs of it."""
+        until = time.monotonic() + SILENT + 2 * BEAT
+        while time.monotonic() < until:
+            try:
+                self.accuse()
+            except RankFailed as found:
+                return found
+            except RuntimeError:
+                break  # the store is gone as well
+            silent = self._pulse.silent(SILENT)
+            if silent:
+                return RankFailed(silent, f"has not answered for {SILENT:g} s")
+            time.sleep(0.05)
+        reason = str(error).strip().splitlines()
+        return RankFailed((), f"an exchange broke off: {reason[0] if reason else type(error).__name__}")
+
+    def part(self, patience: float = 10.0) -> None:
+        """Leave the groups; followers that do not end within `patience` seconds are killed."""
+        self._pulse.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        until = time.monotonic() + patience
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def check_launch(world: int, device: str) -> Launched | None:
+    """What started this process, once it is clear that `world` ranks can meet.
+
+    Raises:
+        InvalidInput: they cannot.
+    """
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise InvalidInput("tensor_parallel", world, "this build of torch has no torch.distributed with gloo")
+    if dist.is_initialized():
+        problem = "torch.distributed is in use in this process already; one tensor-parallel pair at a time"
+        raise InvalidInput("tensor_parallel", world, problem)
+    launched = Launched.read()
+    if launched is not None and launched.world != world:
+        raise InvalidInput("tensor_parallel", world, f"{launched.world} processes were started; give that number")
+    if device not in ("cpu", "cuda", "cuda:0"):
+        problem = "ranks take GPUs from cuda:0 on; choose others with CUDA_VISIBLE_DEVICES, and give cuda"
+        raise InvalidInput("device", device, problem)
+    if device != "cpu":
+        here = world if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        if torch.cuda.device_count() < here:
+            raise InvalidInput("tensor_parallel", world, f"{torch.cuda.device_count()} GPUs here; one for each rank")
+        if not dist.is_nccl_available():
+            raise InvalidInput("tensor_parallel", world, "this build of torch has no NCCL")
+    return launched
