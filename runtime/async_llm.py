@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,135 +15,15 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.llm import LLM, Prompt
 from runtime.pair import Pair
-from runtime.request import FinishReason, Request, RequestFailed, Result
+from runtime.request import Request, RequestFailed
 from runtime.scheduler import QueueFull
-from runtime.statistics import Statistics
-from runtime.text import settled
+from runtime.stream import Choice, Piece, Stream
 
 log = logging.getLogger(__name__)
 
 
 class EngineStopped(RuntimeError):
     """The engine takes no requests: it is draining, was closed, or broke down (the cause is chained)."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one turn added to one choice.
-
-    Attributes:
-        text: new text; never part of a stop string, complete characters only.
-        token_ids, logprobs, top_logprobs: of the new tokens, as in `Result`. Text may lag behind its tokens.
-        offsets: where in the choice's whole text each of them begins, in characters.
-        drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
-            the target's own (the bonus token).
-        index: the choice; counts on over the prompts of `submit_many`.
-        finish_reason: on the choice's last piece, else None.
-        statistics: on the choice's last piece, else None.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    top_logprobs: list[list[tuple[int, float]]]
-    offsets: list[int] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    index: int = 0
-    finish_reason: FinishReason | None = None
-    statistics: Statistics | None = None
-
-
-@dataclass(eq=False)
-class _Choice:
-    """A request and how much of it was sent; owned by the engine's thread."""
-
-    request: Request
-    stream: Stream
-    index: int
-    tokens: int = 0
-    characters: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    def piece(self) -> Piece | None:
-        """What is new since the last call; None if nothing is."""
-        request, at = self.request, self.tokens
-        ended = request.finish_reason is not None
-        upto = len(request.text) if ended else settled(request.text, request.params.stop_strings)
-        if not ended and at == len(request.tokens) and self.characters >= upto:
-            return None
-        text, self.characters = request.text[self.characters : upto], max(self.characters, upto)
-        self.tokens = len(request.tokens)
-        drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
-        accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
-        return Piece(
-            text=text,
-            token_ids=request.tokens[at:],
-            logprobs=request.log_probs[at:],
-            top_logprobs=request.top_log_probs[at:],
-            offsets=request.offsets[at:],
-            drafted=drafted,
-            accepted=accepted,
-            index=self.index,
-            finish_reason=request.finish_reason,
-            statistics=request.statistics if ended else None,
-        )
-
-
-class Stream:
-    """The pieces of what was submitted: `async for piece in stream`. Leaving the loop early cancels the requests.
-
-    Belongs to the event loop that submitted it.
-    """
-
-    def __init__(self, engine: AsyncLLM, requests: list[Request]) -> None:
-        self._engine, self._requests = engine, requests
-        self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
-        self._open = len(requests)  # choices whose last piece has not been taken
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[Piece]:
-        try:
-            while self._open:
-                piece = await self._pieces.get()
-                self._open -= piece.finish_reason is not None
-                if piece.finish_reason == "error":
-                    Result.of(self._requests[piece.index])  # raises
-                yield piece
-        finally:
-            self.cancel()
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """Each choice's prompt as token ids, as it is run."""
-        return [request.prompt for request in self._requests]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Each choice's seed."""
-        return [request.seed for request in self._requests]
-
-    def cancel(self) -> None:
-        """End all its choices; their rows are free by the next turn. What was produced by then is still delivered."""
-        self._engine._cancel(self._requests)
-
-    async def results(self) -> list[Result]:
-        """Wait for the end: the result of each choice. Being cancelled cancels the request.
-
-        Raises:
-            RequestFailed: something broke under it; the cause is chained.
-        """
-        async for _ in self:
-            pass
-        return [Result.of(request) for request in self._requests]
-
-    async def result(self) -> Result:
-        """The first choice of `results`."""
-        return (await self.results())[0]
 
 
 @dataclass
@@ -159,7 +39,7 @@ class _Inbox:
     @property
     def requests(self) -> int:
         """Requests handed over and not yet queued."""
-        return sum(len(stream._requests) for stream in self.submitted)
+        return sum(len(stream.requests) for stream in self.submitted)
 
 
 class AsyncLLM:
@@ -182,7 +62,7 @@ class AsyncLLM:
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, **options)
         self._inbox = _Inbox()
         self._preparing = threading.Lock()  # tokenizers are not safe for two threads at once
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Choice] = {}
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 
     async def __aenter__(self) -> Self:
@@ -232,7 +112,7 @@ class AsyncLLM:
             raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()
         requests = await asyncio.to_thread(self._prepare, prompts, params, priority)
-        stream = Stream(self, requests)
+        stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
             scheduler, handed = self.llm.loop.scheduler, self._inbox.requests
@@ -308,7 +188,7 @@ class AsyncLLM:
         if self._inbox.state != "open":
             raise EngineStopped(f"takes no requests: it is {self._inbox.state}") from self._inbox.cause
 
-    def _cancel(self, requests: list[Request]) -> None:
+    def _cancel(self, requests: Sequence[Request]) -> None:
         running = [request for request in requests if request.finish_reason is None]
         if running:
             with self._inbox.changed:
@@ -350,15 +230,15 @@ class AsyncLLM:
             cancelled, inbox.cancelled = inbox.cancelled, []
             for stream in submitted:  # under the lock: `submit` counts both places
                 self._accept(stream)
-                self.llm.submit(*stream._requests)
+                self.llm.submit(*stream.requests)
             if inbox.state == "cancelling":
                 cancelled = [choice.request for choice in self._choices.values()]
         loop.drop(cancelled)
         return True
 
     def _accept(self, stream: Stream) -> None:
-        for index, request in enumerate(stream._requests):
-            self._choices[request.id] = _Choice(request, stream, index)
+        for index, request in enumerate(stream.requests):
+            self._choices[request.id] = Choice(request, stream, index)
 
     def _deliver(self, ended: list[Request]) -> None:
         """Hand each stream what is new, in one call an event loop."""
@@ -367,16 +247,16 @@ class AsyncLLM:
             choice = self._choices[id]
             piece = choice.piece()
             if piece:
-                pieces.setdefault(choice.stream._loop, []).append((choice.stream, piece))
+                pieces.setdefault(choice.stream.loop, []).append((choice.stream, piece))
         for request in ended:
             self._choices.pop(request.id, None)
         for event_loop, batch in pieces.items():
             try:
                 event_loop.call_soon_threadsafe(_put, batch)
             except RuntimeError:  # that event loop is closed: nobody listens any more
-                self.llm.loop.drop([request for stream, _ in batch for request in stream._requests])
+                self.llm.loop.drop([request for stream, _ in batch for request in stream.requests])
 
 
 def _put(batch: list[tuple[Stream, Piece]]) -> None:
     for stream, piece in batch:
-        stream._pieces.put_nowait(piece)
+        stream.put(piece)

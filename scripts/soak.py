@@ -24,34 +24,31 @@ resident memory is read from /proc.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import json
 import math
-import os
 import random
 import sys
 import time
-from array import array
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from engines.hook import quiet_transformers
 from mtad.errors import InvalidInput, Parser, command
-from mtad.params import METHODS, DecodingParams
+from mtad.params import METHODS
 from runtime.async_llm import AsyncLLM
+from runtime.device_options import add_device, device_of
 from runtime.llm import LLM
 from runtime.scheduler import QueueFull
 from scripts.demo import dataset
 from scripts.machine import machine
 from scripts.serving import ROOT
+from scripts.soak_figures import Seen, percentiles, plot, resident, trend, trim
+from scripts.soak_jobs import Job, make_job
 
 WAIT = 300.0
 """Seconds after which a request that has not ended counts as lost."""
@@ -59,102 +56,6 @@ CLIENTS_EXTRA, WAITING = 8, 6
 """Clients beyond the rows, and places in the queue: fewer, so that some are turned away."""
 BLOCKS = 5000.0
 """Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred."""
-Cancel = Literal["seconds", "pieces", "leave"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One request and what its client does with it.
-
-    Attributes:
-        prompt: token ids.
-        params: decoding parameters, with a seed.
-        priority: of the submission.
-        cancel: how it is cancelled; None: not.
-        after: seconds or pieces after which.
-    """
-
-    prompt: list[int]
-    params: DecodingParams
-    priority: int
-    cancel: Cancel | None
-    after: float
-
-
-def make_job(number: int, seed: int, prompts: Sequence[Sequence[int]], room: int) -> Job:
-    """The `number`-th request; always the same for one seed.
-
-    Args:
-        number, seed: key of its random numbers.
-        prompts: material for prompts, token ids.
-        room: tokens that prompt and text may have together.
-    """
-    rng = random.Random(f"{seed}:{number}")
-    max_tokens = min(rng.choice((1, 2, 16, 32, 32, 64)), room // 2)
-    head = [token for prompt in prompts[:4] for token in prompt]
-    kind, own = rng.random(), list(rng.choice(prompts))
-    if kind < 0.1:
-        prompt = own[:1]
-    elif kind < 0.3:
-        prompt = (own + head)[: rng.randint(1, 512)]
-    elif kind < 0.5:
-        prompt = head[: 64 * rng.randint(1, 3)] + own  # starts like others do
-    else:
-        prompt = own
-    params = DecodingParams(
-        method=rng.choice(list(METHODS)),
-        draft_len=rng.randint(1, 4),
-        beam_width=rng.randint(1, 3),
-        branching=rng.choice(((2, 2), (3, 1, 1))),
-        replacement=rng.random() < 0.5,
-        draft_confidence=rng.choice((None, None, 0.1)),
-        accept_threshold=rng.choice((0.0, 0.05, 0.3, 1.0)),
-        temperature=rng.choice((0.0, 0.7, 1.0, 1.0)),
-        top_k=0 if rng.random() < 0.01 else rng.choice((1, 5, 10, 20)),  # 0 makes every row of its batch dear
-        top_p=rng.choice((0.9, 0.9, 1.0)),
-        seed=rng.getrandbits(62),
-        max_tokens=max_tokens,
-        min_tokens=rng.choice((0, 0, max_tokens // 4)),
-        stop=rng.choice(((), (), ("\n", " = "))),
-        n=2 if rng.random() < 0.05 else 1,
-        top_logprobs=rng.choice((0, 0, 3)),
-        repetition_penalty=rng.choice((1.0, 1.0, 1.0, 1.2)),
-        presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
-    )
-    if rng.random() < 0.25 and params.flexible:
-        params = replace(params, speculation="adaptive")
-    cancel: Cancel | None = rng.choice(("seconds", "pieces", "leave")) if rng.random() < 0.2 else None
-    after = rng.random() * 0.8 if cancel == "seconds" else rng.randint(0, 8)
-    if cancel == "leave":
-        params = replace(params, n=1)
-    return Job(prompt[: room - max_tokens], params, rng.choice((0, 0, 0, 1, 5)), cancel, after)
-
-
-@dataclass
-class Seen:
-    """What the clients saw. Keeps numbers, and the texts of the sample only, so that it does not grow with requests.
-
-    Attributes:
-        ends: choices by finish reason; `left` are those whose client left the loop over their pieces.
-        problems: what went against the rules, one line each.
-        turned_away: submissions refused because the queue was full.
-        firsts, wholes, paces: seconds of the requests that were not cancelled: submission to first piece, to the end,
-            and a token after the first piece; `methods` is the method of each.
-        memory: (requests ended, resident MiB, allocated blocks of the interpreter).
-        untrimmed: (requests ended, resident MiB) with what the C library holds free.
-        kept: of the sample, by request: token ids and text of each choice.
-    """
-
-    ends: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    turned_away: int = 0
-    firsts: array[float] = field(default_factory=lambda: array("d"))
-    wholes: array[float] = field(default_factory=lambda: array("d"))
-    paces: array[float] = field(default_factory=lambda: array("d"))
-    methods: array[int] = field(default_factory=lambda: array("b"))
-    memory: list[tuple[int, float, int]] = field(default_factory=list)
-    untrimmed: list[tuple[int, float]] = field(default_factory=list)
-    kept: dict[int, list[tuple[list[int], str]]] = field(default_factory=dict)
 
 
 async def client(engine: AsyncLLM, number: int, job: Job, seen: Seen, keep: bool) -> None:
@@ -280,68 +181,6 @@ def compare(llm: LLM, jobs: Sequence[Job], seen: Seen) -> int:
     return len(seen.kept)
 
 
-def resident() -> int:
-    """Resident memory of this process, bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def trim() -> None:
-    """Have the C library give free memory back to the system; what is not glibc does so by itself or cannot."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
-
-
-def trend(readings: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """What readings grow by in 1,000 requests after the first quarter, and its standard error.
-
-    The error allows for neighbouring readings being alike: it is that of a line through the means of 8 consecutive
-    stretches, if that is larger than the line's own.
-    """
-    points = np.array(readings[len(readings) // 4 :], dtype=np.float64) / (1000.0, 1.0)
-    if len(points) < 4:
-        return math.nan, math.nan
-    (slope, level), covariance = np.polyfit(points[:, 0], points[:, 1], 1, cov="unscaled")
-    rest = points[:, 1] - (slope * points[:, 0] + level)
-    error = math.sqrt(covariance[0, 0] * (rest**2).sum() / (len(points) - 2))
-    if len(points) >= 32:  # means of 8 stretches are nearly independent
-        xs, ys = (np.array([part.mean() for part in np.array_split(points[:, i], 8)]) for i in (0, 1))
-        about = ys - (slope * xs + level)
-        error = max(error, math.sqrt((about**2).sum() / 6 / ((xs - xs.mean()) ** 2).sum()))
-    return float(slope), float(error)
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p90, p99 in milliseconds."""
-    known = [value for value in values if not math.isnan(value)]
-    return {f"p{p}": float(np.percentile(known, p)) * 1e3 for p in (50, 90, 99)} if known else {}
-
-
-def plot(seen: Seen, slope: float, error: float, path: Path) -> None:
-    """Resident memory over requests, and the latencies by method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    left.plot([at for at, _, _ in seen.memory], [mib for _, mib, _ in seen.memory], label="in use")
-    left.plot(*zip(*seen.untrimmed, strict=True), color="0.7", label="with what the C library holds free")
-    left.legend()
-    left.set(xlabel="requests ended", ylabel="resident memory, MiB", ylim=(0, None))
-    left.set_title(f"{slope:+.2f} +- {error:.2f} MiB per 1,000 requests after the first quarter", fontsize=10)
-    wholes, methods = np.array(seen.wholes), np.array(seen.methods)
-    bins = np.geomspace(max(wholes.min(), 1e-3), wholes.max() * 1.01, 30)
-    parts = [wholes[methods == index] for index in range(len(METHODS))]
-    right.hist(parts, bins=bins, stacked=True, label=list(METHODS))
-    right.set(xlabel="end-to-end latency, queueing included, s", ylabel="requests", xscale="log")
-    right.legend()
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 @command
 def main() -> None:
     """Entry point."""
@@ -354,6 +193,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=100, help="requests run again alone (default %(default)s)")
     parser.add_argument("--leak-limit", type=float, default=5.0, help="MiB per 1,000 requests (default %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
+    add_device(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the requests (default %(default)s)")
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder to write to")
     options = parser.parse_args()
@@ -363,7 +203,7 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_transformers()
     report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
-    llm = LLM(options.pair, options.threads, rows=options.rows, max_waiting=WAITING)
+    llm = LLM(options.pair, options.threads, rows=options.rows, max_waiting=WAITING, **device_of(options))
     prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
     started = time.perf_counter()
     seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))
@@ -372,7 +212,8 @@ def main() -> None:
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     jobs = [make_job(number, options.seed, prompts, room) for number in range(options.requests)]
     check_ends(seen, totals, jobs)
-    compared = compare(LLM(options.pair, options.threads, rows=1, prefix_tokens=0), jobs, seen)
+    alone = LLM(options.pair, options.threads, rows=1, prefix_tokens=0, **device_of(options))
+    compared = compare(alone, jobs, seen)
     slope, error = trend([(at, mib) for at, mib, _ in seen.memory])
     untrimmed, untrimmed_error = trend(seen.untrimmed)
     blocks, blocks_error = trend([(at, count) for at, _, count in seen.memory])

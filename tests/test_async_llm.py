@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams
-from runtime.async_llm import AsyncLLM, EngineStopped, Piece, Stream
+from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.costs import StepCosts, StepTable
 from runtime.request import RequestFailed
 from runtime.scheduler import QueueFull
+from runtime.stream import Piece, Stream
 from runtime.text import settled
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
@@ -26,17 +26,6 @@ BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
 """Known, so that nothing has to be measured."""
 LONG = replace(BASE, max_tokens=120)
-
-
-@pytest.fixture(scope="module")
-def pair(pair_folders: Callable[[str], Path]) -> Path:
-    return pair_folders("onnx")
-
-
-@pytest.fixture(scope="module")
-def plain(pair: Path) -> LLM:
-    """The same pair without a thread."""
-    return LLM(pair, threads=1)
 
 
 @pytest.fixture
@@ -244,7 +233,7 @@ def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
             fill = [await engine.submit(PROMPTS[0], LONG) for _ in range(4)]
             streams = [await engine.submit("S", BASE, priority) for priority in priorities]
             await asyncio.gather(*(stream.results() for stream in fill + streams))
-        requests = [stream._requests[0] for stream in streams]
+        requests = [stream.requests[0] for stream in streams]
         admitted = [request.arrived + request.statistics.queue_seconds for request in requests]
         assert admitted[3] < admitted[1] < admitted[2] < admitted[0]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,24 +13,11 @@ from pydantic import BaseModel
 from mtad.params import METHODS
 from runtime import LLM, DecodingParams
 from runtime.server.bodies import DESCRIPTIONS
-from tests.live_server import COSTS, MODEL, LiveServer, ask, call, live
+from tests.live_server import MODEL, LiveServer, ask, call
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many"]
 BASE = DecodingParams(max_tokens=16, seed=5, ignore_eos=True)
 ASKED = {"max_tokens": 16, "seed": 5, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def plain(pair_folders: Callable[[str], Path]) -> LLM:
-    """The same pair without a server."""
-    return LLM(pair_folders("onnx"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def server(plain: LLM) -> Iterator[LiveServer]:
-    """One server for all tests that leave it as it was."""
-    with live(LLM(plain.pair, max_waiting=64, costs=COSTS)) as running:
-        yield running
 
 
 def test_a_completion_is_what_the_engine_gives(plain: LLM, server: LiveServer) -> None:

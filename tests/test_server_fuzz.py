@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,18 +12,10 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from runtime import LLM
-from tests.live_server import COSTS, MODEL, LiveServer, ask, live, until
+from tests.live_server import MODEL, LiveServer, ask, until
 
 EXAMPLES = 30
 """Requests for each operation that takes a body."""
-
-
-@pytest.fixture(scope="module")
-def server(pair_folders: Callable[[str], Path]) -> Iterator[LiveServer]:
-    llm = LLM(pair_folders("onnx"), threads=1)
-    with live(LLM(llm.pair, max_waiting=16, costs=COSTS)) as running:
-        yield running
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: str(mode.value))

@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from runtime import LLM
 from runtime.server.command import is_loopback, read_keys
 from runtime.server.options import ServerOptions
 from tests.live_server import MODEL, LiveServer, call, live, own, until
-
-
-@pytest.fixture(scope="module")
-def plain(pair_folders: Callable[[str], Path]) -> LLM:
-    """The same pair without a server."""
-    return LLM(pair_folders("onnx"), threads=1)
 
 
 def test_keys_guard_what_costs_something(plain: LLM) -> None:

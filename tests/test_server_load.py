@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,32 +13,31 @@ import pytest
 
 from runtime import LLM, DecodingParams
 from scripts import bench
-from scripts.load_client import Figures, Job, _Chunks, drive
+from scripts.load_client import _Chunks
+from scripts.load_figures import Figures, Job, drive
 from scripts.server_load import SYSTEMS, Served, percentiles, plot, summarise, table
 from tests.live_server import COSTS
 
 
 @pytest.fixture(scope="module")
-def llm(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("onnx"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def jobs(llm: LLM) -> list[Job]:
+def jobs(plain: LLM) -> list[Job]:
     found = []
     for seed in range(5):
         params = {"max_tokens": 8 + seed, "ignore_eos": True}
-        result = llm.generate("How many", DecodingParams(seed=seed, max_tokens=8 + seed, ignore_eos=True))[0]
+        result = plain.generate("How many", DecodingParams(seed=seed, max_tokens=8 + seed, ignore_eos=True))[0]
         found.append(Job("How many", seed, params, result.token_ids, result.text))
     return found
 
 
-def test_both_systems_give_every_answer_and_a_wrong_one_is_noticed(llm: LLM, jobs: list[Job]) -> None:
+def test_both_systems_give_every_answer_and_a_wrong_one_is_noticed(plain: LLM, jobs: list[Job]) -> None:
     broken = [*jobs, replace(jobs[0], token_ids=[1, 2]), replace(jobs[1], text="x"), replace(jobs[2], prompt="")]
-    with Served(LLM(llm.pair, costs=COSTS), broken) as served:
+    with Served(LLM(plain.pair, costs=COSTS), broken) as served:
         for system in SYSTEMS:
-            figures = served.slice(system, 3, 0.6, 0)
-            rounds = (figures.answers + len(figures.wrong)) / len(broken)
+            for seconds in (0.6, 3.0, 15.0):  # as long as a busy machine needs
+                figures = served.slice(system, 3, seconds, 0)
+                rounds = (figures.answers + len(figures.wrong)) / len(broken)
+                if rounds > 1:
+                    break
             assert rounds > 1, "each job had its turn"
             assert figures.answers == pytest.approx(rounds * 5, abs=3)
             assert len(figures.wrong) == pytest.approx(rounds * 3, abs=3)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ needs_browser = pytest.mark.skipif(
     BROWSER is None, reason="NOT TESTED: no Chromium on the PATH (Debian and Ubuntu: apt install chromium)"
 )
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def plain(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("onnx"), threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError
 
 from runtime import LLM
-from tests.live_server import COSTS, MODEL, LiveServer, ask, call, live, own
-
-
-@pytest.fixture(scope="module")
-def plain(pair_folders: Callable[[str], Path]) -> LLM:
-    """The same pair without a server."""
-    return LLM(pair_folders("onnx"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def server(plain: LLM) -> Iterator[LiveServer]:
-    """One server for all tests that leave it as it was."""
-    with live(LLM(plain.pair, max_waiting=64, costs=COSTS)) as running:
-        yield running
+from tests.live_server import MODEL, LiveServer, ask, call, live, own
 
 
 @pytest.mark.parametrize(

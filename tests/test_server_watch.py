@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,16 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mtad.errors import InvalidInput
 from runtime import LLM
-from runtime.server.energy import EnergyMeter
 from runtime.server.tracing import Tracing
 from tests.live_server import MODEL, LiveServer, call, live, own, until
 
 DASHBOARD = Path(__file__).parent.parent / "docs" / "grafana.json"
-
-
-@pytest.fixture(scope="module")
-def plain(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("onnx"), threads=1)
 
 
 @pytest.fixture
@@ -188,56 +181,6 @@ def test_traces_that_cannot_be_made_are_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InvalidInput, match="opentelemetry-api is not installed"):
         Tracing(True)
     assert Tracing(False).begin("/", {})._span is None
-
-
-class TwoGpus:
-    """What zeus returns on a machine with two GPUs, the second of which has no counter."""
-
-    def __init__(self) -> None:
-        self.millijoules = 5000
-
-    def __len__(self) -> int:
-        return 2
-
-    def supports_get_total_energy_consumption(self, index: int) -> bool:
-        return index == 0
-
-    def get_total_energy_consumption(self, index: int) -> int:
-        assert index == 0
-        return self.millijoules
-
-
-def install_zeus(monkeypatch: pytest.MonkeyPatch, get_gpus: Callable[[], Any]) -> type[Exception]:
-    class ZeusBaseGPUError(Exception):
-        pass
-
-    package, device = ModuleType("zeus"), ModuleType("zeus.device")
-    package.__spec__ = SimpleNamespace(name="zeus")  # type: ignore[assignment]
-    exception = ModuleType("zeus.device.exception")
-    vars(device)["get_gpus"], vars(exception)["ZeusBaseGPUError"] = get_gpus, ZeusBaseGPUError
-    for module in (package, device, exception):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    return ZeusBaseGPUError
-
-
-def test_energy_counts_from_the_first_look_at_gpus_with_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = TwoGpus()
-    install_zeus(monkeypatch, lambda: gpus)
-    meter = EnergyMeter()
-    assert dict(meter.joules()) == {"0": 0.0}
-    gpus.millijoules += 2500
-    assert dict(meter.joules()) == {"0": 2.5}
-
-
-def test_a_machine_without_a_meter_reports_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Any:
-        raise error("NVML unavailable")
-
-    error = install_zeus(monkeypatch, none)
-    assert dict(EnergyMeter().joules()) == {}
-    monkeypatch.delitem(sys.modules, "zeus")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert dict(EnergyMeter().joules()) == {}
 
 
 def test_the_documentation_names_every_metric(server: LiveServer) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from mtad.params import METHODS
 from runtime import LLM
-from scripts.soak import CLIENTS_EXTRA, WAITING, Job, Seen, check_ends, compare, make_job, soak, trend
+from scripts.soak import CLIENTS_EXTRA, WAITING, check_ends, compare, soak
+from scripts.soak_figures import Seen, trend
+from scripts.soak_jobs import Job, make_job
 from tests.conftest import TEXT
 
 COUNT, SEED = 100, 3

@@ -31,7 +31,7 @@ KINDS = ("tied", "gemma-2", "phi-3", "opt")
 def write(folder: Path, checkpoint: Checkpoint, precision: str = "float32", streamed: bool = True) -> Engine:
     spec = checkpoint.spec(4, 256, precision, "onnx")
     folder.mkdir()
-    model = checkpoint.empty(spec.dtype) if streamed else checkpoint.load(spec.dtype)
+    model = checkpoint.empty(spec.dtype) if streamed else checkpoint.load(spec.torch_dtype)
     write_graph(model, checkpoint.weights(), spec, folder / "model.onnx")
     write_spec(folder, spec)
     return open_engine(folder)
@@ -131,7 +131,7 @@ class TestWeights:
         model, tokens = checkpoint.empty("float32"), some_tokens(2, 20)[None]
         with torch.no_grad(), filled(model, checkpoint.weights(), torch.float32):
             found = model(tokens).logits
-            torch.testing.assert_close(found, checkpoint.load("float32")(tokens).logits, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found, checkpoint.load(torch.float32)(tokens).logits, rtol=1e-5, atol=1e-5)
         assert all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
     @pytest.mark.parametrize("kind", ["index", "older", "older index", "without its body's prefix"])

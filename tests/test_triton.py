@@ -259,7 +259,7 @@ def test_a_cancelled_stream_frees_its_row(server: TritonServer) -> None:
     with calling(server) as call:
         for _ in range(4):  # every row
             call.ask("mtad", stream=True, **LONG)
-        next(iter(call))
+        until(lambda: figure(server, "mtad_requests_running") == 4, 30)
         with calling(server) as waiting:
             waiting.ask("mtad", text_input=PROMPT, max_tokens=8, ignore_eos=True)
             call.cancel()

@@ -19,7 +19,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
 from runtime.server.errors import ApiError
 from runtime.triton import repository
-from runtime.triton.command import _HELP, main
+from runtime.triton.command import _HELP, main, parser
 from runtime.triton.options import ENGINE, TritonOptions, read_options
 from runtime.triton.question import read
 from runtime.triton.repository import write_model
@@ -103,7 +103,9 @@ def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders:
 
 
 def test_the_command_has_every_option_of_the_engine() -> None:
-    assert {*_HELP, "eager"} == set(ENGINE), "eager is for comparisons, and for model.yaml alone"
+    # `eager` is for comparisons, and for model.yaml alone; `graphs` is --no-graphs
+    assert {*_HELP, "eager", "graphs"} == set(ENGINE)
+    assert parser().parse_args(["pair", "repository", "--no-graphs"]).no_graphs
 
 
 @pytest.mark.parametrize(
@@ -245,11 +247,6 @@ LONG = {
     "ignore_eos": np.array([[True]]),
     "stream": np.array([[True]]),
 }
-
-
-@pytest.fixture(scope="module")
-def plain(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("onnx"), threads=1)
 
 
 def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(plain: LLM) -> None:

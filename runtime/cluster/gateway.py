@@ -25,6 +25,7 @@ from runtime.cluster.board import Figures, Report
 from runtime.cluster.prefixes import prefix_keys
 from runtime.cluster.replica import Head
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
+from runtime.server.guard import read_body
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Gateway:
         """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
         if self._draining:
             raise EngineStopped("takes no requests: it is draining")
-        body = await _read(receive)
+        body = await read_body(receive)
         head = {name: scope.get(name) for name in _HEAD}
         work = asyncio.create_task(self._answer(head, body, send))
         gone = asyncio.create_task(_gone(receive))
@@ -178,17 +179,6 @@ class Gateway:
                 yield message
         finally:
             coming.cancel()
-
-
-async def _read(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 async def _gone(receive: Receive) -> None:

@@ -94,7 +94,7 @@ class Replica:
             raise RuntimeError("the engine broke down") from self._engine.cause
 
     async def _report(self) -> None:
-        metrics = self._app.state.service.metrics
+        metrics = self._app.service.metrics
         while True:
             text, _ = metrics.render("")
             where = socket.gethostname(), os.getpid()

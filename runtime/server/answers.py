@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
-import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.async_llm import Piece
+from pydantic_core import to_json
+
 from runtime.server.bodies import Body, ChatBody, CompletionBody
 from runtime.server.tokens import TokenNames
 from runtime.statistics import Statistics
+from runtime.stream import Piece
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Origins:
     """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
 
     Attributes:
-        ends: of each token whose text has not been shown: where it begins, and its origin.
+        begun: where text of an origin begins, as far as its text has not been shown: (character, origin).
         shown: characters shown so far.
     """
 
@@ -29,15 +31,17 @@ class Origins:
 
     def spans(self, piece: Piece) -> list[tuple[str, int]]:
         """The piece's text as (origin, characters), origins `accepted` and `bonus`, adding up to its length."""
-        for number, offset in enumerate(piece.offsets):
-            self.begun.append((offset, "accepted" if number < piece.accepted else "bonus"))
-        end = self.shown + len(piece.text)
+        begun, offsets, end = self.begun, piece.offsets, self.shown + len(piece.text)
+        if piece.accepted:
+            begun.append((offsets[0], "accepted"))
+        if piece.accepted < len(offsets):
+            begun.append((offsets[piece.accepted], "bonus"))
         spans: list[tuple[str, int]] = []
         while self.shown < end:
-            while len(self.begun) > 1 and self.begun[1][0] <= self.shown:
-                self.begun.popleft()
-            until = min(self.begun[1][0], end) if len(self.begun) > 1 else end
-            origin = self.begun[0][1]
+            while len(begun) > 1 and begun[1][0] <= self.shown:
+                begun.popleft()
+            until = min(begun[1][0], end) if len(begun) > 1 else end
+            origin = begun[0][1]
             if spans and spans[-1][0] == origin:
                 spans[-1] = origin, spans[-1][1] + until - self.shown
             else:
@@ -102,7 +106,8 @@ class Answer:
         self._body, self._prompts, self._seeds, self._n, self._names = body, prompts, seeds, n, names
         self._chat = isinstance(body, ChatBody)
         self._top = body.alternatives
-        self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
+        # no secret: asking the system for its randomness would give up the interpreter's lock, to the engine's thread
+        self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{random.getrandbits(128):032x}"
         self._echoes = echoes
         self._begun: set[int] = set()
         self._origins = [Origins() for _ in prompts]
@@ -116,16 +121,26 @@ class Answer:
             "system_fingerprint": fingerprint,
         }
         self._chunk_frame = {**self._frame, "object": f"{kind}.chunk" if self._chat else kind}
-        self._usage_field = {"usage": None} if body.stream_options and body.stream_options.include_usage else {}
-        self.usage_wanted = bool(self._usage_field)
+        self.usage_wanted = bool(body.stream_options and body.stream_options.include_usage)
+        # all chunks of an answer are the same but for the choice: they are put together around it
+        self._head = b"data: " + to_json({**self._chunk_frame, "choices": []}).removesuffix(b"]}")
+        self._tail = b'],"usage":null}\n\n' if self.usage_wanted else b"]}\n\n"
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        """What a piece adds."""
+    def event(self, piece: Piece) -> bytes:
+        """What a piece adds, as a server-sent event."""
+        return b"%b%b%b" % (self._head, to_json(self._delta(piece)), self._tail)
+
+    def last_events(self) -> bytes:
+        """What ends a stream: the chunk that has the usage and no choice, if it is wanted, and OpenAI's mark."""
+        usage = sent_event({**self._chunk_frame, "choices": [], "usage": self.usage}) if self.usage_wanted else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        """The choice of a chunk."""
         first = piece.index not in self._begun
-        choice = self._choice(piece, first)
-        content = choice.pop("text")
+        choice, content = self._choice(piece, first)
         if self._chat:
-            choice["delta"] = ({"role": "assistant"} if first else {}) | {"content": content}
+            choice["delta"] = {"role": "assistant", "content": content} if first else {"content": content}
         else:
             choice["text"] = content
         extension: dict[str, Any] = {
@@ -137,11 +152,7 @@ class Answer:
         if piece.statistics:
             extension |= self._ending(piece)
         choice["mtad"] = extension
-        return {**self._chunk_frame, "choices": [choice], **self._usage_field}
-
-    def last_chunk(self) -> dict[str, Any]:
-        """The chunk that has the usage and no choice."""
-        return {**self._chunk_frame, "choices": [], "usage": self.usage}
+        return choice
 
     def whole(self, pieces: list[Piece]) -> dict[str, Any]:
         """All of it at once."""
@@ -160,8 +171,7 @@ class Answer:
                 finish_reason=some[-1].finish_reason,
                 statistics=some[-1].statistics,
             )
-            choice = self._choice(joined, True)
-            content = choice.pop("text")
+            choice, content = self._choice(joined, True)
             if self._chat:
                 choice["message"] = {"role": "assistant", "content": content, "refusal": None}
             else:
@@ -174,27 +184,25 @@ class Answer:
         """What the choices that have ended cost."""
         return usage(self._prompts, self._n, self.statistics)
 
-    def _choice(self, piece: Piece, first: bool) -> dict[str, Any]:
-        """What the shapes share; `text` is to be put where the shape has it."""
-        echo = self._echoes[piece.index // self._n] if first and self._echoes else ""
-        choice = {
+    def _choice(self, piece: Piece, first: bool) -> tuple[dict[str, Any], str]:
+        """What the shapes share, and the text, which is to be put where the shape has it."""
+        text = self._echoes[piece.index // self._n] + piece.text if first and self._echoes else piece.text
+        choice: dict[str, Any] = {
             "index": piece.index,
-            "text": echo + piece.text,
-            "logprobs": self._logprobs(piece),
+            "logprobs": None if self._top is None else self._logprobs(piece),
             "finish_reason": piece.finish_reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = piece.token_ids
             if first:
                 choice["prompt_token_ids"] = self._prompts[piece.index]
-        self._begun.add(piece.index)
+        if first:
+            self._begun.add(piece.index)
         if piece.statistics:
             self.statistics[piece.index] = piece.statistics
-        return choice
+        return choice, text
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        if self._top is None:
-            return None
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
         if self._chat:
             return {
                 "content": self._names.chat(piece.token_ids, piece.logprobs, piece.top_logprobs),
@@ -205,6 +213,11 @@ class Answer:
     def _ending(self, piece: Piece) -> dict[str, Any]:
         assert piece.statistics is not None
         return {"seed": self._seeds[piece.index], "statistics": piece.statistics.to_dict()}
+
+
+def sent_event(value: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: %b\n\n" % to_json(value)
 
 
 def wants_echo(body: Body) -> bool:

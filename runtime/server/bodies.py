@@ -172,7 +172,7 @@ class Body(_Part):
         Raises:
             InvalidInput: they cannot be used, or contradict each other.
         """
-        given = {name: getattr(self, name) for name in PARAMETERS if getattr(self, name, None) is not None}
+        given = {name: getattr(self, name) for name in self.model_fields_set & PARAMETERS.keys()}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         values["top_logprobs"] = self.alternatives or 0
         if isinstance(values.get("json_schema"), Mapping):

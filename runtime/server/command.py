@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput, Parser, command
+from runtime.device_options import add_device, device_of
 
 if TYPE_CHECKING:
     import socket
@@ -50,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
     size = engine.add_mutually_exclusive_group()
     size.add_argument("--rows", type=int, help="requests decoded at once (default: what the pair was exported with)")
     size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
+    engine.add_argument(
+        "--tensor-parallel", type=int, default=1, help="GPUs the target is divided over (default %(default)s)"
+    )
     engine.add_argument("--max-waiting", type=int, default=1024, help="longest queue (default %(default)s)")
     engine.add_argument("--max-draft-len", type=int, default=8, help="largest draft_len (default %(default)s)")
     engine.add_argument("--max-beam-width", type=int, default=8, help="largest beam_width (default %(default)s)")
@@ -57,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "--max-prefill-tokens", type=int, default=256, help="prompt tokens a turn (default %(default)s)"
     )
     engine.add_argument("--prefix-tokens", type=int, help="prompt tokens kept for reuse (default: two rows' worth)")
+    add_device(engine)
     group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
     group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
     group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
@@ -110,15 +115,21 @@ def main() -> None:
     )
     if options.max_replicas is not None and options.replicas is None:
         raise InvalidInput("max-replicas", options.max_replicas, "only with --replicas, the least of them")
+    if options.tensor_parallel > 1:
+        from runtime.parallel import follow_if_told
+
+        follow_if_told()  # one process listens
     bound = bind(options.host, options.port)
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     names = ("threads", "rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
-    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")}
+    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")} | device_of(options)
     if options.replicas is not None:
+        if options.tensor_parallel != 1:
+            raise InvalidInput("tensor-parallel", options.tensor_parallel, "not together with --replicas")
         _serve_cluster(options, settings, limits, bound)
         return
-    engine = AsyncLLM(options.pair, **limits)
+    engine = AsyncLLM(options.pair, tensor_parallel=options.tensor_parallel, **limits)
     if options.chat_template:
         template = read_template(options.chat_template, engine.llm.pair.tokenizer)
         settings = ServerOptions(**{**vars(settings), "chat_template": template})

@@ -81,11 +81,9 @@ class Guard:
     def _limited(self, headers: Headers, receive: Receive) -> Receive:
         """`receive` within the limits of size and time; raises `ApiError`."""
         most, received, complete = self._options.max_body_bytes, 0, False
-        too_large = ApiError(413, f"the body is larger than {most} bytes, the server's limit", code="body_too_large")
-        too_large.headers["connection"] = "close"
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > most:
-            raise too_large
+            raise _too_large(most)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.body_seconds
 
@@ -104,7 +102,28 @@ class Guard:
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if received > most:
-                raise too_large
+                raise _too_large(most)
             return message
 
         return limited
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"the body is larger than {most} bytes, the server's limit"
+    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+
+
+async def read_body(receive: Receive) -> bytes:
+    """All of a request's body.
+
+    Raises:
+        ClientDisconnect: the client went away before all of it had come.
+    """
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(body)

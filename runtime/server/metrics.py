@@ -11,9 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from runtime.async_llm import AsyncLLM, Piece
-from runtime.server.energy import EnergyMeter
+from runtime.async_llm import AsyncLLM
+from runtime.energy import EnergyMeter
 from runtime.statistics import SECONDS, Histogram
+from runtime.stream import Piece
 
 PHASES = ("queue", "prefill", "draft", "score", "commit")
 
@@ -107,6 +108,9 @@ class Metrics(Collector):
         yield _gauge("mtad_block_efficiency", "tokens a target pass, since the start", totals.block_efficiency)
         yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)
         alarms = "drafts accepted almost never (low) or almost always (high), 32 in a row"
+        if totals.unrecorded:
+            reasons = dict(totals.unrecorded)
+            yield _counter("mtad_unrecorded_blocks", "on a GPU, blocks that were no CUDA graph", reasons, "reason")
         yield _counter("mtad_acceptance_alarms", alarms, dict(totals.alarms), "kind")
 
         seconds = {phase: getattr(totals, f"{phase}_seconds") for phase in PHASES[1:]}
@@ -120,7 +124,7 @@ class Metrics(Collector):
         yield _histogram("mtad_request_prompt_tokens", "prompt tokens a request", totals.prompt)
         yield _histogram("mtad_request_generated_tokens", "new tokens a request", totals.output)
         yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", totals.accepted_lengths)
-        joules = dict(self._meter.joules())
+        joules = self._meter.joules("gpu")
         if joules:
             yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")
 

@@ -22,13 +22,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *given: Any, head_seconds: float, **named: Any) -> None:
         super().__init__(*given, **named)
         self._head_seconds = head_seconds
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None  # only while a head is not complete
+        self._head_bytes, self._in_head = 0, True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
         super().connection_made(transport)
-        self._expect_head()
+        self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
@@ -37,23 +37,27 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_head()
+        if not self._in_head and (self.cycle is None or self.cycle.response_complete):
+            self._head_bytes, self._in_head = 0, True
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > HEAD_BYTES:
-            self._refuse(431)
+        if self._in_head:
+            self._wait()
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(431)
 
     def on_headers_complete(self) -> None:
         """The head has arrived."""
         self._head_arrived()
         super().on_headers_complete()
 
-    def _expect_head(self) -> None:
-        self._head_bytes = 0
-        self._head_timer = self.loop.call_later(self._head_seconds, self._refuse, 408)
+    def _wait(self) -> None:
+        """For the rest of a head; most come whole and are not waited for."""
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_seconds, self._refuse, 408)
 
     def _head_arrived(self) -> None:
+        self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 from pydantic_core import to_json
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.async_llm import Stream
-from runtime.server.answers import Answer
+from runtime.server.answers import Answer, sent_event
 from runtime.server.bodies import Body
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.metrics import ChoiceClock
 from runtime.server.options import ServerOptions
 from runtime.server.tracing import Span
+from runtime.stream import Piece, Stream
 
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,7 +23,7 @@ _EVENTS = [
 ]
 
 
-class Responder(Response):
+class Responder:
     """The response of one submitted request; owns its stream from now on.
 
     Whatever ends it early (the client went away, time is up, the server gave it up) cancels what still runs: the
@@ -38,96 +36,70 @@ class Responder(Response):
         self._stream, self._answer, self._body = stream, answer, body
         self._span, self._clock, self._seconds = span, clock, options.request_seconds
         self._begun = False
-        self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        work = asyncio.create_task(self._events(send) if self._body.stream else self._whole(scope, receive, send))
         gone = asyncio.create_task(_gone(receive))
+        gone.add_done_callback(lambda _: self._stream.cancel())  # its last pieces come with the engine's next turn
         problem: str | None = None
         try:
-            await asyncio.wait({work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                problem = work.result()
-            elif gone.done():
-                problem = "the client went away"
-            else:
-                await _stop(work)
-                error = timed_out(self._seconds)
-                problem = error.message
-                if not gone.done():
-                    async with asyncio.timeout(1):  # the client may have stopped reading
-                        await self._give_up(error, scope, receive, send)
+            async with asyncio.timeout(self._seconds):
+                try:  # a task of its own: each piece wakes it alone, not all the calls it was reached through
+                    await asyncio.create_task(self._events(send) if self._body.stream else self._whole(send))
+                except Exception as error:
+                    shown = api_error(error)
+                    problem = "the client went away" if gone.done() else shown.message
+                    await self._give_up(shown, scope, receive, send)
         except TimeoutError:
-            pass
+            shown = timed_out(self._seconds)
+            problem = shown.message
+            with contextlib.suppress(TimeoutError):  # the client may have stopped reading
+                async with asyncio.timeout(1):
+                    await self._give_up(shown, scope, receive, send)
         finally:
             self._stream.cancel()
-            await _stop(work)
-            await _stop(gone)
+            gone.cancel()
             self._span.end(self._answer.statistics, problem)
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> str | None:
-        """One JSON object. Returns what went wrong."""
-        pieces = []
-        try:
-            async for piece in self._stream:
-                self._clock.see(piece)
+    async def _whole(self, send: Send) -> None:
+        """One JSON object."""
+        pieces: list[Piece] = []
+        while taken := await self._stream.take():
+            for piece in taken:
                 if piece.finish_reason == "cancelled":
                     raise cancelled()
-                pieces.append(piece)
-        except Exception as error:
-            shown = api_error(error)
-            await shown.response(scope, receive, send)
-            return shown.message
-        await _json(200, self._answer.whole(pieces), send)
-        return None
+                self._clock.see(piece)
+            pieces += taken
+        data = to_json(self._answer.whole(pieces))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._begun = True
+        await send({"type": "http.response.body", "body": data})
 
-    async def _events(self, send: Send) -> str | None:
-        """A chunk a piece. Returns what went wrong."""
+    async def _events(self, send: Send) -> None:
+        """An event a piece. What has come together is one write, and the end goes with the last piece."""
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         self._begun = True
-        try:
-            async for piece in self._stream:
-                self._clock.see(piece)
+        while not self._stream.ended:
+            taken, data = await self._stream.take(), b""
+            for piece in taken:
                 if piece.finish_reason == "cancelled":
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
                     raise cancelled()
-                await _event(to_json(self._answer.chunk(piece)), send)
-        except Exception as error:
-            shown = api_error(error)
-            await _event(to_json(shown.body), send)
-            await send({"type": "http.response.body", "body": b""})
-            return shown.message
-        if self._answer.usage_wanted:
-            await _event(to_json(self._answer.last_chunk()), send)
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-        return None
+                self._clock.see(piece)
+                data += self._answer.event(piece)
+            ended = self._stream.ended
+            data += self._answer.last_events() if ended else b""
+            await send({"type": "http.response.body", "body": data, "more_body": not ended})
 
     async def _give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error, as the last event of what has begun."""
         if self._begun:
-            await _event(to_json(error.body), send)
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": sent_event(error.body)})
         else:
             await error.response(scope, receive, send)
-
-
-async def _event(data: bytes, send: Send) -> None:
-    await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
-
-
-async def _json(status: int, value: dict[str, Any], send: Send) -> None:
-    data = to_json(value)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
 
 
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _stop(task: asyncio.Task[Any]) -> None:
-    """End a task and wait for it; its failure is nobody's business any more."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task

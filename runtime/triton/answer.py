@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.async_llm import Piece
 from runtime.statistics import Statistics
+from runtime.stream import Piece
 from runtime.triton.tensors import Convention, Settings
 
 TYPES: Mapping[str, Any] = {

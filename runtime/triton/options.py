@@ -18,9 +18,9 @@ from runtime.triton.tensors import CONVENTIONS
 ENGINE = {
     name: parameter.default
     for name, parameter in inspect.signature(LLM.__init__).parameters.items()
-    if name not in ("self", "pair", "costs")
+    if name not in ("self", "pair", "costs", "record", "recorder", "tensor_parallel")
 }
-"""Options of `runtime.LLM` with their defaults."""
+"""Options of `runtime.LLM` with their defaults. No divided target: a model of Triton is one process."""
 
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from runtime.async_llm import AsyncLLM, Piece, Stream
+from runtime.async_llm import AsyncLLM
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
+from runtime.stream import Piece, Stream
 from runtime.triton.answer import Answer
 from runtime.triton.question import Array, Question, read
 from runtime.triton.tensors import Convention
@@ -146,7 +147,7 @@ class Service:
         answer = Answer(self._convention, settings, stream.prompts, stream.seeds, echo, arrived)
         pieces: list[Piece] = []
         left = len(stream.seeds)
-        async with contextlib.aclosing(_pieces(stream)) as coming:
+        async with contextlib.aclosing(aiter(stream)) as coming:
             async for piece in coming:
                 if piece.finish_reason == "cancelled":
                     raise cancelled()
@@ -168,9 +169,3 @@ class Service:
 
 def _given_up() -> ApiError:
     return ApiError(499, "cancelled by the client", code="cancelled")
-
-
-async def _pieces(stream: Stream) -> AsyncGenerator[Piece]:
-    """The stream's pieces; closing it cancels what still runs."""
-    async for piece in stream:
-        yield piece

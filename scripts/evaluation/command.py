@@ -17,11 +17,12 @@ from engines.hook import quiet_transformers
 from mtad.errors import CapacityExceeded, InvalidInput, Parser
 from mtad.params import DecodingParams
 from runtime import LLM
+from runtime.device_options import add_device, device_of
+from runtime.energy import EnergyMeter
 from scripts.evaluation import curves, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
 from scripts.evaluation.curves import Curve
 from scripts.evaluation.decoders import Decoder, Ids, Ours
-from scripts.evaluation.energy import Meter
 from scripts.evaluation.figures import REFERENCES, summarise
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompts import PromptSet, open_sets
@@ -60,6 +61,7 @@ def parser() -> Parser:
     own.add_argument("--pass-k", default="1,10,100", help="k of pass@k, as far as there are as many seeds")
     own.add_argument("--curve", action="append", default=[], metavar="PARAMETER=VALUES", help="may be repeated")
     own.add_argument("--threads", type=int, help="CPU threads of the target and the baselines (default: all cores)")
+    add_device(own)
     own.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder to write to")
     own.add_argument("--name", help="of the files written (default: evaluation, or curves)")
     return own
@@ -105,7 +107,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     tasks = [_task(one, llm, own) for one, own in zip(sets, params, strict=True)]
     for task in tasks if labels else ():
         check_baseline(_plain(task.prompts, common, llm))
-    meter, made = Meter(), machine()
+    meter, made = EnergyMeter(), machine()
     found: dict[str, Any] = {
         "command": "python -m scripts.evaluate " + " ".join(sys.argv[1:]),
         "machine": made,
@@ -202,6 +204,7 @@ def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingPar
         max_draft_len=max(8, *(params.draft_len for params in every)),
         max_beam_width=max(8, *(params.beam_width for params in every)),
         prefix_tokens=0,  # nobody profits from what the setting before it has stored
+        **device_of(options),
     )
 
 

@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from mtad.params import DecodingParams
 from runtime import LLM
+from runtime.energy import EnergyMeter
 from scripts.evaluation.decoders import Answer, Decoder, Ids, Ours
-from scripts.evaluation.energy import Meter
 from scripts.evaluation.figures import Scored, summarise
 from scripts.evaluation.prompts import PromptSet
 
@@ -23,7 +23,7 @@ def measure(
     decoders: Sequence[Decoder],
     seeds: Sequence[int],
     batch: int = 1,
-    meter: Meter | None = None,
+    meter: EnergyMeter | None = None,
     label: str = "",
 ) -> dict[str, list[Answer]]:
     """Answers by label.
