@@ -1,0 +1,133 @@
+"""Stages that compare: texts with graphs and without, logits of the smaller types, the attention kernels."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from engines.base import Step, mask_length
+from mtad.params import METHODS, DecodingParams
+from runtime.request import Result
+from scripts.gpu.models import demo_model, demo_tokenizer, engine_of, open_llm, pair_of
+from scripts.gpu.report import Found, Skip
+from scripts.gpu.setup import Setup
+
+PROMPTS = (
+    "SELECT name FROM singer WHERE age > 20",
+    "def largest(values):\n    ",
+    "How many singers are older than twenty?",
+    "import os\nimport sys\n\n",
+    "-- the oldest singer\nSELECT",
+    "class Stack:\n    def push(self, value):\n",
+    "for index in range(10):\n",
+)
+BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
+"""Largest difference of a logit that passes, in standard deviations of the logits."""
+BASE = DecodingParams(speculation="fixed", ignore_eos=True, accept_threshold=0.3)
+
+
+def agreement(setup: Setup, found: Found) -> None:
+    """Texts of the demo pair in float32: with CUDA graphs and without, alone and in mixed batches of odd sizes.
+
+    Everything is asked twice of the same weights and caches; a text that differs is reported with where.
+    """
+    few, texts = setup.sizes.few, 1 if setup.sizes.few else 3
+    engines = [
+        engine_of(demo_model(role, setup.device, torch.float32), len(PROMPTS) + 1, 256)
+        for role in ("target", "auxiliary")
+    ]
+    pair = pair_of(engines, demo_tokenizer())
+    on, off = open_llm(pair, graphs=True), open_llm(pair, graphs=False)
+    tokens = setup.sizes.tokens // 2
+    asked = [replace(BASE, method=m, accept_threshold=None, max_tokens=tokens + i) for i, m in enumerate(METHODS)]
+    cases = [(params.method, [replace(params, seed=row) for row in range(texts)]) for params in asked]
+    for size in (5,) if few else (1, 3, 5, 7):
+        params = [replace(asked[(size * row) % len(asked)], seed=100 + row) for row in range(size)]
+        cases.append((f"mixed, {size} rows", params))
+    for name, params in cases:
+        prompts = PROMPTS[: len(params)]
+        ours, theirs = (llm.generate(prompts, params) for llm in (on, off))
+        different = [_differ(a, b) for a, b in zip(ours, theirs, strict=True)]
+        found.check(f"graphs on = off: {name}", sum(at is not None for at in different), 0, "texts differ")
+        if any(at is not None for at in different):
+            found.note(**{f"first different token, {name}": different})
+        alone = [on.generate(prompt, p)[0] for prompt, p in zip(prompts, params, strict=True)]
+        apart = sum(_differ(a, b) is not None for a, b in zip(alone, ours, strict=True))
+        found.check(f"alone = batched: {name}", apart, math.inf if setup.on_gpu else 0, "texts differ")
+    blocks = on.loop.blocks
+    if blocks is not None:
+        found.note(recorded=blocks.recorded, unrecorded=dict(blocks.unrecorded))
+        if setup.on_gpu:
+            found.check("blocks that could not be recorded", sum(blocks.unrecorded.values()), 0, "blocks")
+
+
+def _differ(ours: Result, theirs: Result) -> int | None:
+    """Number of the first token that is another; None if all are the same."""
+    pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
+    first = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+    if first is None and len(ours.token_ids) != len(theirs.token_ids):
+        return min(len(ours.token_ids), len(theirs.token_ids))
+    return first
+
+
+def precision(setup: Setup, found: Found) -> None:
+    """Logits of the demo target: float16 and bfloat16 against float32 on the device, and that against the CPU's."""
+    exact = _logits(setup.device, torch.float32)
+    host = _logits("cpu", torch.float32)
+    found.check("float32 against a CPU's", _difference(exact.cpu(), host), 1e-3, "standard deviations")
+    for dtype, allowed in BOUNDS.items():
+        name = str(dtype).removeprefix("torch.")
+        difference = _difference(_logits(setup.device, dtype), exact)
+        found.check(f"{name} against float32", difference, allowed, "standard deviations")
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).abs().max() / theirs.double().std())
+
+
+def _logits(device: str, dtype: torch.dtype) -> Tensor:
+    """Logits float32 [R, S, V] of prompts of several lengths, and of a causal step behind them."""
+    engine = engine_of(demo_model("target", device, dtype), 3, 128)
+    made = torch.Generator().manual_seed(3)
+    tokens = torch.randint(engine.spec.vocab_size, (3, 60), generator=made)
+    for row, length in enumerate((50, 7, 33)):
+        engine.step(causal(tokens[row : row + 1, :length], [0], device, first_row=row))
+    return engine.step(causal(tokens[:, 55:], [50, 7, 33], device)).float()
+
+
+def causal(tokens: Tensor, write_at: Sequence[int], device: str, first_row: int = 0) -> Step:
+    """A step of rows [R, S] that continue what is in their first `write_at` columns."""
+    steps = tokens.shape[1]
+    start = torch.tensor(write_at)
+    positions = start[:, None] + torch.arange(steps)
+    length = mask_length(max(write_at) + steps, 1 << 20)
+    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
+    return Step(
+        tokens=tokens.to(device),
+        positions=positions.to(device),
+        write_at=start.to(device),
+        mask=mask.to(device),
+        keep=torch.arange(steps, device=device),
+        first_row=first_row,
+    )
+
+
+def attention(setup: Setup, found: Found) -> None:
+    """The Triton kernels against float64, and their times."""
+    if not setup.on_gpu:
+        raise Skip("the kernels run on a GPU; tests/test_attention.py has them in Triton's interpreter")
+    if find_spec("triton") is None:
+        raise Skip("triton is not installed")
+    if find_spec("scripts.attention_check") is None:
+        raise Skip("there are no such kernels here")
+    kernels = importlib.import_module("scripts.attention_check")
+
+    found.check("attention kernels against float64", kernels.check_attention(setup.device), math.inf, "of 1 + size")
+    for row in kernels.time_attention(setup.device):
+        found.row(**row)
