@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import DecodingParams
-from tests.reference import Case, Pair, Ties, Tokens, generate, log_likelihood, mock_pair
+from tests.cases import Case, generate
+from tests.reference import Pair, Ties, Tokens, log_likelihood, mock_pair
 
 VOCAB, LENGTH = 4, 3
 TAUS = (0.0, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)

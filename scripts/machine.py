@@ -15,12 +15,12 @@ def machine() -> dict[str, Any]:
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
     packages = ("torch", "transformers", "numpy")
-    runtime = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _installed(name))
+    runtimes = [name for name in ("onnxruntime-gpu", "onnxruntime") if _installed(name)][:1]
     return {
         "processor": f"{model}, {platform.machine()}",
         "cores": cores,
         "load_before": os.getloadavg()[0],
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in (*packages, runtime)},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in (*packages, *runtimes)},
     }
 
 

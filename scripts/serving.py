@@ -7,7 +7,7 @@
 For 1 to 16 requests in flight, SQL and code prompts apart, each method runs in its own loop, beside Hugging Face
 `generate` (plain, assisted) and onnxruntime-genai on the same checkpoints, all in float32 with the same sampling. They
 take turns in slices of a second or so, in an order that rotates, so that whatever else the machine does falls on all of
-them alike; see scripts/systems.py for how each serves. Prompts are not kept for reuse.
+them alike; see scripts/systems/ for how each serves. Prompts are not kept for reuse.
 
 * Throughput: useful tokens a second, up to the end of each text, prompts included in the time; median, lowest and
   highest slice. Ratios are taken round by round, then their median.
@@ -41,6 +41,7 @@ from transformers import PreTrainedModel
 from engines.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.device_options import device_of
 from runtime.llm import LLM
 from scripts.bench import BASE, KINDS, methods
 from scripts.demo import dataset
@@ -293,7 +294,8 @@ def open_systems(options: argparse.Namespace, loads: Sequence[int], threads: int
         systems.append(HuggingFace(CHECKPOINTS / "target", threads=threads))
         systems.append(HuggingFace(CHECKPOINTS / "target", CHECKPOINTS / "auxiliary", threads))
     rows = max(8, *loads)
-    ours = [InFlight(name, LLM(options.pair, threads, rows=rows, prefix_tokens=0)) for name in OURS]
+    where = device_of(options)
+    ours = [InFlight(name, LLM(options.pair, threads, rows=rows, prefix_tokens=0, **where)) for name in OURS]
     return [*ours, *systems]
 
 
