@@ -30,7 +30,11 @@ class CapacityExceeded(InvalidInput):
     """A request can never fit the engines it was sent to."""
 
 
-class VerificationFailed(RuntimeError):
+class Failed(RuntimeError):
+    """Something broke that no other value would mend. Commands print it as one line and exit with code 1."""
+
+
+class VerificationFailed(Failed):
     """An engine does not compute what its checkpoint computes."""
 
 
@@ -45,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 def command(main: Callable[[], None]) -> Callable[[], None]:
     """A command's entry point: bad input becomes one line on stderr and exit code 2, never a traceback.
 
-    An engine that fails its verification is one line and exit code 1.
+    What broke while it ran (`Failed`) is one line and exit code 1.
     """
 
     @functools.wraps(main)
@@ -56,7 +60,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             name = Path(sys.argv[0]).stem
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
             sys.exit(2)
-        except VerificationFailed as error:
+        except Failed as error:
             print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
@@ -284,10 +284,10 @@ class DecodingParams:
 
         Another method than the base's does not inherit what means something else to each: threshold and confidence.
         """
-        known = {f.name for f in fields(cls)}
         for name in values:
-            if name not in known:
-                raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {', '.join(sorted(known))}")
+            if name not in cls.__dataclass_fields__:
+                known = ", ".join(sorted(cls.__dataclass_fields__))
+                raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
         for name in ("stop", "branching"):
             if isinstance(values.get(name), list):

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+# before anything imports Triton: kernels are then made for its interpreter
+os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
+
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -16,7 +24,11 @@ from engines.folder import write_spec
 from export.checkpoint import Checkpoint, find
 from export.graph import write_graph
 from export.pair import export_pair
+from export.weights import model_weights
 from runtime import LLM
+
+if TYPE_CHECKING:
+    from tests.live_server import LiveServer
 
 TEXT = [
     "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1",
@@ -139,6 +151,19 @@ def reference(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="session")
+def target_graphs(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with a graph of the target, by form of attention, all of `tests.test_tensorrt.SPEC`."""
+    from tests.test_tensorrt import SPEC
+
+    folders = {}
+    for attention in ("operator", "decomposed"):
+        folders[attention] = tmp_path_factory.mktemp(attention)
+        model = LlamaForCausalLM.from_pretrained(checkpoints[0]).eval()
+        write_graph(model, model_weights(model), replace(SPEC, attention=attention), folders[attention] / "model.onnx")
+    return folders
+
+
+@pytest.fixture(scope="session")
 def pair_folders(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of the pair exported to a format; exported when first asked for."""
     parent = tmp_path_factory.mktemp("pairs")
@@ -157,9 +182,11 @@ def demo_pair() -> Path:
     """The demo pair, exported once into build/ and shared with the quickstart."""
     root = Path(__file__).parent.parent
     folder, checkpoints = root / "build" / "demo-pair", root / "scripts" / "demo" / "pair"
-    if not (folder / "pair.json").is_file():
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # tests run in several processes
         defaults = json.loads((root / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
-        export_pair(folder, str(checkpoints / "target"), str(checkpoints / "auxiliary"), defaults=defaults)
+        target, auxiliary = (str(checkpoints / name) for name in ("target", "auxiliary"))
+        export_pair(folder, target, auxiliary, defaults=defaults, overwrite=True)  # nothing, where it is up to date
     return folder
 
 
@@ -173,3 +200,18 @@ def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Pa
 def llm(pair_folder: Path) -> LLM:
     """The pair, opened; every test leaves it idle."""
     return LLM(pair_folder, threads=1)
+
+
+@pytest.fixture(scope="session")
+def plain(pair_folders: Callable[[str], Path]) -> LLM:
+    """The ONNX pair, opened, without a thread or a server; every test leaves it idle, and others run on its engines."""
+    return LLM(pair_folders("onnx"), threads=1)
+
+
+@pytest.fixture(scope="module")
+def server(plain: LLM) -> Iterator[LiveServer]:
+    """One server for all tests of a module that leave it as it was."""
+    from tests.live_server import COSTS, live
+
+    with live(LLM(plain.pair, max_waiting=64, costs=COSTS)) as running:
+        yield running

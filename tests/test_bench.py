@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
-from scripts import bench, serving, systems
+from scripts import bench, serving
 from scripts.demo import dataset
 from scripts.demo.dataset import Example
 from scripts.serving import measure, measure_eight, summarise, throughput_table
@@ -78,7 +78,7 @@ def test_time_between_slices_is_not_counted(llm: LLM, prompts: list[Prompt], mon
         clock.now += 1.0
         return step()
 
-    monkeypatch.setattr(systems, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("scripts.systems.in_flight.time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(llm, "step", ticking)
     system = InFlight("sample", llm)
     system.begin(itertools.cycle(prompts), 2, DecodingParams(method="sample", max_tokens=9, ignore_eos=True))

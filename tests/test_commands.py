@@ -15,6 +15,7 @@ import pytest
 
 import export.command
 import runtime.command
+from engines.torch_engine import TorchEngine
 from runtime import LLM, DecodingParams
 from runtime.pair import open_pair
 
@@ -152,6 +153,21 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
 )
 def test_generate_refuses_bad_input_in_one_line(run: Run, pair: Path, words: str, arguments: list[str]) -> None:
     assert_refused(run("mtad-generate", pair, "S", *arguments), "mtad-generate", words)
+
+
+def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: TorchEngine, step: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(TorchEngine, "step", broken)
+    outcome = run("mtad-generate", pair, "S", *OPTIONS)
+    assert (outcome.code, outcome.out) == (1, "")
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith("mtad-generate: failed: ")
+    assert last.endswith("the device is gone")
+    assert "Traceback" not in outcome.err
 
 
 def test_generate_refuses_prompts_that_are_no_text(run: Run, pair: Path, tmp_path: Path) -> None:

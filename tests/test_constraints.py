@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +14,16 @@ import numpy as np
 import pytest
 import torch
 from llguidance import LLTokenizer
-from scipy.stats import chisquare
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, models
 
-from mtad.accept import accept
-from mtad.constrain import extend, root_paths, tree_paths
-from mtad.distribution import Candidates, process
-from mtad.draft import assemble, expand, root, stack
 from mtad.errors import InvalidInput
-from mtad.live import Beams, Live, replay
-from mtad.noise import draw_noise
 from mtad.params import METHODS, DecodingParams
-from mtad.rows import block_shape, places, stack_rows
-from mtad.tree import keep_best
-from runtime.constraints import Constrainer, Constraint, ConstraintFailed, Constraints
+from runtime.constraints import Constrainer, ConstraintFailed, Constraints
 from runtime.grammar import Follower, _compile
 from tests.conftest import make_tokenizer
-from tests.reference import Case, Model, Pair, Settings, Ties, Tokens, log_likelihood, logits_after, mock_pair
+from tests.constrained import FREE, Asked, Running, finish, letters, run_block
+from tests.reference import Tokens, mock_pair
 
-FREE = DecodingParams(temperature=1.0, top_k=0, top_p=1.0, draft_len=3, beam_width=3, max_tokens=200)
-Asked = dict[str, Any]
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -55,86 +43,6 @@ product: "2" | "37" | "(" sum ")"
 """
 
 
-@dataclass
-class Running:
-    """A request in flight over a mock pair."""
-
-    pair: Pair
-    params: DecodingParams
-    seed: int
-    constraint: Constraint | None
-    prompt: Tokens = ()
-    text: list[int] = field(default_factory=list)
-    beams: Beams = field(default_factory=list)
-    done: bool = False
-    failed: ConstraintFailed | None = None
-
-
-def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index: int) -> None:
-    """One block, the way the decoding loop does it, and its commit; batch noise is keyed by each request's seed."""
-    cases = [Case(r.pair, r.params, (*r.prompt, *r.text), (r.seed, index)) for r in running]
-    params = [case.params for case in cases]
-    shape = block_shape(params, vocab)
-    rows = stack_rows(params, shape, vocab, eos)
-    noise = draw_noise(params, [case.key for case in cases], shape, vocab)
-    constraints = Constraints.of([r.constraint for r in running])
-    live = Live.of([r.beams for r in running], shape.draft_len, shape.width) if shape.live else None
-    paths = root_paths(len(cases))
-    tree, q, above = None, None, []
-    if shape.draft_len:
-        level, levels, first = root(rows, shape), [], []
-        known: list[list[Tokens]] = [[()] for _ in cases]
-        for depth in range(1, shape.draft_len + 1):
-            logits = logits_after([case.drafter for case in cases], cases, known)
-            candidates = process(constraints.adjust(logits, *paths) if constraints else logits, rows)
-            assert not candidates.log_prob.isnan().any()
-            place = places(rows, shape)[depth - 1]
-            above_it, level = level, expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
-            level = replay(level, above_it, live, depth, place, rows) if live else level
-            paths = extend(paths, level)
-            known = tuples(*paths)
-            levels.append(level)
-            above.append(candidates)
-            first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
-        q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
-        tree = assemble(stack(levels))
-        if shape.selects:
-            tree, _ = keep_best(tree, rows)
-        paths = tree_paths(tree)
-    logits = logits_after([case.pair.target for case in cases], cases, tuples(*paths))
-    adjusted = constraints.adjust(logits, *paths) if constraints else logits
-    accepted = accept(tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live)
-    kept = accepted.live.beams() if accepted.live else [[]] * len(running)
-    for row, request in enumerate(running):
-        request.beams = kept[row] if request.params.spec.live else []
-        emitted = accepted.tokens[row, : int(accepted.length[row]) + 1].tolist()
-        emitted = emitted[: request.params.max_tokens - len(request.text)]
-        ends = [at for at, token in enumerate(emitted) if token in eos]
-        emitted = emitted[: ends[0] + 1] if ends else emitted
-        request.text += emitted
-        request.done = bool(ends) or len(request.text) >= request.params.max_tokens
-        if request.constraint is not None:
-            try:
-                request.constraint.advance(emitted)
-            except ConstraintFailed as error:
-                request.done, request.failed = True, error
-
-
-def tuples(tokens: torch.Tensor, valid: torch.Tensor) -> list[list[Tokens]]:
-    """Paths as token tuples."""
-    table = zip(tokens.tolist(), valid.sum(-1).tolist(), strict=True)
-    return [[tuple(path[:n]) for path, n in zip(*row, strict=True)] for row in table]
-
-
-def finish(running: Sequence[Running], vocab: int, eos: Sequence[int]) -> None:
-    """Run requests to their end, in one batch that shrinks as they finish."""
-    for index in itertools.count():
-        waiting = [r for r in running if not r.done]
-        if not waiting:
-            return
-        run_block(waiting, vocab, eos, index)
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     found: Tokenizer = make_tokenizer().backend_tokenizer
@@ -144,15 +52,6 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def constrainer(tokenizer: Tokenizer) -> Constrainer:
     return Constrainer(tokenizer, tokenizer.get_vocab_size(), [0])
-
-
-def letters(text: str) -> Tokenizer:
-    """A tokenizer of single characters; id 0 ends a text, id n is the n-th character."""
-    vocabulary = {"<eos>": 0, **{letter: index + 1 for index, letter in enumerate(text)}}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>"])
-    return tokenizer
 
 
 def is_sum(text: str) -> bool:
@@ -203,10 +102,8 @@ def test_texts_satisfy_their_grammar(
     assert len(set(texts)) > 4
 
 
-def test_a_grammar_is_kept_with_the_demo_pairs_tokenizer() -> None:
-    folder = Path("build/demo-pair/target")
-    if not folder.exists():
-        pytest.skip("no demo pair here: scripts/quickstart.sh makes it")
+def test_a_grammar_is_kept_with_the_demo_pairs_tokenizer(demo_pair: Path) -> None:
+    folder = demo_pair / "target"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocab = tokenizer.get_vocab_size()
     demo = Constrainer(tokenizer, vocab, json.loads((folder / "engine.json").read_text())["eos_token_ids"])
@@ -283,85 +180,6 @@ def test_logits_of_a_row_are_bit_equal_alone_and_among_others(constrainer: Const
         if member.constraint is not None:
             alone = Constraints([member.constraint]).adjust(alone, tokens[at], valid[at])
         assert torch.equal(alone.view(torch.int32), together[at].view(torch.int32))
-
-
-LETTERS, END = "abc", 0
-WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
-ASKED: dict[str, Asked] = {
-    "penalties": {"repetition_penalty": 1.6, "presence_penalty": 0.4, "frequency_penalty": -0.7, "min_tokens": 1},
-    "bias and earliest end": {"logit_bias": {2: 1.5, 0: 2.0}, "min_tokens": 2},
-    "grammar": {"regex": WORDS.pattern},
-    "all": {"regex": WORDS.pattern, "frequency_penalty": 0.9, "logit_bias": {1: -1.0}, "min_tokens": 2},
-}
-
-
-def constrained(model: Model, params: DecodingParams) -> Model:
-    """The model under what `params` ask, by enumeration of the language; the context is the text."""
-    words = {word for n in range(7) for word in itertools.product(LETTERS, repeat=n) if WORDS.fullmatch("".join(word))}
-    prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
-
-    def logits(text: Tokens) -> np.ndarray:
-        found = []
-        for token, value in enumerate(model(text).tolist()):
-            value += params.logit_bias.get(token, 0.0)
-            if token in text:
-                value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
-                value -= params.presence_penalty + params.frequency_penalty * text.count(token)
-            letters = tuple(LETTERS[t - 1] for t in text if t != END)
-            if token == END:
-                possible = len(text) >= params.min_tokens and (params.regex is None or letters in words)
-            else:
-                possible = params.regex is None or (*letters, LETTERS[token - 1]) in prefixes
-            found.append(value if possible else -math.inf)
-        return np.array(found)
-
-    return logits
-
-
-def p_value(params: DecodingParams, texts: int) -> float:
-    """Chi-square of many texts against the constrained target's enumerated distribution."""
-    pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
-    maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
-    running = [Running(pair, params, seed, maker.constraint(seed, params, ())) for seed in range(texts)]
-    finish(running, 1 + len(LETTERS), [END])
-    assert not any(r.failed for r in running)
-    seen = Counter(tuple(r.text) for r in running)
-    settings: Settings = Case(pair, params, (), (0, 0)).settings([END])
-    target = constrained(pair.target, params)
-    joint: dict[Tokens, float] = {}
-    for length in range(1, params.max_tokens + 1):
-        for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
-            if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
-                joint[text] = math.exp(log_likelihood(target, (), text, settings, Ties()))
-    assert sum(joint.values()) == pytest.approx(1)
-    assert seen.keys() <= {text for text, probability in joint.items() if probability > 0}
-    common = [text for text in joint if joint[text] * texts >= 5]
-    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
-    rest = max(texts - sum(expected), 1e-9)
-    return float(chisquare([*observed, texts - sum(observed)], [*expected, rest]).pvalue)
-
-
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("method", ["speculative", "sample"])
-def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
-    params = replace(FREE, method=method, top_k=3, max_tokens=4, **ASKED[asked])
-    assert p_value(params, 1500) > 1e-3
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_forbidden_token_is_never_emitted(method: str) -> None:
-    vocab = 1 + len(LETTERS)
-    maker = Constrainer(letters(LETTERS), vocab, [END])
-    for threshold, (asked, temperature) in itertools.product((0.0, 0.5), itertools.product(ASKED, (0.0, 1.0))):
-        params = replace(
-            FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **ASKED[asked]
-        )
-        pairs = [mock_pair(seed, vocab, peak=3.0, noise=1.0) for seed in range(30)]
-        running = [Running(p, params, seed, maker.constraint(seed, params, ())) for seed, p in enumerate(pairs)]
-        finish(running, vocab, [END])
-        for r in running:
-            target = constrained(r.pair.target, params)
-            assert all(math.isfinite(target(tuple(r.text[:at]))[token]) for at, token in enumerate(r.text))
 
 
 def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> None:
@@ -458,7 +276,7 @@ def test_the_tokenizer_is_prepared_for_the_first_grammar_only_and_a_grammar_is_c
 
         return make
 
-    monkeypatch.setattr("runtime.grammar.LLTokenizer", counted("tokenizer", LLTokenizer))
+    monkeypatch.setattr("llguidance.LLTokenizer", counted("tokenizer", LLTokenizer))
     monkeypatch.setattr("runtime.grammar._compile", counted("grammar", _compile))
     maker = Constrainer(tokenizer, 300, [0])
     maker.check(replace(FREE, min_tokens=2))

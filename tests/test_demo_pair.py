@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +13,6 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from export.pair import export_pair
 from mtad.distribution import process
 from mtad.rows import block_shape, stack_rows
 from runtime import LLM, DecodingParams
@@ -27,13 +25,8 @@ BASE = DecodingParams(max_tokens=96)
 
 
 @pytest.fixture(scope="module")
-def demo() -> LLM:
-    """The demo pair's engines, exported once into build/ and shared with the quickstart."""
-    folder = ROOT / "build" / "demo-pair"
-    defaults = json.loads((ROOT / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
-    target, auxiliary = (str(CHECKPOINTS / name) for name in ("target", "auxiliary"))
-    export_pair(folder, target, auxiliary, defaults=defaults, overwrite=True)
-    return LLM(folder, threads=2)
+def demo(demo_pair: Path) -> LLM:
+    return LLM(demo_pair, threads=2)
 
 
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runtime.energy import EnergyMeter
 from runtime.repetition import REPEATED_SPAN, distinct, longest_repeat
 from scripts.evaluation import report
 from scripts.evaluation.decoders import Answer
-from scripts.evaluation.energy import Meter
 from scripts.evaluation.figures import Scored, summarise
 
 
@@ -150,46 +149,15 @@ def test_pass_at_k_needs_as_many_texts() -> None:
 
 
 def test_without_a_meter_energy_is_none_and_never_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zeus", None)
-    meter = Meter()
+    for package in ("pynvml", "zeus.device"):
+        monkeypatch.setitem(sys.modules, package, None)
+    meter = EnergyMeter()
     meter.begin()
     assert meter.end() is None
-    assert meter.name.startswith("none (no zeus")
+    assert meter.name.startswith("none (nvidia-ml-py is not installed")
     rows = summarise({"sample": [scored(0), scored(1)]})
     line = report.table(rows, meter.name).splitlines()[-1]
     assert line.split("|")[-2].strip() == "none"
-
-
-def fake_zeus(monkeypatch: pytest.MonkeyPatch, gpus: list[int], cpus: list[int]) -> None:
-    class Monitor:
-        def __init__(self, approx_instant_energy: bool) -> None:
-            assert not approx_instant_energy, "estimates are not measurements"
-            self.gpu_indices, self.cpu_indices = gpus, cpus
-            self.open: set[str] = set()
-
-        def begin_window(self, key: str, sync_execution: bool) -> None:
-            self.open.add(key)
-
-        def end_window(self, key: str, sync_execution: bool) -> SimpleNamespace:
-            self.open.remove(key)
-            return SimpleNamespace(gpu_energy=dict.fromkeys(gpus, 2.0), cpu_energy={0: 1.0}, dram_energy=None)
-
-    module, parent = ModuleType("zeus.monitor"), ModuleType("zeus")
-    vars(module)["ZeusMonitor"] = Monitor
-    monkeypatch.setitem(sys.modules, "zeus", parent)
-    monkeypatch.setitem(sys.modules, "zeus.monitor", module)
-
-
-def test_all_meters_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_zeus(monkeypatch, [0, 1], [0])
-    meter = Meter()
-    assert meter.name == "GPU 0 (NVML), GPU 1 (NVML), CPU package 0 (RAPL)"
-    for _ in range(2):
-        meter.begin()
-        assert meter.end() == 5.0
-    fake_zeus(monkeypatch, [], [])
-    assert not Meter().available
-    assert Meter().name.startswith("none")
 
 
 def test_tables_name_their_units_and_signs() -> None:

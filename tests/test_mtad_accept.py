@@ -17,19 +17,8 @@ from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.rows import block_shape, places, stack_rows
 from mtad.tree import keep_best
-from tests.reference import (
-    Case,
-    Model,
-    Pair,
-    Ties,
-    Tokens,
-    block,
-    every_case,
-    log_likelihood,
-    mixed_runs,
-    mock_pair,
-    run_block,
-)
+from tests.cases import Case, every_case, mixed_runs, run_block
+from tests.reference import Model, Pair, Ties, Tokens, block, log_likelihood, mock_pair
 
 ROUNDING = 1e-5
 

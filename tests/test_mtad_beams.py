@@ -12,7 +12,8 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from mtad.params import DecodingParams
-from tests.reference import Case, Model, Pair, Settings, Ties, Tokens, generate, mock_pair, process, run_block
+from tests.cases import Case, generate, run_block
+from tests.reference import Model, Pair, Settings, Ties, Tokens, mock_pair, process
 
 VOCAB, LENGTH, TEXTS = 4, 3, 2_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)

@@ -18,7 +18,8 @@ from mtad.draft import expand, root
 from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.rows import block_shape, places, stack_rows
-from tests.reference import Tokens, mixed_runs
+from tests.cases import mixed_runs
+from tests.reference import Tokens
 
 VOCAB, END = 7, (0, 5)
 NODES, DEPTH = 12, 5

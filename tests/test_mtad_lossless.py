@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import chisquare
 
 from mtad.params import METHODS, DecodingParams
-from tests.reference import Case, Ties, Tokens, generate, log_likelihood, mock_pair, run_block
+from tests.cases import Case, generate, run_block
+from tests.reference import Ties, Tokens, log_likelihood, mock_pair
 
 VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from mtad.params import DecodingParams
-from tests.reference import Case, Run, Ties, Tokens, log_likelihood, mixed_runs, mock_pair, run_block
+from tests.cases import Case, Run, mixed_runs, run_block
+from tests.reference import Ties, Tokens, log_likelihood, mock_pair
 
 REPLACED = ("specinfer", True)
 

@@ -87,7 +87,7 @@ def interrupted(export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) ->
                 raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr("export.pair.verify", fail_on_the_second)
+            patch.setattr("export.engine.verify", fail_on_the_second)
             with pytest.raises(type(error)):
                 export(**changes)
 
@@ -144,7 +144,7 @@ class TestInterruption:
         def fail(*args: object) -> None:
             raise VerificationFailed("wrong")
 
-        monkeypatch.setattr("export.pair.verify", fail)
+        monkeypatch.setattr("export.engine.verify", fail)
         with pytest.raises(VerificationFailed):
             export()
         assert list(tmp_path.iterdir()) == []
