@@ -124,10 +124,11 @@ class AsyncLLM:
         return stream
 
     def statistics(self) -> dict[str, Any]:
-        """Running totals, and the requests that run and wait just now."""
+        """Running totals, and the requests that hold a row and that wait just now, at most `max_waiting` of them."""
         scheduler = self.llm.loop.scheduler
-        waiting = scheduler.max_waiting - scheduler.room + (scheduler.joining is not None) + self._inbox.requests
-        return {"running": len(scheduler.running), "waiting": waiting, **self.llm.loop.totals.to_dict()}
+        with self._inbox.changed:  # no request is handed over between the two counts
+            waiting = scheduler.max_waiting - scheduler.room + self._inbox.requests
+        return {"running": len(scheduler.holders), "waiting": waiting, **self.llm.loop.totals.to_dict()}
 
     async def close(self, drain: bool = True) -> None:
         """Take no more requests, and stop when those submitted have ended.

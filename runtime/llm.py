@@ -272,9 +272,8 @@ class LLM:
         if costs:
             log.info("step costs: from %s", known.path)
         else:
-            busy = loop.scheduler.running or loop.scheduler.joining
             with contextlib.ExitStack() as caches:
-                for engine in engines if busy else ():
+                for engine in engines if loop.scheduler.holders else ():
                     caches.enter_context(engine.kept())
                 costs = measure_costs(self._auxiliary, self._target, *limits, blocks=loop.blocks)
             known.save(costs)

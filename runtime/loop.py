@@ -266,7 +266,7 @@ class DecodingLoop:
 
     def _fail(self, failures: dict[Request, Exception]) -> None:
         """End requests that something broke under; their rows are cleared, for what is in them may not be numbers."""
-        places = [*self.scheduler.running, self.scheduler.joining]
+        places = self.scheduler.holders
         for request, error in failures.items():
             request.finish_reason, request.error = "error", error
             self.caches.clear(places.index(request))
@@ -295,11 +295,9 @@ class DecodingLoop:
         self._constraints.pop(request.id, None)
         if self.planner:
             self.planner.forget(request)
-        places = [*self.scheduler.running, self.scheduler.joining]
+        places = self.scheduler.holders
         for source, to in self.scheduler.retire(request):
-            moved = places[source]
-            assert moved is not None
-            self.caches.move(moved, source, to)
+            self.caches.move(places[source], source, to)
         request.statistics.total_seconds = time.perf_counter() - request.arrived
         assert request.finish_reason is not None
         self.totals.ended(request.finish_reason, request.statistics)

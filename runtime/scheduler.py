@@ -105,7 +105,12 @@ class Scheduler:
     @property
     def requests(self) -> set[Request]:
         """All that run, join or wait."""
-        return {request for _, _, request in self._waiting}.union(self.running, filter(None, [self.joining]))
+        return {request for _, _, request in self._waiting}.union(self.holders)
+
+    @property
+    def holders(self) -> list[Request]:
+        """Requests that hold a row, by row: those that decode, and the one whose prompt is being stored."""
+        return [*self.running, *filter(None, [self.joining])]
 
     def next(self) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
@@ -116,8 +121,8 @@ class Scheduler:
     def join(self) -> None:
         """The joining request's prompt is stored: it decodes from now on, where it is."""
         assert self.joining is not None
-        self.running.append(self.joining)
-        self.joining = None
+        joined, self.joining = self.joining, None  # another thread that counts never counts it twice
+        self.running.append(joined)
 
     def retire(self, request: Request) -> list[tuple[int, int]]:
         """Take a request out, wherever it is; returns the rows to copy, (source, to), in this order."""
@@ -140,16 +145,15 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, joins or waits."""
-        return not self.running and not self._waiting and self.joining is None
+        return not self.holders and not self._waiting
 
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
-        joining = [] if self.joining is None else [self.joining]
-        assert len(self.running) + len(joining) <= self.rows, "more requests than rows"
+        assert len(self.holders) <= self.rows, "more requests than rows"
         assert len(self._waiting) <= self.max_waiting
-        known = [request.id for request in (*self.running, *joining, *self.waiting)]
+        known = [request.id for request in (*self.holders, *self.waiting)]
         assert len(set(known)) == len(known), "a request is in two places"
-        for request in (*self.running, *joining):
+        for request in self.holders:
             assert request.finish_reason is None, "a finished request holds a row"
             assert request.committed <= self.capacity - self.max_draft_len * self.max_beam_width
         for request in self.running:

@@ -225,6 +225,18 @@ def test_a_full_queue_says_when_to_try_again(llm: LLM) -> None:
     run(test())
 
 
+def test_a_request_whose_prompt_is_being_stored_runs_and_the_queue_is_never_longer_than_its_limit(llm: LLM) -> None:
+    engine, scheduler = AsyncLLM(llm), llm.loop.scheduler
+    scheduler.submit(*(llm.requests(PROMPTS[0], BASE)[0] for _ in range(8)))
+    assert scheduler.next() is scheduler.joining is not None
+    scheduler.submit(*llm.requests(PROMPTS[0], BASE))
+    now = engine.statistics()
+    assert (now["running"], now["waiting"]) == (1, 8)
+    scheduler.join()
+    now = engine.statistics()
+    assert (now["running"], now["waiting"]) == (1, 8)
+
+
 def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
     async def test() -> None:
         slow(llm, 0.003)

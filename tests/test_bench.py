@@ -54,7 +54,7 @@ def test_a_closed_loop_counts_every_token_once_and_stays_full(
     step, scheduler = llm.step, llm.loop.scheduler
 
     def watched() -> object:
-        in_flight.append(len(scheduler.running) + len(scheduler.waiting) + (scheduler.joining is not None))
+        in_flight.append(len(scheduler.holders) + len(scheduler.waiting))
         return step()
 
     system = InFlight(method, llm)

@@ -118,15 +118,14 @@ def test_every_request_of_a_random_schedule_ends_exactly_once_in_its_own_row(see
                 break  # its prompt takes longer than this turn
             request.target_held = request.auxiliary_held = request.committed - 1
             scheduler.join()
-        everyone = [*scheduler.running, *scheduler.waiting, *([scheduler.joining] if scheduler.joining else [])]
+        everyone = [*scheduler.holders, *scheduler.waiting]
         for request in [r for r in everyone if chance.random() < 0.2]:
             request.finish_reason = "length"
             for source, to in scheduler.retire(request):
                 cache[to] = cache[source]
             ended += 1
         scheduler.check_integrity()
-        joining = [scheduler.joining.id] if scheduler.joining else []
-        held = ids(scheduler.running) + joining
+        held = ids(scheduler.holders)
         assert held == cache[: len(held)], "a request lost its row of the caches"
     assert scheduler.idle
 

@@ -85,13 +85,12 @@ class Metrics(Collector):
         """What Prometheus is told."""
         loop = self._engine.llm.loop
         totals, scheduler, now = loop.totals, loop.scheduler, self._engine.statistics()
-        spec, joining = self._engine.llm.pair.target.spec, scheduler.joining is not None
         yield _gauge("mtad_model", "1; what is served", {self._model: 1}, "model")
-        yield _gauge("mtad_requests_running", "requests that decode", now["running"])
-        yield _gauge("mtad_queue_length", "requests that wait, or whose prompt is being stored", now["waiting"])
+        yield _gauge("mtad_requests_running", "requests that hold a row", now["running"])
+        yield _gauge("mtad_queue_length", "requests that wait for a row", now["waiting"])
         yield _gauge("mtad_queue_limit", "requests that may wait", scheduler.max_waiting)
-        yield _gauge("mtad_kv_rows", "rows of the KV caches", spec.rows)
-        yield _gauge("mtad_kv_rows_used", "rows that hold a request", len(scheduler.running) + joining)
+        yield _gauge("mtad_kv_rows", "rows of the KV caches", self._engine.llm.pair.target.spec.rows)
+        yield _gauge("mtad_kv_rows_used", "rows that hold a request", now["running"])
         yield _counter("mtad_requests", "ended requests, by how they ended", dict(totals.requests), "reason")
         responses = CounterMetricFamily("mtad_http_responses", "HTTP responses", labels=("route", "status"))
         for (route, status), count in list(self._responses.items()):
