@@ -2,5 +2,6 @@
 
 from engines.base import Engine, EngineSpec, Step
 from engines.folder import open_engine
+from engines.placement import Placement
 
-__all__ = ["Engine", "EngineSpec", "Step", "open_engine"]
+__all__ = ["Engine", "EngineSpec", "Placement", "Step", "open_engine"]

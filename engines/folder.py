@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.base import BLOCK, PRECISIONS, Engine, EngineSpec
-from engines.device import check_device
+from engines.placement import ONE_CORE, Placement
 from engines.plan import RUNTIMES, Plan
 from mtad.errors import InvalidInput
 
@@ -141,71 +141,43 @@ def read_spec(folder: Path) -> EngineSpec:
 
 
 def open_engine(
-    folder: Path | str,
-    threads: int = 1,
-    rows: int | None = None,
-    device: str = "cpu",
-    scratch: int = 0,
-    graphs: bool = True,
-    provider: str | None = None,
-    attention: str | None = None,
+    folder: Path | str, placement: Placement = ONE_CORE, rows: int | None = None, scratch: int = 0
 ) -> Engine:
     """Open an engine folder of any format.
 
     Args:
         folder: what `mtad-export` wrote for one model.
-        threads: CPU threads of this engine.
+        placement: where it runs, and how.
         rows: rows of its cache; default: what `engine.json` says.
-        device: where it runs: `cpu`, `cuda`, `cuda:1`; a plan of TensorRT runs on a GPU whatever is given.
         scratch: columns behind the capacity, see `engines.base.Engine`; torch engines only.
-        graphs: whether an engine may record its steps as CUDA graphs; torch engines and TensorRT do not ask.
-        provider: of ONNX Runtime, see `engines.providers.PROVIDERS`; default: by the device.
-        attention: of torch engines, see `engines.attention.ATTENTION`; default: by the device.
 
     Raises:
-        InvalidInput: the folder is not a usable engine, or not on this device.
+        InvalidInput: the folder is not a usable engine, or does not run there.
     """
-    device, folder = check_device(device), Path(folder)
+    folder = Path(folder)
     spec = read_spec(folder)
-    spec = spec if rows is None else replace(spec, rows=rows)
-    return open_model(folder, spec, threads, device, scratch, graphs, provider, attention)
+    return open_model(folder, spec if rows is None else replace(spec, rows=rows), placement, scratch)
 
 
-def open_model(
-    folder: Path,
-    spec: EngineSpec,
-    threads: int = 1,
-    device: str = "cpu",
-    scratch: int = 0,
-    graphs: bool = True,
-    provider: str | None = None,
-    attention: str | None = None,
-) -> Engine:
+def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE, scratch: int = 0) -> Engine:
     """Open the model files of a folder that has no `engine.json` yet; see `open_engine`.
 
     Raises:
-        InvalidInput: they are damaged, or do not run on this device.
+        InvalidInput: they are damaged, or do not run there.
     """
-    for name, value, format in (("provider", provider, "onnx"), ("attention", attention, "torch")):
-        if value is not None and spec.format != format:
-            problem = f"it is an option of the format {format}, and the folder is of {spec.format}; leave it out"
-            raise InvalidInput(name, value, problem)
+    placement.check(spec)
     try:
         if spec.format == "torch":
             from engines.torch_engine import TorchEngine
 
-            return TorchEngine(folder, spec, attention, device, scratch)
+            return TorchEngine(folder, spec, placement.attention, placement.device, scratch)
         if spec.format in RUNTIMES:
             from engines.tensorrt_engine import open_tensorrt
 
-            return open_tensorrt(folder, spec, "cuda" if device == "cpu" else device)
+            return open_tensorrt(folder, spec, placement.device if placement.on_gpu else "cuda")
         from engines.onnxruntime_engine import open_onnxruntime
 
-        if spec.dtype == "bfloat16" and device == "cpu":
-            remedy = "export --to torch or in another precision, or open it with --device cuda"
-            problem = f"ONNX Runtime's CPU provider has no bfloat16 products; {remedy}"
-            raise InvalidInput("precision", spec.precision, problem)
-        return open_onnxruntime(folder, spec, threads, device, provider, graphs)
+        return open_onnxruntime(folder, spec, placement)
     except InvalidInput:
         raise
     except Exception as error:  # each runtime has its own errors for a damaged file

@@ -16,6 +16,7 @@ from engines.base import Engine, EngineSpec, Step
 from engines.binding import Binding, open_session
 from engines.cuda_graphs import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape, Work
 from engines.kv import write_columns
+from engines.placement import ONE_CORE, Placement
 from engines.providers import (
     TENSORRT_TOKENS,
     Options,
@@ -41,29 +42,22 @@ UNRECORDED = -1
 """The graph id of a run that is neither recorded nor replayed."""
 
 
-def open_onnxruntime(
-    folder: Path,
-    spec: EngineSpec,
-    threads: int = 1,
-    device: str = "cpu",
-    provider: str | None = None,
-    graphs: bool = True,
-) -> OnnxRuntimeEngine:
-    """Open `model.onnx` on a device. On a GPU: not executed.
+def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> OnnxRuntimeEngine:
+    """Open `model.onnx` where it is to run. On a GPU: not executed.
+
+    Steps are recorded as CUDA graphs by the CUDA provider alone; the TensorRT provider runs each anew.
 
     Args:
         folder: engine folder.
         spec: its specification.
-        threads: intra-op threads of the CPU provider.
-        device: torch's name of where the cache lies and the steps run.
-        provider: one of `engines.providers.PROVIDERS`; default: `cuda` on a GPU, else `cpu`.
-        graphs: record steps as CUDA graphs. The CUDA provider alone does; the TensorRT provider runs each step anew.
+        placement: where it runs; the provider is `cuda` by default on a GPU, else `cpu`.
 
     Raises:
         InvalidInput: it cannot run there, or not all of it could; nothing falls back to the CPU.
     """
-    provider = choose_provider(provider, device)
-    check_provider(provider, device)
+    threads, device, graphs = placement.threads, placement.device, placement.graphs
+    provider = choose_provider(placement.provider, device)
+    check_provider(provider)
     if provider == "cpu":
         return OnnxRuntimeEngine(folder, spec, threads)
     recorder = SessionRecorder(device)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from engines.base import EngineSpec
 from engines.folder import open_engine, read_spec
+from engines.placement import Placement
 from engines.torch_engine import TorchEngine
 from export.checkpoint import Checkpoint, find
 from export.layers import MarkedGraph, Place, checkpoint_layers, torch_layers
@@ -199,7 +200,7 @@ def check(
 def _engine(
     folder: Path, spec: EngineSpec, layers: bool, threads: int, each: Callable[[], None] = lambda: None
 ) -> _Subject:
-    engine = open_engine(folder, threads, min(spec.rows, ROWS))
+    engine = open_engine(folder, Placement(threads=threads), min(spec.rows, ROWS))
     run: Callable[[Case], Outputs]
     places: dict[str, Place] = {}
     if not layers:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engines.base import EngineSpec
 from engines.folder import open_model, read_json, write_json, write_spec
 from engines.onnxruntime_engine import OnnxRuntimeEngine
+from engines.placement import Placement
 from engines.plan import current_gpu
 from export.checkpoint import Checkpoint
 from export.graph import write_graph
@@ -57,7 +58,8 @@ def write_engine(
         _verify_widened(folder, spec, weights, empty)
     else:
         written = replace(spec, format="torch" if spec.format == "torch" else "onnx", plan=None)
-        observed = observe(open_model(folder, written, torch.get_num_threads()), empty)  # and closed, to make room
+        threads = Placement(threads=torch.get_num_threads())
+        observed = observe(open_model(folder, written, threads), empty)  # and closed, to make room
         with reference_of(empty, weights) as reference:
             verify(observed, reference)
     if spec.plan is not None and build(folder, checkpoint, spec, progress):
@@ -156,7 +158,8 @@ def quantize_engine(
             observed = observe(OnnxRuntimeEngine(folder, spec, threads, exact.name), empty)
             found["computed_in_float32"] = verify(observed, reference)
             exact.unlink()
-        found["activations"] = verify_activations(observe(open_model(folder, spec, threads), empty), reference)
+        opened = open_model(folder, spec, Placement(threads=threads))
+        found["activations"] = verify_activations(observe(opened, empty), reference)
     write_json(folder / REPORT, {"versions": {"onnxruntime": runtime_version()}, "verification": found})
 
 

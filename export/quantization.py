@@ -193,7 +193,7 @@ def measure(
         calibration: text.
         engine: folder of the engine, if what the pair has in its place is run for it; its steps are not timed then.
     """
-    engines = open_engine(reference / name, threads=1), open_engine(pair / name, threads=1)
+    engines = open_engine(reference / name), open_engine(pair / name)
     sizes = [
         sum(file.stat().st_size for file in folder.glob("model*"))
         for folder in (reference / name, engine or pair / name)

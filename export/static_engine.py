@@ -12,6 +12,7 @@ import torch
 
 from engines.base import EngineSpec
 from engines.folder import open_model, write_json, write_spec
+from engines.placement import Placement
 from export.checkpoint import Checkpoint
 from export.engine import build, reference_of, trace
 from export.model_optimizer import calibrate, optimizer_version
@@ -67,7 +68,7 @@ def write_static_engine(
         for file in executed.glob("model*"):
             file.unlink()
         write_widened(folder / "model.onnx", executed / "model.onnx", activations)
-        observed = observe(open_model(executed, wide, torch.get_num_threads()), empty)
+        observed = observe(open_model(executed, wide, Placement(threads=torch.get_num_threads())), empty)
         with reference_of(empty, reference) as model:
             if activations:
                 figures[name] = verify_activations(replace(observed, spec=judged), model)

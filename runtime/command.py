@@ -11,7 +11,7 @@ from typing import Any
 
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import DecodingParams
-from runtime.device_options import add_device, device_of
+from runtime.placement_options import add_placement, placement_of
 
 
 @command
@@ -29,14 +29,13 @@ def main() -> None:
         "--file", type=Path, action="append", default=[], help="file that holds one prompt; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt: text, tokens, statistics")
-    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--rows", type=int, help="prompts decoded at once (default: what the pair was exported with)")
     group.add_argument("--memory", help="as many rows as fit, for example 4GiB")
     parser.add_argument(
         "--tensor-parallel", type=int, default=1, help="GPUs the target is divided over (default %(default)s)"
     )
-    add_device(parser)
+    add_placement(parser)
     types = {
         **dict.fromkeys(("int", "int | None"), int),
         **dict.fromkeys(("float", "float | None"), float),
@@ -70,7 +69,7 @@ def main() -> None:
 
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     size = {"rows": options.rows, "memory": options.memory, "tensor_parallel": options.tensor_parallel}
-    llm = LLM(options.pair, options.threads, **size, **device_of(options))
+    llm = LLM(options.pair, **size, **placement_of(options))
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said

@@ -26,16 +26,20 @@ PACKAGES = ("mtad", "numpy", "onnxruntime", "onnxruntime-gpu", "torch")
 """Whose versions decide how long a step takes."""
 
 
+def cores() -> int:
+    """Cores of the CPU that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine() -> dict[str, object]:
     """What of this machine a step's time depends on: processor, cores this process may use, package versions."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "host": platform.node(),
         "processor": f"{model or platform.processor()}, {platform.machine()}",
-        "cores": cores,
+        "cores": cores(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
 

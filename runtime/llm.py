@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from engines.cuda_graphs import MOST, CudaRecorder, NoRecorder, Recorder
 from engines.memory import Memory
+from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.caches import Caches
@@ -24,7 +25,7 @@ from runtime.constraints import Constrainer
 from runtime.costs import StepCosts
 from runtime.device_block import DeviceBlocks
 from runtime.functions import CompiledFunctions, TorchFunctions
-from runtime.known_costs import KnownCosts, machine
+from runtime.known_costs import KnownCosts, cores, machine
 from runtime.loop import DecodingLoop
 from runtime.measurement import measure_costs
 from runtime.pair import Pair, open_pair
@@ -50,7 +51,8 @@ class LLM:
 
     Args:
         pair: a pair folder, or an opened pair.
-        threads: CPU threads of the target; default: all cores.
+        threads, device, graphs, provider, attention: where both engines run, and how, see `engines.Placement`; threads
+            are the target's, default: all cores.
         rows: requests decoded at once; default: what the pair was exported with.
         memory: instead of `rows`: as many as fit this many bytes (or `"4GiB"`), with weights, both caches and logits.
         max_draft_len, max_beam_width: largest draft a request may ask for; their product of KV columns is kept free
@@ -64,10 +66,6 @@ class LLM:
             torch engine, and whatever runs on a GPU, always do.
         tensor_parallel: ranks that the target is divided over, one GPU (or, on a CPU, one process) each; see
             docs/tensor-parallel.md. Under `torchrun`, on other ranks than 0, this follows rank 0 and ends the process.
-        device: where both engines run: `cpu`, `cuda`, `cuda:1`.
-        graphs: on a GPU, record blocks as CUDA graphs (docs/gpu.md).
-        provider: of ONNX Runtime, `cpu`, `cuda` or `tensorrt`; default: by the device.
-        attention: of torch engines, `sdpa`, or on a GPU `triton` (docs/attention.md); default: by the device.
         record: parameters of requests whose blocks are recorded at start, for every bucket of rows and columns; others
             are when they first come. Default: the pair's; () records none at start.
         recorder: what records blocks; default: CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
@@ -113,22 +111,17 @@ class LLM:
         ):
             if value < least:
                 raise InvalidInput(name, value, f"give at least {least}")
-        opening = (
-            ("threads", threads),
-            ("rows", rows),
-            ("memory", memory),
-            ("tensor_parallel", tensor_parallel if tensor_parallel > 1 else None),
-            ("device", None if device == "cpu" else device),
-            ("provider", provider),
-            ("attention", attention),
-        )
-        for name, given in opening:
-            if isinstance(pair, Pair) and given is not None:
-                raise InvalidInput(name, given, "the pair is open already; give it to open_pair")
         nodes = max_draft_len * max_beam_width
-        if not isinstance(pair, Pair):
-            opened = (threads, rows, memory, nodes, prefix_tokens, tensor_parallel, device, graphs, provider, attention)
-            pair = open_pair(pair, *opened)
+        if isinstance(pair, Pair):
+            opening = {"threads": threads, "rows": rows, "memory": memory, "provider": provider, "attention": attention}
+            opening |= {"device": device if device != "cpu" else None}
+            opening |= {"tensor_parallel": tensor_parallel if tensor_parallel > 1 else None}
+            for name, given in opening.items():
+                if given is not None:
+                    raise InvalidInput(name, given, "the pair is open already; give it to open_pair")
+        else:
+            placement = Placement(device, cores() if threads is None else threads, graphs, provider, attention)
+            pair = open_pair(pair, placement, rows, memory, nodes, prefix_tokens, tensor_parallel)
         self.pair = pair
         spec = self.pair.target.spec
         if nodes >= spec.capacity:

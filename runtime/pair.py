@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
 from engines.cuda_graphs import MOST
-from engines.device import check_device
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
 from engines.memory import Memory
+from engines.placement import Placement
 from engines.tensor_parallel import share
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.known_costs import cores
 from runtime.parallel import follow_if_told, open_parallel
 
 ROLES = ("target", "auxiliary")
@@ -64,40 +64,30 @@ class Pair:
 
 def open_pair(
     folder: Path | str,
-    threads: int | None = None,
+    placement: Placement | None = None,
     rows: int | None = None,
     memory: int | str | None = None,
     nodes: int = 64,
     prefix_tokens: int | None = None,
     tensor_parallel: int = 1,
-    device: str = "cpu",
-    graphs: bool = True,
-    provider: str | None = None,
-    attention: str | None = None,
 ) -> Pair:
     """Open what `mtad-export` wrote.
 
     Args:
         folder: the pair folder.
-        threads: CPU threads of the target; the auxiliary's steps are too small for more than one. Default: the cores
-            this process may use.
+        placement: of both engines, but for the threads, which are the target's: the auxiliary's steps are too small for
+            more than one. Default: all cores.
         rows: requests at once; default: what the pair was exported with.
         memory: instead of `rows`: as many as fit, see `engines.memory.Memory.within`.
         nodes, prefix_tokens: largest tree and kept prompts, as far as `memory` has to count them.
         tensor_parallel: ranks the target is divided over; `memory` is then that of rank 0, which has the auxiliary.
-        device: where both engines run: `cpu`, `cuda`, `cuda:1`.
-        graphs: whether CUDA graphs are going to be recorded, of blocks or by the engines of their steps.
-        provider: of ONNX Runtime, see `engines.providers.PROVIDERS`; default: by the device.
-        attention: of torch engines, see `engines.attention.ATTENTION`; default: by the device.
 
     Raises:
-        InvalidInput: the folder is not a usable pair.
+        InvalidInput: the folder is not a usable pair, or does not run there.
     """
-    device, folder = check_device(device), Path(folder)
+    folder, placement = Path(folder), placement or Placement(threads=cores())
     if tensor_parallel > 1:
         follow_if_told()
-    if threads is not None and threads < 1:
-        raise InvalidInput("threads", threads, "give at least 1")
     values = read_json(folder, "pair.json")
     try:
         vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
@@ -111,35 +101,35 @@ def open_pair(
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
-    if threads is None:
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for spec in (target, auxiliary):
+        placement.check(spec)
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
     if tensor_parallel > 1:
         target, weights["target"] = share(folder / "target", target, tensor_parallel)
-    scratch = 0 if device == "cpu" else nodes + 1
+    scratch = nodes + 1 if placement.on_gpu else 0
     if rows is not None and (rows < 1 or memory is not None):
         raise InvalidInput("rows", rows, "give at least 1, and not `memory` as well")
     if memory is not None:
         keep = 2 * target.capacity if prefix_tokens is None else prefix_tokens
-        recorded = MOST if graphs and device != "cpu" and target.format == "torch" and tensor_parallel == 1 else 0
-        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, recorded)
+        records = placement.on_gpu and placement.graphs and target.format == "torch" and tensor_parallel == 1
+        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, MOST if records else 0)
         rows = whole.within(memory).rows
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
     if tensor_parallel > 1:
         spec = replace(target, rows=rows or target.rows)
-        engine: Engine = open_parallel(folder / "target", spec, tensor_parallel, device, attention)
+        engine: Engine = open_parallel(folder / "target", spec, tensor_parallel, placement)
     else:
-        engine = open_engine(folder / "target", threads, rows, device, scratch, graphs, provider, attention)
+        engine = open_engine(folder / "target", placement, rows, scratch)
     return Pair(
         target=engine,
-        auxiliary=open_engine(folder / "auxiliary", 1, rows, device, scratch, graphs, provider, attention),
+        auxiliary=open_engine(folder / "auxiliary", replace(placement, threads=1), rows, scratch),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
         defaults=DecodingParams.from_dict(defaults),
-        threads=threads,
+        threads=placement.threads,
     )
 
 

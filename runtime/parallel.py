@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
+from engines.placement import Placement
 from engines.tensor_parallel import load_share
 from runtime.parallel_follower import follow
 from runtime.parallel_part import Op, Part, move_shapes, step_shapes
@@ -182,8 +183,7 @@ def open_parallel(
     folder: Path,
     spec: EngineSpec,
     world: int,
-    device: str = "cpu",
-    attention: str | None = None,
+    placement: Placement,
     timeout: float | None = None,
 ) -> ParallelEngine:
     """Open a target divided over `world` processes, of which this one is rank 0.
@@ -194,8 +194,7 @@ def open_parallel(
         folder: the engine's.
         spec: of each part, see `engines.tensor_parallel.share`.
         world: how many.
-        device: `cpu` or `cuda`.
-        attention: see `engines.attention.ATTENTION`; default: by the device.
+        placement: of each part. Ranks take GPUs from `cuda:0` on, and threads as torch has them.
         timeout: seconds that an exchange of tensors may take, and that rank 0 may be silent; default `TIMEOUT`.
 
     Raises:
@@ -203,18 +202,17 @@ def open_parallel(
         RankFailed: one of them did not start.
     """
     timeout = TIMEOUT if timeout is None else timeout
-    launched = check_launch(world, device)
+    launched = check_launch(world, placement.device)
     here, server = serve_store(launched, world)
-    cuda = device.startswith("cuda")
     threads = torch.get_num_threads()
     processes = start(here, threads) if launched is None else {}
-    ranks = ProcessRanks(here, f"cuda:{here.local}" if cuda else "cpu", timeout, processes, server)
+    ranks = ProcessRanks(here, f"cuda:{here.local}" if placement.on_gpu else "cpu", timeout, processes, server)
     job = {
         "folder": str(folder.resolve()),
         "rows": spec.rows,
         "kv_heads": spec.kv_heads,
-        "cuda": cuda,
-        "attention": attention,
+        "cuda": placement.on_gpu,
+        "attention": placement.attention,
         "timeout": timeout,
         "threads": threads,
     }
@@ -222,14 +220,14 @@ def open_parallel(
         ranks.store.set("job", json.dumps(job))
         ranks.wait_for("joined")
         ranks.meet()
-        part = Part(load_share(folder, spec, ranks, ranks.device, attention), ranks)
+        part = Part(load_share(folder, spec, ranks, ranks.device, placement.attention), ranks)
         ranks.wait_for("ready")
     except BaseException:
         for process in processes.values():
             process.kill()
         ranks.part()
         raise
-    log.info("the target is divided over %d ranks on %s", world, device)
+    log.info("the target is divided over %d ranks on %s", world, placement.device)
     return ParallelEngine(part)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import METHODS, DecodingParams
-from runtime.device_options import add_device, device_of
+from runtime.placement_options import add_placement, placement_of
 
 if TYPE_CHECKING:
     from runtime.tune import Tuning
@@ -49,8 +49,7 @@ def main() -> None:
     parser.add_argument("--params", default="{}", help="all other decoding parameters, as a JSON object")
     parser.add_argument("--limit", type=int, help="use the first prompts only")
     parser.add_argument("--seeds", type=int, default=1, help="texts a prompt (default %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
-    add_device(parser)
+    add_placement(parser)
     parser.add_argument("--dry-run", action="store_true", help="leave pair.json as it is")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args()
@@ -96,7 +95,7 @@ def main() -> None:
 
     quiet_transformers()
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(options.pair, options.threads, prefix_tokens=0, **device_of(options))
+    llm = LLM(options.pair, prefix_tokens=0, **placement_of(options))
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
     base = DecodingParams.from_dict({**exported, **given, "method": options.method})
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:

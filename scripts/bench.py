@@ -29,7 +29,7 @@ from engines import Engine
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import METHODS
 from runtime import LLM, DecodingParams
-from runtime.device_options import add_device, device_of
+from runtime.placement_options import add_placement, placement_of
 from runtime.tune import Objective, describe
 from runtime.tune import tune as search
 from runtime.tune_command import curve
@@ -165,8 +165,7 @@ def main() -> None:
     parser.add_argument("--sql", type=int, default=300, help="SQL questions (default %(default)s)")
     parser.add_argument("--code", type=int, default=80, help="code prompts (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
-    add_device(parser)
+    add_placement(parser)
     serving = parser.add_argument_group("serving")
     serving.add_argument(
         "--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="of prompts (default both)"
@@ -200,7 +199,7 @@ def main() -> None:
         problem = "a GPU runs a block as a whole, so its steps cannot be timed; give cpu"
         raise InvalidInput("device", options.device, problem)
     torch.set_num_threads(1)
-    llm = LLM(options.pair, threads=options.threads, **device_of(options))
+    llm = LLM(options.pair, **placement_of(options))
     count = {"sql": options.sql, "code": options.code}
     found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from engines.device import check_device
+from engines.placement import Placement
 from mtad.errors import InvalidInput, Parser, command
 from scripts.gpu.report import Found, Report, Skip
 from scripts.gpu.supervisor import BROKEN, Supervisor
@@ -144,7 +144,7 @@ def main() -> None:
         sys.exit(run_stages(options.report, options.device, options.sizes, options.worker))
     from scripts.machine import machine
 
-    names, device = stage_names(options.sizes), check_device(options.device)
+    names, device = stage_names(options.sizes), Placement(options.device).device
     for name in options.stages or ():
         if name not in names:
             raise InvalidInput("stages", name, f"choose of {', '.join(names)}")

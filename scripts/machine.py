@@ -8,17 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from runtime.known_costs import cores
+
 
 def machine() -> dict[str, Any]:
     """What it ran on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
     packages = ("torch", "transformers", "numpy")
     runtimes = [name for name in ("onnxruntime-gpu", "onnxruntime") if _installed(name)][:1]
     return {
         "processor": f"{model}, {platform.machine()}",
-        "cores": cores,
+        "cores": cores(),
         "load_before": os.getloadavg()[0],
         "versions": {"python": platform.python_version()} | {name: version(name) for name in (*packages, *runtimes)},
     }

@@ -44,6 +44,8 @@ from tqdm import tqdm
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
+from runtime.known_costs import cores
+from runtime.placement_options import placement_of
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.run import DrainingServer, configure
@@ -267,7 +269,7 @@ def run(options: argparse.Namespace) -> None:
     rounds = max(1, min(6, int(duration / shortest)))
     busy = os.getloadavg()[0]
     torch.set_num_threads(1)
-    llm = LLM(options.pair, threads=options.threads, rows=options.rows)
+    llm = LLM(options.pair, rows=options.rows, **placement_of(options))
     jobs = make_jobs(llm, options.method, 96, 64)
     rows = measure(llm, jobs, loads, rounds, duration / (2 * len(loads) * rounds))
     wrong = [words for row in rows.values() for system in SYSTEMS for words in row[system]["wrong"]]
@@ -275,7 +277,7 @@ def run(options: argparse.Namespace) -> None:
         "command": "python -m scripts.bench " + " ".join(sys.argv[1:]),
         "machine": {
             "processor": platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores(),
             "load_average_before": busy,
         },
         "method": options.method,

@@ -41,7 +41,7 @@ from transformers import PreTrainedModel
 from engines.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.device_options import device_of
+from runtime.placement_options import placement_of
 from runtime.llm import LLM
 from scripts.bench import BASE, KINDS, methods
 from scripts.demo import dataset
@@ -294,8 +294,7 @@ def open_systems(options: argparse.Namespace, loads: Sequence[int], threads: int
         systems.append(HuggingFace(CHECKPOINTS / "target", threads=threads))
         systems.append(HuggingFace(CHECKPOINTS / "target", CHECKPOINTS / "auxiliary", threads))
     rows = max(8, *loads)
-    where = device_of(options)
-    ours = [InFlight(name, LLM(options.pair, threads, rows=rows, prefix_tokens=0, **where)) for name in OURS]
+    ours = [InFlight(name, LLM(options.pair, rows=rows, prefix_tokens=0, **placement_of(options))) for name in OURS]
     return [*ours, *systems]
 
 

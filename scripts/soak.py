@@ -41,8 +41,8 @@ from engines.hook import quiet_transformers
 from mtad.errors import InvalidInput, Parser, command
 from mtad.params import METHODS
 from runtime.async_llm import AsyncLLM
-from runtime.device_options import add_device, device_of
 from runtime.llm import LLM
+from runtime.placement_options import add_placement, placement_of
 from runtime.scheduler import QueueFull
 from scripts.demo import dataset
 from scripts.machine import machine
@@ -192,8 +192,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="requests decoded at once (default %(default)s)")
     parser.add_argument("--sample", type=int, default=100, help="requests run again alone (default %(default)s)")
     parser.add_argument("--leak-limit", type=float, default=5.0, help="MiB per 1,000 requests (default %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
-    add_device(parser)
+    add_placement(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the requests (default %(default)s)")
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder to write to")
     options = parser.parse_args()
@@ -203,7 +202,7 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_transformers()
     report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
-    llm = LLM(options.pair, options.threads, rows=options.rows, max_waiting=WAITING, **device_of(options))
+    llm = LLM(options.pair, rows=options.rows, max_waiting=WAITING, **placement_of(options))
     prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
     started = time.perf_counter()
     seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))
@@ -212,7 +211,7 @@ def main() -> None:
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     jobs = [make_job(number, options.seed, prompts, room) for number in range(options.requests)]
     check_ends(seen, totals, jobs)
-    alone = LLM(options.pair, options.threads, rows=1, prefix_tokens=0, **device_of(options))
+    alone = LLM(options.pair, rows=1, prefix_tokens=0, **placement_of(options))
     compared = compare(alone, jobs, seen)
     slope, error = trend([(at, mib) for at, mib, _ in seen.memory])
     untrimmed, untrimmed_error = trend(seen.untrimmed)

@@ -133,7 +133,7 @@ class TestFolder:
     def test_defaults_become_the_pairs_own(self, export: Callable[..., bool], tmp_path: Path) -> None:
         export(defaults={"method": "mmtad", "draft_len": 3, "stop": ["\n"]})
         expected = replace(DecodingParams(), method="mmtad", draft_len=3, stop=("\n",))
-        assert open_pair(tmp_path / "pair", 1).defaults == expected
+        assert open_pair(tmp_path / "pair").defaults == expected
 
     def test_the_same_export_again_touches_nothing(self, export: Callable[..., bool], tmp_path: Path) -> None:
         options = {"defaults": {"draft_len": 3, "stop": ["\n"]}}
@@ -154,7 +154,7 @@ class TestFolder:
         assert state(tmp_path) == before
         assert export(**change, overwrite=True)
         assert names(tmp_path) == {"pair"}
-        pair = open_pair(tmp_path / "pair", 1)
+        pair = open_pair(tmp_path / "pair")
         assert pair.target.spec.capacity == change.get("capacity", 128)
         assert pair.defaults.draft_len == change.get("defaults", {}).get("draft_len", 4)
 
@@ -218,7 +218,7 @@ class TestFolder:
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
         export_pair(tmp_path / "pair", source, source, rows=2, capacity=128, precision=precision, format=format)
-        pair = open_pair(tmp_path / "pair", 1)
+        pair = open_pair(tmp_path / "pair")
         assert pair.target.kv.dtype == DTYPES[precision]
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
         result = LLM(pair, max_draft_len=4, max_beam_width=4).generate("SELECT", params)[0]
@@ -232,7 +232,7 @@ class TestFolder:
         assert names(tmp_path / "pair" / "target") == names(tmp_path / "pair" / "auxiliary")
         assert read_spec(tmp_path / "pair" / "target").dtype == "bfloat16"
         with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 products; export --to torch"):
-            open_pair(tmp_path / "pair", 1)
+            open_pair(tmp_path / "pair")
 
     def test_a_bfloat16_graph_with_a_wrong_weight_is_refused(
         self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -399,7 +399,7 @@ class TestOpening:
     ) -> None:
         damage(pair_copy / "target")
         with pytest.raises(InvalidInput, match=words):
-            open_pair(pair_copy, 1)
+            open_pair(pair_copy)
 
     @pytest.mark.parametrize("action", ["missing", "damaged"])
     def test_missing_or_damaged_model_files_are_one_clear_error(self, pair_copy: Path, action: str) -> None:
@@ -413,9 +413,9 @@ class TestOpening:
             else:
                 (folder / file).write_bytes(whole[:50])
             with pytest.raises(InvalidInput, match=file if action == "missing" else "cannot be opened"):
-                open_pair(pair_copy, 1)
+                open_pair(pair_copy)
             (folder / file).write_bytes(whole)
-        open_pair(pair_copy, 1)
+        open_pair(pair_copy)
 
     @pytest.mark.parametrize(
         ("values", "words"),
@@ -431,13 +431,13 @@ class TestOpening:
     def test_a_damaged_pair_is_one_clear_error(self, pair_copy: Path, values: dict[str, Any], words: str) -> None:
         change_json(pair_copy / "pair.json", **values)
         with pytest.raises(InvalidInput, match=words):
-            open_pair(pair_copy, 1)
+            open_pair(pair_copy)
 
     @pytest.mark.parametrize(("name", "value"), [("rows", 2), ("capacity", 128)])
     def test_engines_that_disagree_are_refused(self, pair_copy: Path, name: str, value: int) -> None:
         change_json(pair_copy / "auxiliary" / "engine.json", **{name: value})
         with pytest.raises(InvalidInput) as caught:
-            open_pair(pair_copy, 1)
+            open_pair(pair_copy)
         assert caught.value.field == name
 
     def test_a_folder_that_is_no_pair_is_refused(self, tmp_path: Path) -> None:
@@ -447,4 +447,4 @@ class TestOpening:
 
     def test_no_threads_is_refused(self, pair_folder: Path) -> None:
         with pytest.raises(InvalidInput, match="threads"):
-            open_pair(pair_folder, 0)
+            LLM(pair_folder, threads=0)

@@ -22,7 +22,6 @@ from export.estimate import estimate_pair
 from export.pair_plan import plan_pair
 from runtime import LLM
 from runtime.inspect import inspect
-from runtime.pair import open_pair
 from tests.test_commands import Outcome, assert_refused
 
 MAIN = {"mtad-inspect": runtime.inspect_command.main, "mtad-export": export.command.main}
@@ -177,7 +176,7 @@ class TestDryRun:
             assert one.disk == pytest.approx(there, rel=0.02)
             assert one.kv_row == read_spec(pair / one.name).kv_bytes // 4
             assert not one.unchanged
-        assert found.running.total == pytest.approx(LLM(open_pair(pair, 1)).memory.total, rel=0.02)
+        assert found.running.total == pytest.approx(LLM(pair, threads=1).memory.total, rel=0.02)
         assert found.seconds > 0
         assert found.exporting > found.disk
         kept = estimate_pair(pair, plan)

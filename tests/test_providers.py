@@ -18,6 +18,7 @@ from engines import providers
 from engines.base import EngineSpec
 from engines.binding import Binding, open_session
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_onnxruntime
+from engines.placement import Placement
 from engines.providers import Options, check_provider, choose_provider, provider_options
 from mtad.errors import InvalidInput
 from tests.fake_cuda import FakeRecorder
@@ -145,22 +146,22 @@ def test_an_operator_without_a_kernel_is_refused_and_named(
 
 
 @WITHOUT_GPU
-def test_without_a_gpu_the_device_is_refused(folder: Path, spec: EngineSpec) -> None:
+def test_without_a_gpu_the_device_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"device = 'cuda': torch \S+ (was built without CUDA|finds no GPU)"):
-        open_onnxruntime(folder, spec, device="cuda")
+        Placement("cuda")
 
 
 @pytest.mark.usefixtures("gpu")
 def test_an_onnx_runtime_without_the_provider_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
     with pytest.raises(InvalidInput, match=r"no CUDAExecutionProvider; .*onnxruntime-gpu: pip install 'mtad\[cuda\]'"):
-        check_provider("cuda", "cuda")
+        check_provider("cuda")
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match="there are 1 GPUs"):
-        check_provider("cuda", "cuda:1")
+        Placement("cuda:1")
 
 
 @WITHOUT_GPU
@@ -172,7 +173,7 @@ def test_a_provider_that_cannot_be_loaded_is_refused(
 ) -> None:
     monkeypatch.setattr(module, "SessionRecorder", lambda device: SimpleNamespace(stream=0))
     with pytest.raises(InvalidInput, match=rf"(?s)provider = '{provider}': .*{why}"):
-        open_onnxruntime(folder, spec, device="cuda", provider=provider)
+        open_onnxruntime(folder, spec, Placement("cuda", provider=provider))
 
 
 @WITHOUT_GPU
@@ -224,7 +225,7 @@ def test_an_engine_is_opened_with_the_providers_options(
     monkeypatch.setattr(module, "OnnxRuntimeEngine", lambda *args, **kwargs: made.append(kwargs))
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(providers.PROVIDERS.values()))
     for provider in (None, "tensorrt"):
-        open_onnxruntime(folder, spec, device="cuda", provider=provider)
+        open_onnxruntime(folder, spec, Placement("cuda", provider=provider))
     assert [kwargs["graphs"] for kwargs in made] == [True, False]
     assert all(kwargs["options"][0][1]["user_compute_stream"] == "11" for kwargs in made)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import runtime.batch
+from engines.placement import ONE_CORE
 from runtime import LLM, DecodingParams
 from runtime.pair import open_pair
 from runtime.slab import Slab, packed, size_of, views
@@ -81,7 +82,7 @@ def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_w
     pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.batch, "KEPT_BYTES", SMALL)
-    chance, pair = random.Random(5), open_pair(pair_folders("onnx"), threads=1)
+    chance, pair = random.Random(5), open_pair(pair_folders("onnx"), ONE_CORE)
     rows = pair.target.spec.rows
     largest = DecodingParams(
         method="mmtad", draft_len=8, beam_width=8, top_k=0, max_tokens=8, seed=1, repetition_penalty=1.1

@@ -17,6 +17,7 @@ import yaml
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
+from runtime.placement_options import placement_of
 from runtime.server.errors import ApiError
 from runtime.triton import repository
 from runtime.triton.command import _HELP, main, parser
@@ -103,9 +104,9 @@ def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders:
 
 
 def test_the_command_has_every_option_of_the_engine() -> None:
-    # `eager` is for comparisons, and for model.yaml alone; `graphs` is --no-graphs
-    assert {*_HELP, "eager", "graphs"} == set(ENGINE)
-    assert parser().parse_args(["pair", "repository", "--no-graphs"]).no_graphs
+    placement = placement_of(parser().parse_args(["pair", "repository", "--no-graphs"]))
+    assert {*_HELP, *placement, "eager"} == set(ENGINE)  # `eager` is for comparisons, and for model.yaml alone
+    assert placement["graphs"] is False
 
 
 @pytest.mark.parametrize(

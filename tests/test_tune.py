@@ -180,10 +180,10 @@ def test_points_are_what_the_same_requests_give(exported: Path) -> None:
 
 def test_tuning_lies_over_what_was_exported_and_the_next_one_replaces_it(pair: Path) -> None:
     write_tuning(pair, {"method": "mmtad", "draft_len": 6, "temperature": 0.5}, {"goal": "first"})
-    first = open_pair(pair, 1).defaults
+    first = open_pair(pair).defaults
     assert first == DecodingParams(**{**EXPORTED, "method": "mmtad", "draft_len": 6, "temperature": 0.5})
     write_tuning(pair, {"beam_width": 2}, {"goal": "second"})
-    assert open_pair(pair, 1).defaults == DecodingParams(**EXPORTED, beam_width=2)
+    assert open_pair(pair).defaults == DecodingParams(**EXPORTED, beam_width=2)
     assert read_json(pair, "pair.json")["tuning"] == {"goal": "second", "exported_defaults": EXPORTED}
 
 
@@ -308,7 +308,7 @@ def test_what_is_measured_is_what_will_be_written(run: Run, pair: Path, monkeypa
     code, _, err = run()
     assert code == 0, err
     assert bases == [DecodingParams(**{**EXPORTED, "max_tokens": 6})], "an earlier tuning is replaced, not built upon"
-    assert open_pair(pair, 1).defaults == replace(bases[0], draft_len=2)
+    assert open_pair(pair).defaults == replace(bases[0], draft_len=2)
 
 
 def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -> None:

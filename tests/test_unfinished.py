@@ -112,7 +112,7 @@ class TestInterruption:
         assert stages == ["checking", "target: finished before", "auxiliary: export", "auxiliary: verify"]
         assert [path.name for path in tmp_path.iterdir()] == ["pair"]
         assert {path.name for path in (tmp_path / "pair" / "target").iterdir()}.isdisjoint({FINISHED})
-        open_pair(tmp_path / "pair", 1)
+        open_pair(tmp_path / "pair")
 
     def test_the_error_says_what_was_kept_and_where(
         self, export: Callable[..., bool], interrupted: Callable[..., None], tmp_path: Path
@@ -175,7 +175,7 @@ class TestInterruption:
             patch.setattr("pathlib.Path.rename", fail_on_the_second)
             with pytest.raises(type(error)):
                 export(defaults={"draft_len": 2}, overwrite=True)
-        assert open_pair(tmp_path / "pair", 1).defaults.draft_len == 4
+        assert open_pair(tmp_path / "pair").defaults.draft_len == 4
         assert export(defaults={"draft_len": 2}, overwrite=True)
         assert hidden(tmp_path) == []
 
@@ -187,7 +187,7 @@ class TestInterruption:
         left.mkdir()
         (tmp_path / "pair").rename(left / "previous")
         with workplace(tmp_path / "pair", HASHES):
-            open_pair(tmp_path / "pair", 1)
+            open_pair(tmp_path / "pair")
         assert hidden(tmp_path) == []
 
 
@@ -241,13 +241,13 @@ class TestAgain:
         assert stages == ["checking", "target: unchanged", "auxiliary: export", "auxiliary: verify"]
         assert (model.stat().st_ino, read_spec(model.parent)) == (before, target)
         assert [path.name for path in tmp_path.iterdir()] == ["pair"]
-        open_pair(tmp_path / "pair", 1)
+        open_pair(tmp_path / "pair")
 
     def test_other_defaults_build_nothing(self, export: Callable[..., bool], tmp_path: Path, stages: list[str]) -> None:
         export()
         assert export(defaults={"draft_len": 2}, overwrite=True)
         assert stages == ["checking", "target: unchanged", "auxiliary: unchanged"]
-        assert open_pair(tmp_path / "pair", 1).defaults.draft_len == 2
+        assert open_pair(tmp_path / "pair").defaults.draft_len == 2
 
     def test_where_links_cannot_be_made_files_are_copied(
         self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -258,7 +258,7 @@ class TestAgain:
         export()
         monkeypatch.setattr("os.link", refuse)
         assert export(defaults={"draft_len": 2}, overwrite=True)
-        open_pair(tmp_path / "pair", 1)
+        open_pair(tmp_path / "pair")
 
     def test_another_exporter_builds_again_and_says_so(
         self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, stages: list[str]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput, Parser, command
-from runtime.device_options import add_device, device_of
+from runtime.placement_options import add_placement, placement_of
 
 if TYPE_CHECKING:
     import socket
@@ -47,7 +47,6 @@ def parser() -> argparse.ArgumentParser:
     keys.add_argument("--request-seconds", type=float, default=600, help="for a request to end (default %(default)s)")
     keys.add_argument("--drain-seconds", type=float, default=60, help="after SIGTERM, to end (default %(default)s)")
     engine = described.add_argument_group("engine; see runtime.LLM")
-    engine.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
     size = engine.add_mutually_exclusive_group()
     size.add_argument("--rows", type=int, help="requests decoded at once (default: what the pair was exported with)")
     size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
@@ -61,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         "--max-prefill-tokens", type=int, default=256, help="prompt tokens a turn (default %(default)s)"
     )
     engine.add_argument("--prefix-tokens", type=int, help="prompt tokens kept for reuse (default: two rows' worth)")
-    add_device(engine)
+    add_placement(engine)
     group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
     group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
     group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
@@ -122,8 +121,8 @@ def main() -> None:
     bound = bind(options.host, options.port)
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
-    names = ("threads", "rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
-    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")} | device_of(options)
+    names = ("rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
+    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")} | placement_of(options)
     if options.replicas is not None:
         if options.tensor_parallel != 1:
             raise InvalidInput("tensor-parallel", options.tensor_parallel, "not together with --replicas")

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from mtad.errors import InvalidInput, Parser, command
+from runtime.placement_options import add_placement, placement_of
 
 _HELP = {
-    "threads": "CPU threads of the target (default: all cores)",
     "rows": "requests decoded at once (default: what the pair was exported with)",
     "memory": "instead of --rows: as many as fit, for example 4GiB",
     "max_draft_len": "largest draft_len",
@@ -16,9 +16,6 @@ _HELP = {
     "max_prefill_tokens": "prompt tokens stored a turn",
     "prefix_tokens": "prompt tokens kept for reuse (default: two rows' worth)",
     "max_waiting": "longest queue",
-    "device": "where both engines run: cpu, cuda, cuda:1 (default: cpu)",
-    "provider": "of ONNX Runtime: cpu, cuda or tensorrt (default: by the device)",
-    "attention": "of torch engines: sdpa, or triton on a GPU (default: by the device)",
 }
 
 
@@ -39,9 +36,8 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--log-level", default="info", help="debug, info, warning or error (default %(default)s)")
     engine = described.add_argument_group("engine; see runtime.LLM")
     for name, words in _HELP.items():
-        kind = str if name in ("memory", "device", "provider", "attention") else int
-        engine.add_argument(f"--{name.replace('_', '-')}", type=kind, help=words)
-    engine.add_argument("--no-graphs", action="store_true", help="on a GPU: record no CUDA graphs")
+        engine.add_argument(f"--{name.replace('_', '-')}", type=str if name == "memory" else int, help=words)
+    add_placement(engine)
     return described
 
 
@@ -58,8 +54,7 @@ def main() -> None:
     from runtime.triton.repository import write_model
 
     engine = {name: getattr(given, name) for name in _HELP if getattr(given, name) is not None}
-    if given.no_graphs:
-        engine["graphs"] = False
+    engine |= placement_of(given)
     if "rows" in engine and "memory" in engine:
         raise InvalidInput("memory", given.memory, "give it or --rows, not both")
     options = TritonOptions(str(given.pair), given.convention, given.request_seconds, given.log_level, engine)

@@ -17,8 +17,8 @@ from engines.hook import quiet_transformers
 from mtad.errors import CapacityExceeded, InvalidInput, Parser
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.device_options import add_device, device_of
 from runtime.energy import EnergyMeter
+from runtime.placement_options import add_placement, placement_of
 from scripts.evaluation import curves, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
 from scripts.evaluation.curves import Curve
@@ -60,8 +60,7 @@ def parser() -> Parser:
     own.add_argument("--batch", type=int, default=1, help="prompts decoded at once")
     own.add_argument("--pass-k", default="1,10,100", help="k of pass@k, as far as there are as many seeds")
     own.add_argument("--curve", action="append", default=[], metavar="PARAMETER=VALUES", help="may be repeated")
-    own.add_argument("--threads", type=int, help="CPU threads of the target and the baselines (default: all cores)")
-    add_device(own)
+    add_placement(own)
     own.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder to write to")
     own.add_argument("--name", help="of the files written (default: evaluation, or curves)")
     return own
@@ -199,12 +198,11 @@ def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingPar
     spec = read_spec(options.pair / "target")
     return LLM(
         options.pair,
-        threads=options.threads,
         rows=max(spec.rows, options.batch),
         max_draft_len=max(8, *(params.draft_len for params in every)),
         max_beam_width=max(8, *(params.beam_width for params in every)),
         prefix_tokens=0,  # nobody profits from what the setting before it has stored
-        **device_of(options),
+        **placement_of(options),
     )
 
 

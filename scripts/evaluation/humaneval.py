@@ -10,12 +10,12 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 from mtad.errors import InvalidInput
+from runtime.known_costs import cores
 from scripts.evaluation.prompts import Prompt, PromptSet
 from scripts.evaluation.sandbox import Sandbox
 
@@ -33,7 +33,7 @@ class HumanEval(PromptSet):
     name = "humaneval"
     stop = STOP
     max_tokens = 384
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = cores()
 
     def __init__(self, path: Path, limit: int | None = None, sandbox: Sandbox | None = None) -> None:
         self._problems = _read(path)[:limit]

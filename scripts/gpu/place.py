@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engines import open_engine
+from engines import Placement, open_engine
 from mtad.errors import InvalidInput
 from scripts.gpu.correct import causal
 from scripts.gpu.models import DEMO, demo_model, engine_of
@@ -59,7 +59,7 @@ def onnxruntime(setup: Setup, found: Found) -> None:
     from export.graph import write_graph
 
     try:
-        check_provider(choose_provider(None, setup.device), setup.device)
+        check_provider(choose_provider(None, setup.device))
     except InvalidInput as refused:
         raise Skip(str(refused)) from None
     role = "auxiliary" if setup.sizes.few else "target"
@@ -72,7 +72,7 @@ def onnxruntime(setup: Setup, found: Found) -> None:
         write_spec(folder, spec)
         for graphs in (True, False):
             try:
-                ours = open_engine(folder, device=setup.device, graphs=graphs)
+                ours = open_engine(folder, Placement(setup.device, graphs=graphs))
             except InvalidInput as refused:
                 raise Skip(str(refused)) from None
             theirs.kv.zero_()

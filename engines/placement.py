@@ -1,0 +1,82 @@
+"""Where an engine runs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engines.base import EngineSpec
+from mtad.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an engine runs, and how; checked before anything is loaded.
+
+    Attributes:
+        device: `cpu`, `cuda`, `cuda:1`, ..; a GPU without a number is the current one, and has its number afterwards. A
+            plan of TensorRT runs on a GPU whatever is given.
+        threads: of the CPU.
+        graphs: whether CUDA graphs may be recorded, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
+            does not ask.
+        provider: of ONNX Runtime, one of `engines.providers.PROVIDERS` (docs/onnxruntime.md); default: by the device.
+        attention: of torch engines, one of `engines.attention.ATTENTION` (docs/attention.md); default: by the device.
+
+    Raises:
+        InvalidInput: not the name of a CPU or of a CUDA GPU, there is no such GPU, or there are no threads.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    graphs: bool = True
+    provider: str | None = None
+    attention: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise InvalidInput("threads", self.threads, "give at least 1")
+        object.__setattr__(self, "device", _found(self.device))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device != "cpu"
+
+    def check(self, spec: EngineSpec) -> None:
+        """Whether what is asked for is something that an engine of this format has.
+
+        Raises:
+            InvalidInput: it is not.
+        """
+        for name, value, format in (("provider", self.provider, "onnx"), ("attention", self.attention, "torch")):
+            if value is not None and spec.format != format:
+                problem = f"it is an option of the format {format}, and the folder is of {spec.format}; leave it out"
+                raise InvalidInput(name, value, problem)
+        if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:
+            remedy = "export --to torch or in another precision, or open it with --device cuda"
+            problem = f"ONNX Runtime's CPU provider has no bfloat16 products; {remedy}"
+            raise InvalidInput("precision", spec.precision, problem)
+
+
+def _found(device: str) -> str:
+    """The device by the name that torch gives it."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidInput("device", device, "give cpu, cuda, or cuda:1") from None
+    if found.type not in ("cpu", "cuda"):
+        raise InvalidInput("device", device, "give cpu, cuda, or cuda:1")
+    if found.type == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU (nvidia-smi shows them)"
+        raise InvalidInput("device", device, f"torch {torch.__version__} {why}; give cpu, or install what is missing")
+    count = torch.cuda.device_count()
+    if found.index is not None and found.index >= count:
+        raise InvalidInput("device", device, f"there are {count} GPUs, cuda:0 to cuda:{count - 1}")
+    return f"cuda:{torch.cuda.current_device() if found.index is None else found.index}"
+
+
+ONE_CORE = Placement()
+"""One thread of the CPU."""
