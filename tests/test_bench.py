@@ -18,7 +18,8 @@ from runtime import LLM, DecodingParams
 from scripts import bench, serving
 from scripts.demo import dataset
 from scripts.demo.dataset import Example
-from scripts.serving import measure, measure_eight, summarise, throughput_table
+from scripts.serving import measure, measure_eight, summarise
+from scripts.serving_tables import throughput_table
 from scripts.systems import GENAI, Finished, GenAI, HuggingFace, InFlight, Prompt, Slice, System, useful
 from tests.conftest import TEXT
 
