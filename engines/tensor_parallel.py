@@ -1,11 +1,12 @@
-"""Tensor parallelism: a model's linear layers divided over ranks, as transformers' plan for its family says.
+"""Tensor parallelism: a model's linear layers divided over ranks, as the plan for its family says.
 
-The plan is `base_model_tp_plan` of the configuration and `_tp_plan` of the class: which layers are divided by their
-outputs (`colwise`), which by their inputs (`rowwise`), which results are put together again. What it says is done here,
-in plain tensors, and not by `torch.distributed.tensor.parallel.parallelize_module`: that wraps every activation in a
-DTensor, with which a step of a tiny model took four times as long on a CPU, and the hook cannot select positions ahead
-of a head that is given one. `from_pretrained(tp_plan=...)` has had several interfaces within transformers 5, needs
-`accelerate`, and takes the machine's accelerator whether or not it is asked for.
+The plan is transformers' (`base_model_tp_plan` of the configuration and `_tp_plan` of the class), or ours where it has
+none: which layers are divided by their outputs (`colwise`), which by their inputs (`rowwise`), which results are put
+together again. What it says is done here, in plain tensors, and not by
+`torch.distributed.tensor.parallel.parallelize_module`: that wraps every activation in a DTensor, with which a step of a
+tiny model took four times as long on a CPU, and the hook cannot select positions ahead of a head that is given one.
+`from_pretrained(tp_plan=...)` has had several interfaces within transformers 5, needs `accelerate`, and takes the
+machine's accelerator whether or not it is asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear, pad
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from engines.base import EngineSpec
 from engines.hook import cache_shape
@@ -32,6 +34,32 @@ SPLIT = ("rowwise_split_input", "rowwise_rep")
 """Divided by inputs, which are whole where they come from."""
 REPLICATED = ("replicate", "replicated_with_grad_allreduce")
 """The same on every rank."""
+FUSED = "colwise_qkv"
+"""Divided by outputs, those of queries, keys and values each; a style of ours."""
+HEADS = "heads"
+"""An attention that reshapes by its own `num_heads` or `split_size`, which become a rank's; a style of ours."""
+
+OWN: dict[str, dict[str, str]] = {
+    "OPTForCausalLM": {
+        "model.decoder.layers.*.self_attn": HEADS,
+        "model.decoder.layers.*.self_attn.q_proj": "colwise",
+        "model.decoder.layers.*.self_attn.k_proj": "colwise",
+        "model.decoder.layers.*.self_attn.v_proj": "colwise",
+        "model.decoder.layers.*.self_attn.out_proj": "rowwise",
+        "model.decoder.layers.*.fc1": "colwise",
+        "model.decoder.layers.*.fc2": "rowwise",
+        "lm_head": GATHERED[0],
+    },
+    "GPT2LMHeadModel": {
+        "transformer.h.*.attn": HEADS,
+        "transformer.h.*.attn.c_attn": FUSED,
+        "transformer.h.*.attn.c_proj": "rowwise",
+        "transformer.h.*.mlp.c_fc": "colwise",
+        "transformer.h.*.mlp.c_proj": "rowwise",
+        "lm_head": GATHERED[0],
+    },
+}
+"""Plans of ours, by architecture; used only where transformers has none."""
 
 
 class Ranks(Protocol):
@@ -75,16 +103,17 @@ class ColumnLinear(torch.nn.Module):
         whole: the layer.
         ranks: who has the others.
         gathers: return all outputs instead. Only then may their number not be a multiple of the ranks'.
+        parts: how many layers of one size are fused in it; the rank has its outputs of each.
     """
 
-    def __init__(self, whole: torch.nn.Linear, ranks: Ranks, gathers: bool = False) -> None:
+    def __init__(self, whole: torch.nn.Linear, ranks: Ranks, gathers: bool = False, parts: int = 1) -> None:
         super().__init__()
         self.out_features, self._ranks, self._gathers = whole.out_features, ranks, gathers
-        each = -(-whole.out_features // ranks.world)
+        each = -(-whole.out_features // (parts * ranks.world))
         mine = slice(ranks.rank * each, (ranks.rank + 1) * each)
         self._each = each
-        self.weight = _parameter(whole.weight[mine])
-        self.bias = None if whole.bias is None else _parameter(whole.bias[mine])
+        self.weight = _parameter(whole.weight.view(parts, -1, whole.in_features)[:, mine].flatten(0, 1))
+        self.bias = None if whole.bias is None else _parameter(whole.bias.view(parts, -1)[:, mine].flatten())
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[.., inputs] to [.., outputs / world], or to [.., outputs]."""
@@ -123,10 +152,11 @@ def _parameter(part: Tensor) -> torch.nn.Parameter:
 
 
 def plan_of(model: PreTrainedModel) -> dict[str, str]:
-    """The plan of a model's family: style by module name, with `*` for layer numbers; empty if there is none."""
+    """The plan of a model's family: style by name, with `*` for layer numbers; transformers' before `OWN`, or empty."""
     base = getattr(model.config, "base_model_tp_plan", None) or {}
     head = getattr(type(model), "_tp_plan", None) or {}
-    return {**{f"{model.base_model_prefix}.{name}": style for name, style in base.items()}, **head}
+    theirs = {**{f"{model.base_model_prefix}.{name}": style for name, style in base.items()}, **head}
+    return theirs or OWN.get(type(model).__name__, {})
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> None:
@@ -137,34 +167,58 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
             divide by the number of ranks.
     """
     plan, family = plan_of(model), type(model).__name__
-    known = {"colwise", "rowwise", *GATHERED, *SPLIT, *REPLICATED}
+    known = {"colwise", "rowwise", FUSED, HEADS, *GATHERED, *SPLIT, *REPLICATED}
     if not plan:
-        raise InvalidInput("tensor_parallel", ranks.world, f"transformers has no tensor-parallel plan for {family}")
+        raise InvalidInput("tensor_parallel", ranks.world, f"there is no tensor-parallel plan for {family}")
     parts = {name: module for name, module in model.named_modules() if name}
     parameters = [name for name, _ in model.named_parameters()]
     for pattern, style in plan.items():
         wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+        found = list(filter(wanted.fullmatch, parts))
+        if plan is OWN.get(family) and not found:
+            problem = f"{family} of the installed transformers has no {pattern}, which our plan divides"
+            raise InvalidInput("tensor_parallel", ranks.world, problem)
         if style in known:
-            for name in filter(wanted.fullmatch, list(parts)):
+            for name in found:
                 if style not in REPLICATED:
                     _replace(model, name, _divided(name, parts[name], style, ranks))
-        elif any(map(wanted.fullmatch, [*parts, *parameters])):
+        elif found or any(map(wanted.fullmatch, parameters)):
             problem = f"the plan of {family} divides {pattern} by {style!r}, which is not done here"
             raise InvalidInput("tensor_parallel", ranks.world, problem)
 
 
 def _divided(name: str, module: torch.nn.Module, style: str, ranks: Ranks) -> torch.nn.Module:
+    if style == HEADS:
+        for count in ("num_heads", "split_size"):
+            if hasattr(module, count):
+                setattr(module, count, _even(getattr(module, count), f"{count} of {name}", ranks))
+        return module
+    if isinstance(module, Conv1D):
+        module = _linear(module)
     if not isinstance(module, torch.nn.Linear):
         problem = f"{name} is a {type(module).__name__}; only plain linear layers are divided"
         raise InvalidInput("tensor_parallel", ranks.world, problem)
     if style in GATHERED:
         return ColumnLinear(module, ranks, gathers=True)
-    column = style == "colwise"
-    size = module.out_features if column else module.in_features
-    if size % ranks.world:
-        problem = f"the {size} {'outputs' if column else 'inputs'} of {name} do not divide by it"
-        raise InvalidInput("tensor_parallel", ranks.world, problem)
-    return ColumnLinear(module, ranks) if column else RowLinear(module, ranks, style in SPLIT)
+    if style in ("colwise", FUSED):
+        parts = 3 if style == FUSED else 1
+        _even(module.out_features // parts, f"outputs of {name}", ranks)
+        return ColumnLinear(module, ranks, parts=parts)
+    _even(module.in_features, f"inputs of {name}", ranks)
+    return RowLinear(module, ranks, style in SPLIT)
+
+
+def _linear(layer: Conv1D) -> torch.nn.Linear:
+    """The same, in the same memory; a `Conv1D`'s weight is [inputs, outputs]."""
+    same = torch.nn.Linear(layer.nx, layer.nf, device="meta")
+    same.weight, same.bias = torch.nn.Parameter(layer.weight.T), layer.bias
+    return same
+
+
+def _even(count: int, what: str, ranks: Ranks) -> int:
+    if count % ranks.world:
+        raise InvalidInput("tensor_parallel", ranks.world, f"the {count} {what} do not divide by it")
+    return count // ranks.world
 
 
 def _replace(model: torch.nn.Module, name: str, by: torch.nn.Module) -> None:
@@ -200,15 +254,13 @@ def share(folder: Path, spec: EngineSpec, world: int) -> Share:
     except Exception as error:  # configurations check themselves, each in its own way
         raise InvalidInput("folder", str(folder), f"its config.json cannot be read, export again: {error}") from error
     heads = config.get_text_config().num_attention_heads
+    ranks = Rehearsal(0, world)
     for name, count in (("attention heads", heads), ("KV heads", spec.kv_heads)):
-        if count % world:
-            raise InvalidInput(
-                "tensor_parallel", world, f"the {count} {name} of {spec.architecture} do not divide by it"
-            )
+        _even(count, f"{name} of {spec.architecture}", ranks)
     try:
         with FakeTensorMode():
             model = AutoModelForCausalLM.from_config(config)
-            shard(model, Rehearsal(0, world))
+            shard(model, ranks)
             _, kv_heads, _, _ = cache_shape(model)
             weights = sum(parameter.numel() for parameter in model.parameters()) * spec.torch_dtype.itemsize
     except InvalidInput:

@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,20 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from engines.folder import read_spec
 from engines.hook import StepModel, cache_shape, scatter_in_place
-from engines.tensor_parallel import Rehearsal, shard, share
+from engines.tensor_parallel import OWN, Rehearsal, plan_of, shard, share
+from export.pair import export_pair
 from export.verify import verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
@@ -35,7 +45,7 @@ from runtime.parallel_ranks import Launched, RankFailed, check_launch
 from runtime.prefix import PrefixCache
 from runtime.request import Request, RequestFailed
 from tests.fake_cuda import FakeRecorder
-from tests.test_families import FAMILIES, GROUPED
+from tests.test_families import FAMILIES, GROUPED, HEADS, write_model
 
 PairFolders = Callable[[str], Path]
 
@@ -76,7 +86,16 @@ def logits(model: PreTrainedModel, layers: int, heads: int, dim: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("family", "world", "vocab_size"),
-    [("qwen2", 2, 320), ("gemma-2", 2, 320), ("gpt-neox", 4, 320), ("phi-3", 2, 320), ("llama-3", 2, 319)],
+    [
+        ("qwen2", 2, 320),
+        ("gemma-2", 2, 320),
+        ("gpt-neox", 4, 320),
+        ("phi-3", 2, 320),
+        ("llama-3", 2, 319),
+        ("opt", 4, 320),
+        ("opt-350m", 2, 319),
+        ("gpt-2", 4, 319),
+    ],
 )
 def test_each_rank_has_its_heads_and_all_have_the_models_logits(family: str, world: int, vocab_size: int) -> None:
     config = FAMILIES[family](2)
@@ -109,7 +128,12 @@ def test_each_rank_has_its_heads_and_all_have_the_models_logits(family: str, wor
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (FAMILIES["opt"](1), "no tensor-parallel plan for OPTForCausalLM"),
+        (BloomConfig(vocab_size=320, hidden_size=64, n_layer=1, n_head=4), "no tensor-parallel plan for Bloom"),
+        (
+            OPTConfig(**{**HEADS, "num_attention_heads": 1}, ffn_dim=96, num_hidden_layers=1),
+            "1 num_heads of .* do not",
+        ),
+        (FAMILIES["gpt-2"](1).__class__(n_embd=6, n_head=2, n_inner=7, n_layer=1), "7 outputs of .*c_fc do not divide"),
         (FAMILIES["llama-3"](1).__class__(**{**GROUPED, "intermediate_size": 97}), "97 outputs .* do not divide"),
         (MixtralConfig(**GROUPED, num_hidden_layers=1, num_local_experts=2), "MixtralForCausalLM divides .* by '"),
     ],
@@ -145,15 +169,38 @@ def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
         check_launch(4, "cuda:1")
 
 
-def test_memory_counts_what_a_rank_has(pair_folders: PairFolders) -> None:
-    folder = pair_folders("torch") / "target"
-    spec = read_spec(folder)
-    half = share(folder, spec, 2)
-    assert half.spec == replace(spec, kv_heads=spec.kv_heads // 2)
-    model = LlamaForCausalLM.from_pretrained(folder)
-    divided = sum(p.numel() for name, p in model.named_parameters() if "proj" in name or "lm_head" in name)
-    others = sum(p.numel() for p in model.parameters()) - divided
-    assert half.weights == (divided // 2 + others) * 4
+@pytest.mark.parametrize("family", ["opt", "gpt-2"])
+def test_a_plan_of_ours_never_replaces_transformers_own(family: str) -> None:
+    model = AutoModelForCausalLM.from_config(FAMILIES[family](1))
+    assert plan_of(model) == OWN[type(model).__name__]
+    model.config.base_model_tp_plan = {"all.of.it": "colwise"}
+    assert plan_of(model) == {f"{model.base_model_prefix}.all.of.it": "colwise"}
+
+
+def test_a_plan_of_ours_that_does_not_fit_the_installed_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OWN, "OPTForCausalLM", {"model.decoder.blocks.*.fc1": "colwise"})
+    with pytest.raises(InvalidInput, match=r"has no model.decoder.blocks.\*.fc1"):
+        shard(AutoModelForCausalLM.from_config(FAMILIES["opt"](1)), Rehearsal(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("family", "divided"),
+    [
+        ("llama-3", r".*_proj\.weight"),
+        ("opt", r".*([qkv]_proj|fc1)\.(weight|bias)|.*(out_proj|fc2)\.weight"),
+        ("gpt-2", r".*(c_attn|c_fc)\.(weight|bias)|.*c_proj\.weight"),
+    ],
+)
+def test_memory_counts_what_a_rank_has(pair_folders: PairFolders, tmp_path: Path, family: str, divided: str) -> None:
+    model = AutoModelForCausalLM.from_config(FAMILIES[family](2))
+    model.config.save_pretrained(tmp_path)
+    heads = cache_shape(model)[1]
+    spec = replace(read_spec(pair_folders("torch") / "target"), kv_heads=heads)
+    half = share(tmp_path, spec, 2)
+    assert half.spec == replace(spec, kv_heads=heads // 2)
+    sizes = {name: each.numel() for name, each in model.named_parameters(remove_duplicate=False)}  # a tied head, too
+    halves = [name for name in sizes if re.fullmatch(rf"{divided}|lm_head\.weight", name)]
+    assert half.weights == (sum(sizes.values()) - sum(sizes[name] for name in halves) // 2) * 4
 
 
 def parallel(llm: LLM) -> ParallelEngine:
@@ -177,6 +224,22 @@ def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     assert failed.value.ranks == (1,)
     parallel(llm).close()
     assert process.poll() is not None, "it is left behind"
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt-2"])
+def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_process(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family](2)
+    target, auxiliary = (write_model(tmp_path / str(noise), config, noise) for noise in (0.0, 0.1))
+    export_pair(tmp_path / "pair", str(target), str(auxiliary), rows=4, capacity=256, format="torch")
+    params = [DecodingParams(method=method, max_tokens=12, seed=2) for method in ("sample", "speculative", "mtad")]
+    expected = [each.token_ids for each in LLM(tmp_path / "pair").generate(["def largest"] * 3, params)]
+    llm = LLM(tmp_path / "pair", tensor_parallel=2)
+    try:
+        reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
+        assert verify(parallel(llm), reference.eval(), seed=1) <= 1e-5
+        assert [each.token_ids for each in llm.generate(["def largest"] * 3, params)] == expected
+    finally:
+        parallel(llm).close()
 
 
 def test_under_torchrun_one_process_prints_and_all_end(pair_folders: PairFolders) -> None:
