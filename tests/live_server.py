@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import subprocess
@@ -33,6 +34,8 @@ TEMPLATE = (
 )
 COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
 """Known, so that nothing has to be measured."""
+PATIENCE = 120.0
+"""Seconds after which what should have happened is taken to never happen; nothing is expected to need them."""
 
 
 class LiveServer:
@@ -58,7 +61,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         key = self.options.api_keys[0] if self.options.api_keys else "none"
         self.client: Any = OpenAI(  # its overloads reject what servers have to refuse
-            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE
         )
 
     def drain(self) -> None:
@@ -66,14 +69,19 @@ class LiveServer:
         assert self.server._loop is not None
         self.server._loop.call_soon_threadsafe(self.server.drain)
 
-    def wait(self, seconds: float = 20) -> None:
+    def wait(self) -> None:
         """Until it has stopped."""
-        self._thread.join(seconds)
+        self._thread.join(2 * PATIENCE)
         assert not self._thread.is_alive(), "the server does not stop"
 
     @property
     def statistics(self) -> dict[str, Any]:
         return self.engine.statistics()
+
+    @property
+    def leaving(self) -> int:
+        """Requests that the engine was told to cancel and has not come to yet, because it is in a pass."""
+        return len(self.engine._inbox.cancelled)
 
 
 @contextmanager
@@ -92,17 +100,62 @@ def live(llm: LLM, **options: Any) -> Iterator[LiveServer]:
         server.engine.check_integrity()
 
 
-def own(plain: LLM, seconds: float = 0.0, **options: Any) -> LLM:
-    """An LLM of a test's own on the engines they share, whose target takes longer."""
-    llm = LLM(plain.pair, costs=COSTS, **options)
-    score = llm.loop.caches.target.score
+def own(plain: LLM, **options: Any) -> LLM:
+    """An LLM of a test's own on the engines they share."""
+    return LLM(plain.pair, costs=COSTS, **options)
 
-    def slow(*args: Any) -> Any:
-        time.sleep(seconds)
-        return score(*args)
 
-    vars(llm.loop.caches.target)["score"] = slow
-    return llm
+class Gate:
+    """Keeps an LLM's thread before each pass of its target until a test lets it go on, so that no request ends early.
+
+    Args:
+        llm: a test's own, not started yet.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._left, self._changed = 0.0, threading.Condition()
+        score = llm.loop.caches.target.score
+
+        def kept(*args: Any) -> Any:
+            with self._changed:
+                assert self._changed.wait_for(lambda: self._left > 0, PATIENCE), "the test has not opened its gate"
+                self._left -= 1
+            return score(*args)
+
+        vars(llm.loop.caches.target)["score"] = kept
+
+    def let(self, passes: float) -> None:
+        """So many passes more."""
+        with self._changed:
+            self._left += passes
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Any number of them."""
+        self.let(math.inf)
+
+
+class Deadlines:
+    """Stands for `asyncio` in a module: what its `timeout` limits ends when a test says so, not after its seconds."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[float, asyncio.Timeout, asyncio.AbstractEventLoop]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        limit = asyncio.timeout(None)
+        self._begun.append((seconds, limit, asyncio.get_running_loop()))
+        return limit
+
+    def end(self, seconds: float) -> None:
+        """Now the seconds of one that was given so many are over; waits for it to begin."""
+        until(lambda: any(one[0] == seconds for one in self._begun))
+        found = next(one for one in self._begun if one[0] == seconds)
+        self._begun.remove(found)
+        _, limit, loop = found
+        loop.call_soon_threadsafe(lambda: limit.reschedule(loop.time()))
 
 
 class Process:
@@ -128,7 +181,7 @@ class Process:
     def log(self) -> str:
         return "".join(self.lines)
 
-    def url(self, seconds: float = 60) -> str:
+    def url(self, seconds: float = PATIENCE) -> str:
         found: list[str] = []
 
         def listening() -> bool:
@@ -144,7 +197,7 @@ def call(
     server: LiveServer, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, str], Any]:
     """One request with a client that adds nothing of its own: status, headers, body (JSON, or bytes)."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     try:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = ({"content-type": "application/json"} if data is not None else {}) | headers
@@ -162,7 +215,7 @@ def ask(server: LiveServer, **body: Any) -> tuple[int, Any]:
     return status, answer
 
 
-def until(what: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.perf_counter() + seconds
     while not what():
         assert time.perf_counter() < end, "it did not happen"

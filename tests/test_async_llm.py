@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,23 +14,20 @@ import pytest
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.async_llm import AsyncLLM, EngineStopped
-from runtime.costs import StepCosts, StepTable
 from runtime.request import RequestFailed
 from runtime.scheduler import QueueFull
 from runtime.stream import Piece, Stream
 from runtime.text import settled
+from tests.live_server import PATIENCE, Gate, own, until
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
-COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
-"""Known, so that nothing has to be measured."""
 LONG = replace(BASE, max_tokens=120)
 
 
 @pytest.fixture
 def llm(plain: LLM) -> LLM:
-    """An LLM of a test's own on the engines they share."""
-    return LLM(plain.pair, max_waiting=8, costs=COSTS)
+    return own(plain, max_waiting=8)
 
 
 @asynccontextmanager
@@ -43,22 +39,11 @@ async def serving(llm: LLM) -> AsyncIterator[AsyncLLM]:
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 2 * PATIENCE))
 
 
 async def collect(stream: Stream) -> list[Piece]:
     return [piece async for piece in stream]
-
-
-def slow(llm: LLM, seconds: float) -> None:
-    """Make each pass of the target take longer."""
-    plain = llm.loop.caches.target.score
-
-    def score(*args: Any) -> Any:
-        time.sleep(seconds)
-        return plain(*args)
-
-    vars(llm.loop.caches.target)["score"] = score
 
 
 @pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
@@ -124,14 +109,17 @@ def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None
 
 
 def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> None:
+    gate = Gate(llm)
+
     async def test() -> None:
-        slow(llm, 0.005)
         async with serving(llm) as engine:
             streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
             others = [asyncio.create_task(stream.result()) for stream in streams[1:]]
             first = streams[0].__aiter__()
+            gate.let(1)
             await anext(first)
             streams[0].cancel()
+            gate.open()
             rest = [piece async for piece in first]
             assert rest[-1].finish_reason == "cancelled"
             assert rest[-1].statistics is not None
@@ -144,12 +132,14 @@ def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> No
 
 
 def test_a_waiting_or_joining_request_can_be_cancelled(llm: LLM) -> None:
+    gate = Gate(llm)
+
     async def test() -> None:
-        slow(llm, 0.005)
         async with serving(llm) as engine:
             streams = [await engine.submit(PROMPTS[0], LONG) for _ in range(8)]
             for stream in reversed(streams):
                 stream.cancel()
+            gate.open()
             results = [await stream.result() for stream in streams]
             assert {result.finish_reason for result in results} == {"cancelled"}
 
@@ -157,17 +147,20 @@ def test_a_waiting_or_joining_request_can_be_cancelled(llm: LLM) -> None:
 
 
 def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
+    gate = Gate(llm)
+
     async def test() -> None:
-        slow(llm, 0.005)
         async with serving(llm) as engine:
             stream = await engine.submit(PROMPTS[0], LONG)
+            gate.let(1)
             async for _ in stream:
                 break
             task = asyncio.create_task((await engine.submit(PROMPTS[1], LONG)).result())
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)  # it begins to wait
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            gate.open()
         assert llm.loop.totals.requests["cancelled"] == 2
 
     run(test())
@@ -205,10 +198,12 @@ def test_options_of_what_is_made_already_are_refused(llm: LLM) -> None:
 
 
 def test_a_full_queue_says_when_to_try_again(llm: LLM) -> None:
+    gate, rows = Gate(llm), llm.pair.target.spec.rows
+
     async def test() -> None:
-        slow(llm, 0.005)
         async with serving(llm) as engine:
-            accepted: list[Stream] = []
+            accepted = [await engine.submit_many([PROMPTS[0]] * rows, LONG)]
+            await asyncio.to_thread(until, lambda: engine.statistics()["running"] == rows)
 
             async def flood() -> None:
                 while len(accepted) < 40:
@@ -217,10 +212,11 @@ def test_a_full_queue_says_when_to_try_again(llm: LLM) -> None:
             with pytest.raises(QueueFull) as caught:
                 await flood()
             assert caught.value.retry_after > 0
-            assert 8 <= len(accepted) <= 8 + llm.pair.target.spec.rows + 2
-            assert engine.statistics()["waiting"] <= 8
+            assert len(accepted) == 1 + 8
+            assert engine.statistics()["waiting"] == 8
             for stream in accepted:
                 stream.cancel()
+            gate.open()
 
     run(test())
 
@@ -238,13 +234,16 @@ def test_a_request_whose_prompt_is_being_stored_runs_and_the_queue_is_never_long
 
 
 def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
+    gate, rows = Gate(llm), llm.pair.target.spec.rows
+
     async def test() -> None:
-        slow(llm, 0.003)
         priorities = [-1, 0, 0, 3]
         async with serving(llm) as engine:
-            fill = [await engine.submit(PROMPTS[0], LONG) for _ in range(4)]
+            fill = await engine.submit_many([PROMPTS[0]] * rows, LONG)
+            await asyncio.to_thread(until, lambda: engine.statistics()["running"] == rows)
             streams = [await engine.submit("S", BASE, priority) for priority in priorities]
-            await asyncio.gather(*(stream.results() for stream in fill + streams))
+            gate.open()
+            await asyncio.gather(*(stream.results() for stream in [fill, *streams]))
         requests = [stream.requests[0] for stream in streams]
         admitted = [request.arrived + request.statistics.queue_seconds for request in requests]
         assert admitted[3] < admitted[1] < admitted[2] < admitted[0]
@@ -279,16 +278,21 @@ def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, l
 
 
 def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_cause(llm: LLM) -> None:
+    gate = Gate(llm)
+
+    def broken() -> Any:
+        raise AssertionError("rows are lost")
+
     async def test() -> None:
         async with AsyncLLM(llm) as engine:
-            stream = await engine.submit(PROMPTS[0], LONG)
-
-            def broken() -> Any:
-                raise AssertionError("rows are lost")
-
+            streams = [await engine.submit(PROMPTS[0], LONG)]
+            await asyncio.to_thread(until, lambda: engine.statistics()["running"] == 1)
+            streams.append(await engine.submit(PROMPTS[1], LONG))
             vars(llm.loop)["turn"] = broken
-            with pytest.raises(RequestFailed, match="rows are lost"):
-                await stream.result()
+            gate.open()
+            for stream in streams:
+                with pytest.raises(RequestFailed, match="rows are lost"):
+                    await stream.result()
             with pytest.raises(EngineStopped) as caught:
                 await engine.submit(PROMPTS[0], BASE)
             assert isinstance(caught.value.__cause__, AssertionError)
@@ -317,12 +321,16 @@ def test_closing_drains_and_then_refuses(llm: LLM) -> None:
 
 
 def test_closing_without_draining_cancels(llm: LLM) -> None:
+    gate = Gate(llm)
+
     async def test() -> None:
-        slow(llm, 0.005)
         engine = AsyncLLM(llm)
         engine.start()
         streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
-        await engine.close(drain=False)
+        closing = asyncio.create_task(engine.close(drain=False))
+        await asyncio.to_thread(until, lambda: engine.state == "cancelling")
+        gate.open()
+        await closing
         assert {(await stream.result()).finish_reason for stream in streams} == {"cancelled"}
         engine.check_integrity()
 
@@ -330,16 +338,20 @@ def test_closing_without_draining_cancels(llm: LLM) -> None:
 
 
 def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
+    gate = Gate(llm)
+
     async def test() -> None:
-        slow(llm, 1.0)
-        longest = 0.0
         async with serving(llm) as engine:
-            task = asyncio.create_task((await engine.submit(PROMPTS[0], replace(BASE, max_tokens=2))).result())
-            while not task.done():
-                started = time.perf_counter()
-                await asyncio.sleep(0.001)
-                longest = max(longest, time.perf_counter() - started)
-        assert longest < 0.9, "a tick of the event loop took as long as a pass of the target"
+            first = aiter(await engine.submit(PROMPTS[0], BASE))
+            gate.let(1)
+            await anext(first)  # the engine goes on to its second pass, which ends when this event loop says so
+            second = await engine.submit(PROMPTS[1], BASE)
+            assert await engine.tokenize("S")
+            now = engine.statistics()
+            assert now["running"] + now["waiting"] == 2
+            gate.open()
+            assert (await second.result()).finish_reason == "length"
+            assert [piece async for piece in first][-1].finish_reason == "length"
 
     run(test())
 

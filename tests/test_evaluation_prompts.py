@@ -13,6 +13,7 @@ import pytest
 from mtad.errors import InvalidInput
 from scripts.evaluation.humaneval import HumanEval, cut, pass_at_k
 from scripts.evaluation.prompts import Demo, JsonLines, open_sets
+from scripts.evaluation.sandbox import Sandbox
 from scripts.evaluation.spider import Spider
 from scripts.evaluation.sqlite import same_in_some_column_order, same_result
 
@@ -144,7 +145,7 @@ def humaneval(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_humaneval_runs_the_problems_tests(humaneval: Path) -> None:
-    own = HumanEval(humaneval)
+    own = HumanEval(humaneval, sandbox=Sandbox(seconds=120.0))
     assert [prompt.text for prompt in own.prompts] == [PROBLEM["prompt"]]
     assert own.right(0, PROBLEM["canonical_solution"])
     assert own.right(0, PROBLEM["canonical_solution"] + "\ndef next_one(:\n"), "what follows the function is cut away"

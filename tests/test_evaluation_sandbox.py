@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from scripts.evaluation import sandbox
 from scripts.evaluation.sandbox import Sandbox
 
-LIMITS = Sandbox(seconds=3.0, cpu_seconds=1, memory=256 << 20, file_size=1 << 16)
+LIMITS = Sandbox(seconds=120.0, cpu_seconds=10, memory=256 << 20, file_size=1 << 16)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,8 @@ def test_everything_else_fails_and_says_why(program: str, said: str) -> None:
 
 
 def test_an_endless_loop_ends_by_cpu_time_and_an_endless_sleep_by_the_clock() -> None:
-    started = time.monotonic()
-    assert LIMITS.run("while True:\n    pass") in ("signal 9", "signal 24", "timeout")
-    assert Sandbox(seconds=0.5).run("import time\ntime.sleep(100)") == "timeout"
-    assert time.monotonic() - started < 8
+    assert replace(LIMITS, cpu_seconds=1).run("while True:\n    pass") in ("signal 9", "signal 24")
+    assert replace(LIMITS, seconds=0.5).run("import time\ntime.sleep(1000)") == "timeout"
 
 
 def test_the_word_that_means_passed_cannot_be_guessed_or_printed() -> None:

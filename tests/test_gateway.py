@@ -24,14 +24,21 @@ START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 WHOLE: Message = {"type": "http.response.body", "body": b"whole"}
 PART: Message = {"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True}
 
-Step = Message | Exception | float
+FOREVER = None
+
+Step = Message | Exception | None
 
 
 class Replicas:
-    """Stands for a Ray Serve handle: the n-th call does what the n-th script says."""
+    """Stands for a Ray Serve handle: the n-th call does what the n-th script says; `FOREVER` in it is no answer.
+
+    Attributes:
+        silent: called when there is none.
+    """
 
     def __init__(self, *scripts: list[Step]) -> None:
         self._scripts = list(scripts)
+        self.silent: Callable[[], None] = lambda: None
         self.calls: list[tuple[dict[str, Any], bytes]] = []
         self.cancelled = 0
 
@@ -61,8 +68,9 @@ class Answering:
         for step in self._script:
             if isinstance(step, Exception):
                 raise step
-            if isinstance(step, float):
-                await asyncio.sleep(step)
+            if step is FOREVER:
+                self._replicas.silent()
+                await asyncio.Event().wait()
             else:
                 yield step
 
@@ -82,7 +90,7 @@ async def _rollout() -> None:
 def ask(
     replicas: Replicas,
     path: str = "/v1/completions",
-    seconds: float = 5.0,
+    seconds: float = 600.0,
     during: Callable[[Gateway, asyncio.Event], None] = lambda gateway, gone: None,
     keys: tuple[str, ...] = (),
 ) -> tuple[int, bytes, Gateway]:
@@ -106,7 +114,7 @@ def ask(
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-        asyncio.get_running_loop().call_later(0.05, during, gateway, gone)
+        replicas.silent = lambda: during(gateway, gone)
         await app(scope, receive, send)
         return gateway
 
@@ -151,14 +159,14 @@ def test_what_breaks_in_a_replica_is_not_tried_again() -> None:
 
 
 def test_a_request_beyond_its_time_is_cancelled_and_told() -> None:
-    replicas = Replicas([60.0])
+    replicas = Replicas([FOREVER])
     status, body, _ = ask(replicas, seconds=-0.8)  # a second more is the replica's
     assert (status, json.loads(body)["error"]["code"]) == (504, "timeout")
     assert replicas.cancelled == 1
 
 
 def test_a_client_that_leaves_cancels_its_request() -> None:
-    replicas = Replicas([START, PART, 60.0])
+    replicas = Replicas([START, PART, FOREVER])
     ask(replicas, during=lambda gateway, gone: gone.set())
     assert replicas.cancelled == 1
 
@@ -169,7 +177,7 @@ def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones() -> No
     def close(gateway: Gateway, _: asyncio.Event) -> None:
         closing.append(asyncio.ensure_future(gateway.close(drain=False)))
 
-    replicas = Replicas([60.0])
+    replicas = Replicas([FOREVER])
     status, body, gateway = ask(replicas, during=close)
     assert (status, json.loads(body)["error"]["code"]) == (503, "cancelled")
     assert replicas.cancelled == 1
@@ -196,7 +204,7 @@ def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
 def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
     replicas, sent, read = Replicas(), list[Message](), 0
     app = Guard(
-        Gateway(replicas, _reports, attempts=3, seconds=5.0, rollout=_rollout),
+        Gateway(replicas, _reports, attempts=3, seconds=600.0, rollout=_rollout),
         ServerOptions("m", max_body_bytes=1000),
         lambda route, status: None,
     )

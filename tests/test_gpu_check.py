@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,7 +167,7 @@ for name in names:
     report = Report(path := __import__("pathlib").Path(path))
     report.stage(name, state="running", started=time.time())
     if name == "dies": os.abort()
-    if name == "hangs": time.sleep(60)
+    if name == "hangs": time.sleep(3600)
     report.stage(name, state="done")
     if name == "breaks": sys.exit(75)
 """
@@ -175,8 +177,8 @@ for name in names:
 def test_a_stage_that_dies_or_hangs_takes_no_other_with_it(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     Report(path, {}).save()
-    limits = {"first": 9.0, "dies": 9.0, "breaks": 9.0, "hangs": 0.5, "last": 9.0}
-    report = Supervisor([sys.executable, "-c", WORKER, str(path)], path, limits, 60).run()
+    limits = {"first": 600.0, "dies": 600.0, "breaks": 600.0, "hangs": 0.5, "last": 600.0}
+    report = Supervisor([sys.executable, "-c", WORKER, str(path)], path, limits, 3600).run()
     stages = report.values["stages"]
     assert {name: stage["state"] for name, stage in stages.items()} == {
         **dict.fromkeys(("first", "breaks", "last"), "done"),
@@ -189,14 +191,22 @@ def test_a_stage_that_dies_or_hangs_takes_no_other_with_it(tmp_path: Path) -> No
 def test_a_worker_that_cannot_begin_is_not_started_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     Report(path, {}).save()
-    report = Supervisor([sys.executable, "-c", "raise SystemExit(3)"], path, {"a": 9.0, "b": 9.0}, 60).run()
+    report = Supervisor([sys.executable, "-c", "raise SystemExit(3)"], path, {"a": 600.0, "b": 600.0}, 3600).run()
     assert {stage["why"] for stage in report.values["stages"].values()} == {"its process ended with 3"}
 
 
-def test_when_the_time_is_used_up_the_rest_is_not_begun(tmp_path: Path) -> None:
+def test_when_the_time_is_used_up_the_rest_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.json"
     Report(path, {}).save()
-    report = Supervisor([sys.executable, "-c", WORKER, str(path)], path, {"hangs": 60.0, "last": 9.0}, 5).run()
+
+    def monotonic() -> float:
+        """A clock that stands until the first stage has begun; then the time is over."""
+        return 3600.0 if Report(path).values["stages"] else 0.0
+
+    clock = SimpleNamespace(monotonic=monotonic, time=time.time, sleep=time.sleep)
+    monkeypatch.setattr("scripts.gpu.supervisor.time", clock)
+    limits = {"hangs": 36000.0, "last": 36000.0}
+    report = Supervisor([sys.executable, "-c", WORKER, str(path)], path, limits, 3600).run()
     assert [stage["state"] for stage in report.values["stages"].values()] == ["failed", "out of time"]
     assert not report.right
 

@@ -214,7 +214,7 @@ def parallel(llm: LLM) -> ParallelEngine:
 def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     pair_folders: PairFolders, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, problem: str
 ) -> None:
-    monkeypatch.setattr("runtime.parallel.TIMEOUT", 5.0)
+    monkeypatch.setattr("runtime.parallel.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
     llm = LLM(pair_folders("torch"), tensor_parallel=2)
     (process,) = parallel(llm).part.ranks.processes.values()
     llm.generate("def", DecodingParams(max_tokens=2))

@@ -15,7 +15,8 @@ from openai import APIStatusError, OpenAI
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.server.run import bind
-from tests.live_server import Process, until
+from tests.held import Hold
+from tests.live_server import PATIENCE, Process, until
 
 PROMPT = "def largest(values):\n"
 
@@ -38,13 +39,16 @@ def start() -> Iterator[Callable[..., Process]]:
 def test_the_real_pair_is_served_and_sigterm_drains(
     demo_pair: Path, start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    template = tmp_path / "chat.jinja"
+    template, hold = tmp_path / "chat.jinja", Hold(tmp_path / "hold")
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     server = start(
-        str(demo_pair), "--chat-template", str(template), "--rows", "4", "--model", "demo", MTAD_API_KEY="secret"
+        *(str(demo_pair), "--chat-template", str(template), "--rows", "4", "--model", "demo"),
+        *("--drain-seconds", str(PATIENCE)),
+        MTAD_API_KEY="secret",
+        **hold.environment,
     )
     plain = LLM(demo_pair, threads=1)
-    client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=60)
+    client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=PATIENCE)
     assert "memory: weights" in server.log
     assert [model.id for model in client.models.list()] == ["demo"]
     expected = plain.generate(PROMPT, DecodingParams.from_dict({"seed": 7, "max_tokens": 40}, plain.pair.defaults))[0]
@@ -56,17 +60,17 @@ def test_the_real_pair_is_served_and_sigterm_drains(
     assert chat.choices[0].message.content == expected.text
 
     extra: Any = {"ignore_eos": True, "method": "sample"}
-    stream = client.completions.create(model="demo", prompt=PROMPT, max_tokens=300, stream=True, extra_body=extra)
-    next(stream)
-    server.process.send_signal(signal.SIGTERM)
-    until(lambda: "draining" in server.log)
-    with pytest.raises(APIStatusError) as caught:
-        client.completions.create(model="demo", prompt=PROMPT)
-    assert caught.value.status_code == 503
+    with hold(4 * PATIENCE):
+        stream = client.completions.create(model="demo", prompt=PROMPT, max_tokens=300, stream=True, extra_body=extra)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in server.log)
+        with pytest.raises(APIStatusError) as caught:
+            client.completions.create(model="demo", prompt=PROMPT)
+        assert caught.value.status_code == 503
     *_, last = stream
     assert last.choices[0].finish_reason == "length"
     client.close()
-    assert server.process.wait(20) == 0, server.log
+    assert server.process.wait(PATIENCE) == 0, server.log
     assert "Traceback" not in server.log
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from tests.live_server import MODEL, LiveServer, ask, until
+from tests.live_server import MODEL, PATIENCE, LiveServer, ask, until
 
 EXAMPLES = 30
 """Requests for each operation that takes a body."""
@@ -42,7 +42,7 @@ def test_no_request_breaks_the_server(mode: GenerationMode, server: LiveServer) 
                 case.body["model"] = MODEL
                 if isinstance(case.body.get("max_tokens"), int):
                     case.body["max_tokens"] = min(case.body["max_tokens"], 8)
-            response = case.call(timeout=20)
+            response = case.call(timeout=PATIENCE)
             case.validate_response(response, checks=[not_a_server_error])
             seen[response.status_code] += 1
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from runtime import LLM, DecodingParams
-from tests.live_server import MODEL, LiveServer, live, own, until
+from tests.live_server import MODEL, PATIENCE, Gate, LiveServer, live, own, until
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PROMPT = "SELECT naïve 日本 🙂"
@@ -19,11 +20,12 @@ needs_browser = pytest.mark.skipif(
     BROWSER is None, reason="NOT TESTED: no Chromium on the PATH (Debian and Ubuntu: apt install chromium)"
 )
 pytestmark = needs_browser
+expect.set_options(timeout=1000 * PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
-    with live(own(plain, 0.002)) as running:
+    with live(own(plain)) as running:
         yield running
 
 
@@ -31,23 +33,31 @@ def server(plain: LLM) -> Iterator[LiveServer]:
 def browser() -> Iterator[Browser]:
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=BROWSER, args=sandbox)
+        launched = playwright.chromium.launch(executable_path=BROWSER, args=sandbox, timeout=1000 * PATIENCE)
         yield launched
         launched.close()
 
 
-@pytest.fixture
-def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
-    """The page, opened; anything it says on the console but what a test expects fails."""
-    opened, said, asked = browser.new_page(), [], []
-    opened.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.goto(server.url)
-    yield opened
-    opened.close()
+@contextmanager
+def opened(browser: Browser, server: LiveServer) -> Iterator[Page]:
+    """The page of a server; anything it says on the console but what a test expects fails."""
+    page, said, asked = browser.new_page(), list[str](), list[str]()
+    page.set_default_timeout(1000 * PATIENCE)
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(server.url)
+    yield page
+    page.close()
     assert all(url.startswith((server.url, "data:")) for url in asked), "nothing comes from elsewhere"
     assert [text for text in said if "400" not in text and "401" not in text] == []
+
+
+@pytest.fixture
+def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
+    """The page of the server that all tests share."""
+    with opened(browser, server) as page:
+        yield page
 
 
 def spans(page: Page, side: str) -> list[tuple[str, str]]:
@@ -71,7 +81,7 @@ def fill(page: Page, **values: str) -> None:
 def test_both_texts_are_shown_coloured_by_origin_with_their_figures(plain: LLM, page: Page) -> None:
     fill(page, method="mtad", max_tokens="60", seed="5", ignore_eos="true", top_k="0", temperature="1.3")
     page.click("#start")
-    expect(page.locator("#plain-figures")).to_contain_text("ended by length", timeout=20_000)
+    expect(page.locator("#plain-figures")).to_contain_text("ended by length")
     expect(page.locator("#ratio")).to_contain_text("times the tokens/s")
     params = DecodingParams(max_tokens=60, seed=5, ignore_eos=True, top_k=0, temperature=1.3)
     for side, method in (("drafted", "mtad"), ("plain", "sample")):
@@ -110,27 +120,29 @@ def test_an_error_is_shown_in_the_servers_words(page: Page) -> None:
     expect(page.locator("#start")).to_be_enabled()
 
 
-def test_stopping_cancels_the_request(server: LiveServer, page: Page) -> None:
-    cancelled = server.engine.llm.loop.totals.requests["cancelled"]
-    fill(page, max_tokens="170", ignore_eos="true", method="sample")
-    page.check("#together")
-    page.click("#start")
-    expect(page.locator("#plain span").nth(3)).to_be_attached()
-    page.click("#stop")
-    until(lambda: server.statistics["running"] == 0)
-    assert server.engine.llm.loop.totals.requests["cancelled"] == cancelled + 2
-    expect(page.locator("#start")).to_be_enabled()
-    assert page.locator("#error").is_hidden()
+def test_stopping_cancels_the_request(plain: LLM, browser: Browser) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    with live(llm) as server, opened(browser, server) as page:
+        fill(page, max_tokens="170", ignore_eos="true", method="sample")
+        page.check("#together")
+        page.click("#start")
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 2)
+        gate.let(5)  # one of them may have begun before the other
+        expect(page.locator("#plain span").nth(3)).to_be_attached()
+        page.click("#stop")
+        until(lambda: server.leaving == 2)
+        gate.open()
+        until(lambda: llm.loop.totals.requests["cancelled"] == 2)
+        expect(page.locator("#start")).to_be_enabled()
+        assert page.locator("#error").is_hidden()
 
 
 def test_a_server_with_keys_is_asked_with_one(plain: LLM, browser: Browser) -> None:
-    with live(own(plain), api_keys=("secret",)) as server:
-        page = browser.new_page()
-        page.goto(server.url)
+    with live(own(plain), api_keys=("secret",)) as server, opened(browser, server) as page:
         expect(page.locator("#error")).to_contain_text("API key")
         expect(page.locator("#key")).to_be_visible()
         page.fill("#key", "secret")
         page.fill("#prompt", "S")
         page.click("#start")
-        expect(page.locator("#plain-figures")).to_contain_text("ended by", timeout=20_000)
-        page.close()
+        expect(page.locator("#plain-figures")).to_contain_text("ended by")

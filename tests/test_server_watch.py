@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mtad.errors import InvalidInput
 from runtime import LLM
 from runtime.server.tracing import Tracing
-from tests.live_server import MODEL, LiveServer, call, live, own, until
+from tests.live_server import MODEL, Gate, LiveServer, call, live, own, until
 
 DASHBOARD = Path(__file__).parent.parent / "docs" / "grafana.json"
 
@@ -88,16 +88,18 @@ def test_metrics_are_the_sums_of_what_requests_report(server: LiveServer) -> Non
 
 
 def test_requests_are_counted_while_they_run_and_wait(plain: LLM) -> None:
-    with live(own(plain, 0.01)) as server:
-        rows = plain.pair.target.spec.rows
+    llm, rows = own(plain), plain.pair.target.spec.rows
+    gate = Gate(llm)
+    with live(llm) as server:
         asked = {"model": MODEL, "prompt": "S", "max_tokens": 150, "extra_body": {"ignore_eos": True}}
-        streams = [server.client.completions.create(n=3, stream=True, **asked) for _ in range(2)]
+        stream = server.client.completions.create(n=6, stream=True, **asked)
         until(lambda: server.statistics["running"] == rows)
         now = scrape(server)
         assert now["mtad_requests_running"] == now["mtad_kv_rows_used"] == now["mtad_kv_rows"] == rows
         assert now["mtad_queue_length"] == 6 - rows
-        for stream in streams:
-            stream.close()
+        stream.close()
+        until(lambda: server.leaving == 6)
+        gate.open()
         until(lambda: scrape(server)["mtad_kv_rows_used"] == 0)
 
 
@@ -166,11 +168,16 @@ def test_each_request_is_one_span_under_its_callers(plain: LLM, exporter: InMemo
 
 def test_a_client_that_leaves_is_in_the_trace(plain: LLM, exporter: InMemorySpanExporter) -> None:
     exporter.clear()
-    with live(own(plain, 0.01), trace=True) as server:
+    llm = own(plain)
+    gate = Gate(llm)
+    with live(llm, trace=True) as server:
         asked = {"model": MODEL, "prompt": "S", "max_tokens": 150, "extra_body": {"ignore_eos": True}}
         stream = server.client.completions.create(stream=True, **asked)
+        gate.let(1)
         next(stream)
         stream.close()
+        until(lambda: server.leaving == 1)
+        gate.open()
         until(lambda: len(exporter.get_finished_spans()) == 1)
     assert exporter.get_finished_spans()[0].status.description == "the client went away"
 

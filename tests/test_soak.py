@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from mtad.params import METHODS
-from runtime import LLM
+from runtime import LLM, AsyncLLM
+from runtime.request import Request
 from scripts.soak import CLIENTS_EXTRA, WAITING, check_ends, compare, soak
 from scripts.soak_figures import Seen, trend
 from scripts.soak_jobs import Job, make_job
 from tests.conftest import TEXT
+from tests.live_server import PATIENCE
 
 COUNT, SEED = 100, 3
 Ran = tuple[Seen, dict[str, Any], list[Job], LLM]
@@ -25,9 +28,27 @@ Ran = tuple[Seen, dict[str, Any], list[Job], LLM]
 def ran(pair_folders: Callable[[str], Path]) -> Ran:
     """A short soak on the random pair, and another LLM to compare with."""
     folder = pair_folders("onnx")
-    llm = LLM(folder, threads=1, rows=4, max_waiting=WAITING)
+    llm, seen, engines = LLM(folder, threads=1, rows=4, max_waiting=WAITING), Seen(), list[AsyncLLM]()
     prompts = [list(llm.pair.tokenizer(text).input_ids) for text in TEXT]
-    seen, totals = asyncio.run(soak(llm, prompts, COUNT, SEED, sample=30))
+    score, end = llm.loop.caches.target.score, time.monotonic() + PATIENCE
+
+    def engine(llm: LLM) -> AsyncLLM:
+        engines.append(AsyncLLM(llm))
+        return engines[-1]
+
+    def met(*args: Any) -> Any:
+        """The first pass lasts until a request was turned away and another one cancelled, which is certain then."""
+        while not (seen.turned_away and cancelled) and time.monotonic() < end:
+            cancelled.extend(engines[0]._inbox.cancelled)
+            time.sleep(0.002)
+        return score(*args)
+
+    cancelled: list[Request] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scripts.soak.Seen", lambda: seen)
+        patch.setattr("scripts.soak.AsyncLLM", engine)
+        patch.setitem(vars(llm.loop.caches.target), "score", met)
+        _, totals = asyncio.run(soak(llm, prompts, COUNT, SEED, sample=30))
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     jobs = [make_job(number, SEED, prompts, room) for number in range(COUNT)]

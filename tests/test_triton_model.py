@@ -26,7 +26,7 @@ from runtime.triton.question import read
 from runtime.triton.repository import write_model
 from runtime.triton.service import Service
 from runtime.triton.tensors import BLS, CONVENTIONS, LLMAPI
-from tests.live_server import own, until
+from tests.live_server import PATIENCE, Deadlines, Gate, own, until
 
 DEFAULTS = DecodingParams()
 
@@ -250,16 +250,24 @@ LONG = {
 }
 
 
-def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(plain: LLM) -> None:
-    service = Service(AsyncLLM(own(plain, seconds=0.02)), BLS, request_seconds=0.4)
+def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
+    plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, deadlines = own(plain), Deadlines()
+    gate = Gate(llm)
+    monkeypatch.setattr("runtime.triton.service.asyncio", deadlines)
+    service = Service(AsyncLLM(llm), BLS, request_seconds=0.4)
     service.start()
     try:
         client = Recorder()
         service.submit(LONG, client)
-        assert client.ended.wait(10)
+        gate.let(1)
+        until(lambda: bool(client.parts))  # what was ready in time was sent
+        deadlines.end(0.4)
+        assert client.ended.wait(PATIENCE)
         assert client.error
         assert client.error.status == 504
-        assert client.parts, "what was ready in time was sent"
+        gate.open()
         until(lambda: service.engine.statistics()["running"] == 0)
     finally:
         service.stop()
@@ -267,29 +275,40 @@ def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(plain: L
 
 
 def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
-    service = Service(AsyncLLM(own(plain, seconds=0.02)), BLS, request_seconds=60)
+    llm = own(plain)
+    gate = Gate(llm)
+    service = Service(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
     service.start()
     clients = [Recorder() for _ in range(6)]
     for client in clients:
         service.submit(LONG, client)
-    until(lambda: bool(clients[0].parts))
-    service.stop()
+    gate.let(1)
+    until(lambda: any(client.parts for client in clients))
+    stopping = threading.Thread(target=service.stop)
+    stopping.start()
+    until(lambda: service.engine.state == "cancelling")
+    gate.open()
+    stopping.join()
     assert all(client.ended.is_set() for client in clients)
     assert all(client.error and client.error.status == 503 for client in clients)
     service.engine.check_integrity()
 
 
 def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: LLM) -> None:
-    service = Service(AsyncLLM(own(plain, seconds=0.01)), BLS, request_seconds=60)
+    llm = own(plain)
+    gate = Gate(llm)
+    service = Service(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
     service.start()
     try:
         clients = [Recorder() for _ in range(8)]
         for client in clients:
             service.submit({**LONG, "max_tokens": np.array([[40]], np.int32)}, client)
-        until(lambda: bool(clients[0].parts))
+        until(lambda: service.engine.statistics()["running"] + service.engine.statistics()["waiting"] == 8)
         clients[6].cancelled = True
+        assert clients[6].ended.wait(PATIENCE)
+        gate.open()
         for client in clients:
-            assert client.ended.wait(20)
+            assert client.ended.wait(PATIENCE)
         assert clients[6].error
         assert clients[6].error.status == 499
         assert not clients[6].parts
@@ -312,7 +331,7 @@ def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM
                 task.cancel()
 
         service._loop.call_soon_threadsafe(begin_and_cancel)
-        assert client.ended.wait(10)
+        assert client.ended.wait(PATIENCE)
         assert client.error
         assert client.error.status == 499
     finally:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,34 +192,50 @@ class TestInterruption:
 class TestKilled:
     """An export in a process of its own, killed at moments from its start to its end."""
 
-    SCRIPT = "import sys; from pathlib import Path; from export.pair import export_pair\n" + (
-        "export_pair(Path(sys.argv[1]), sys.argv[2], sys.argv[3], rows=2, capacity=128, format='torch',"
-        " overwrite=True, progress=lambda stage: print(stage, flush=True))\nprint('done', flush=True)"
+    SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from export.pair import export_pair
+
+folder, target, auxiliary, *moment = sys.argv[1:]
+stage = ""
+
+def note(begun):
+    global stage
+    stage = begun
+
+def stop(event, arguments):
+    if event == "open" and arguments[2] & os.O_WRONLY and stage == moment[0] and moment[1] in str(arguments[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(stop)
+export_pair(Path(folder), target, auxiliary, rows=2, capacity=128, format="torch", overwrite=True, progress=note)
+"""
+    """Killed where it is about to write a file whose name begins so, in the stage that is given."""
+
+    @pytest.mark.parametrize(
+        ("stage", "file"),
+        [
+            ("target: export", "/target/tokenizer_config.json"),
+            ("target: verify", "/target/.finished.json"),
+            ("auxiliary: export", "/auxiliary/config.json"),
+            ("auxiliary: export", "/auxiliary/tokenizer_config.json"),
+            ("auxiliary: verify", "/auxiliary/.finished.json"),
+            ("auxiliary: verify", "/pair/.pair.json"),
+        ],
     )
-
-    @pytest.fixture
-    def started(self, checkpoints: tuple[Path, Path], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-c", self.SCRIPT, str(tmp_path / "pair"), *map(str, checkpoints)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as process:
-            yield process
-            process.kill()
-
-    @pytest.mark.parametrize("stage", ["target: verify", "auxiliary: export", "auxiliary: verify"])
     def test_nothing_opens_and_the_next_export_goes_on(
         self,
-        started: subprocess.Popen[str],
         export: Callable[..., bool],
+        checkpoints: tuple[Path, Path],
         tmp_path: Path,
         stages: list[str],
         stage: str,
+        file: str,
     ) -> None:
-        assert started.stdout is not None
-        for line in started.stdout:
-            if line.strip() == stage:
-                time.sleep(0.02)  # somewhere in it
-                os.kill(started.pid, signal.SIGKILL)
-                break
-        assert started.wait() == -signal.SIGKILL
+        command = [sys.executable, "-c", self.SCRIPT, str(tmp_path / "pair"), *map(str, checkpoints), stage, file]
+        killed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert len(hidden(tmp_path)) == 1
         assert openable(tmp_path) == []
         assert export()

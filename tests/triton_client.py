@@ -44,7 +44,7 @@ class Call:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
-            result, error = self._answers.get(timeout=60)
+            result, error = self._answers.get(timeout=240)
             if error is not None:
                 raise error
             response = result.get_response()

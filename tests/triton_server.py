@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,6 +20,8 @@ import uuid
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+from tests.held import FILE, Hold
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,18 +51,26 @@ def make_environment(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "these.pth").write_text(
-        "\n".join([str(ROOT), str(INSTALLED), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+        "\n".join(
+            [
+                *(str(ROOT), str(INSTALLED), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")),
+                "import tests.held; tests.held.install()",
+            ]
+        )
     )
     return folder
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that nobody listens on just now, and that the system gives nobody who asks for any."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found: list[int] = []
+    for port in random.SystemRandom().sample([one for one in range(20_000, 65_536) if not low <= one <= high], 1000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError("no free ports")
 
 
 class TritonServer:
@@ -69,7 +80,7 @@ class TritonServer:
         http, grpc, metrics: its ports on 127.0.0.1.
     """
 
-    def __init__(self, repository: Path, backends: Path, log: Path, *models: str) -> None:
+    def __init__(self, repository: Path, backends: Path, log: Path, hold: Hold, *models: str) -> None:
         self.http, self.grpc, self.metrics = free_ports(3)
         self._prefix = f"mtad{uuid.uuid4().hex[:8]}"
         self._log = log
@@ -85,7 +96,7 @@ class TritonServer:
             "grpc-port": self.grpc,
             "metrics-port": self.metrics,
             "allow-gpu-metrics": "false",
-            "exit-timeout-secs": 10,
+            "exit-timeout-secs": 120,
         }
         backend = {"shm-region-prefix-name": self._prefix, "shm-default-byte-size": 4 * 2**20}
         self.process = subprocess.Popen(
@@ -96,7 +107,7 @@ class TritonServer:
                 *(f"--backend-config=python,{name}={value}" for name, value in backend.items()),
                 *(f"--load-model={model}" for model in models),
             ],
-            env={**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, libraries))},
+            env={**os.environ, FILE: hold.environment[FILE], "LD_LIBRARY_PATH": ":".join(map(str, libraries))},
             stdin=subprocess.DEVNULL,
             stdout=log.open("ab"),
             stderr=subprocess.STDOUT,
@@ -107,7 +118,7 @@ class TritonServer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 240) -> None:
+    def wait(self, seconds: float = 300) -> None:
         """Until it is ready."""
         end = time.monotonic() + seconds
         while True:
@@ -122,7 +133,7 @@ class TritonServer:
 
     def call(self, method: str, path: str, body: Any = None, port: int | None = None) -> tuple[int, Any]:
         """One HTTP request: status, and the body as JSON or text."""
-        connection = HTTPConnection("127.0.0.1", port or self.http, timeout=60)
+        connection = HTTPConnection("127.0.0.1", port or self.http, timeout=120)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             response = connection.getresponse()
@@ -147,7 +158,7 @@ class TritonServer:
         """End it as an operator does; its exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(40)
+            return self.process.wait(150)
         finally:
             self.kill()
 
@@ -155,6 +166,6 @@ class TritonServer:
         """End it and whatever it left behind."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
         for region in Path("/dev/shm").glob(f"{self._prefix}*"):
             region.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 ROW_LIMIT = 2000
 """Rows read of a result."""
 TIME_LIMIT = 0.5
-"""Seconds a query may run."""
+"""Seconds of CPU time a query may take: what else the machine does decides nothing."""
 
 Rows = list[tuple[Any, ...]]
 
@@ -25,14 +25,14 @@ def fetch(connection: sqlite3.Connection, sql: str, time_limit: float = TIME_LIM
 
     Raises:
         QueryError: anything that is not one bounded, read-only query: bad SQL, several statements, a write, more than
-            `row_limit` rows, or more than `time_limit` seconds.
+            `row_limit` rows, or more than `time_limit` seconds of CPU time.
     """
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)  # one huge string would escape the row limit
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a file
         connection.execute("PRAGMA query_only = ON")
-        stop = time.monotonic() + time_limit
-        connection.set_progress_handler(lambda: int(time.monotonic() > stop), 1000)
+        stop = time.thread_time() + time_limit
+        connection.set_progress_handler(lambda: int(time.thread_time() > stop), 1000)
         rows: Rows = connection.execute(sql).fetchmany(row_limit + 1)
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
         raise QueryError(f"{type(error).__name__}: {error}") from error

@@ -39,13 +39,13 @@ class InFlight(System):
 
     def slice(self, seconds: float) -> Slice:
         """See `System.slice`."""
-        started = time.perf_counter()
+        started, took = time.perf_counter(), 0.0
         tokens, finished = 0, []
-        while time.perf_counter() - started < seconds:
+        while took < seconds:
             gained, ended = self._turn(started)
             tokens += gained
             finished += ended
-        took = time.perf_counter() - started
+            took = time.perf_counter() - started
         self._clock += took
         return Slice(tokens, took, finished)
 

@@ -93,10 +93,11 @@ class Batched(System):
     def slice(self, seconds: float) -> Slice:
         """Whole batches, until `seconds` have gone by."""
         finished: list[Finished] = []
-        started = time.perf_counter()
-        while time.perf_counter() - started < seconds:
+        started, took = time.perf_counter(), 0.0
+        while took < seconds:
             finished += self._run([next(self._prompts) for _ in range(self._size)], self._params)
-        return Slice(sum(len(one.tokens) for one in finished), time.perf_counter() - started, finished)
+            took = time.perf_counter() - started
+        return Slice(sum(len(one.tokens) for one in finished), took, finished)
 
     def end(self) -> None:
         """See `System.end`; nothing is left in flight."""
