@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 # tests and generated tables repeat themselves; site-packages is not the standard library
@@ -28,19 +29,20 @@ def files(split: str) -> list[tuple[str, str]]:
     return found
 
 
-def windows(split: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """`count` (prompt, continuation) pairs cut at line starts, spread over the files of a split.
+def windows(texts: Sequence[str], count: int, rng: random.Random) -> list[tuple[str, str]]:
+    """`count` (prompt, continuation) pairs cut at line starts, spread over texts; fewer if these do not hold as many.
 
-    A prompt has 200 to 350 characters (about 64 to 128 tokens), a continuation up to 400.
+    A prompt has 200 to 350 characters (about 64 to 128 tokens), a continuation 400.
     """
-    rng = random.Random(f"{seed}:{split}:code")
-    texts = [text for _, text in files(split) if len(text) > 2000]
+    texts = [text for text in texts if len(text) > 2000]
     cut: list[tuple[str, str]] = []
-    while len(cut) < count:
+    for _ in range(100 * count if texts else 0):
         text = texts[len(cut) % len(texts)]
         start = text.find("\n", rng.randrange(0, len(text) - 1200)) + 1
         middle = text.find("\n", start + rng.randrange(200, 280)) + 1
         prompt, answer = text[start:middle], text[middle : middle + 400]
         if start and 200 <= len(prompt) <= 350 and len(answer) == 400 and prompt.strip() and answer.strip():
             cut.append((prompt, answer))
+        if len(cut) == count:
+            break
     return cut

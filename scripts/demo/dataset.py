@@ -105,7 +105,9 @@ def main() -> None:
     for split, sizes in SIZES.items():
         generator = sql_examples(split)
         examples = [next(generator) for _ in range(sizes["sql"])]
-        for n, (prompt, answer) in enumerate(corpus.windows(split, sizes["code"], SEED), 1):
+        texts = [text for _, text in corpus.files(split)]
+        cut = corpus.windows(texts, sizes["code"], random.Random(f"{SEED}:{split}:code"))
+        for n, (prompt, answer) in enumerate(cut, 1):
             examples.append(Example(f"{split}-code-{n:04d}", "code", prompt, answer))
         path = DATA / f"{split}.jsonl"
         path.write_text("".join(json.dumps(asdict(e)) + "\n" for e in examples), encoding="utf-8")

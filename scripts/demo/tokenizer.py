@@ -1,4 +1,4 @@
-"""One byte-level BPE vocabulary for both models, trained on the training split of both kinds of text.
+"""One byte-level BPE vocabulary for both models of a pair; the demo's is trained on its training split of both texts.
 
 python -m scripts.demo.tokenizer      # writes .work/tokenizer/
 """
@@ -6,6 +6,7 @@ python -m scripts.demo.tokenizer      # writes .work/tokenizer/
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,8 +22,17 @@ WORK = Path(__file__).parent / ".work"
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def train() -> PreTrainedTokenizerFast:
-    """Train the vocabulary; deterministic for one Python version."""
+def demo_texts() -> Iterable[str]:
+    """SQL, then code; the same for one Python version."""
+    sql = (
+        schema + "".join(prompt + answer for prompt, answer in pairs)
+        for schema, pairs in itertools.islice(training_groups(), 2500)
+    )
+    return itertools.chain(sql, (text for _, text in corpus.files("train")))
+
+
+def train(texts: Iterable[str], size: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """Train a vocabulary of up to `size` tokens; deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -31,32 +41,28 @@ def train() -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    sql = (
-        schema + "".join(prompt + answer for prompt, answer in pairs)
-        for schema, pairs in itertools.islice(training_groups(), 2500)
-    )
-    code = (text for _, text in corpus.files("train"))
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=size,
         special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(itertools.chain(sql, code), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=1024, padding_side="left"
     )
 
 
-def load() -> PreTrainedTokenizerFast:
-    """The vocabulary trained before, or a new one."""
-    folder = WORK / "tokenizer"
+def load(
+    folder: Path = WORK / "tokenizer", texts: Callable[[], Iterable[str]] = demo_texts, size: int = VOCABULARY
+) -> PreTrainedTokenizerFast:
+    """The vocabulary trained before into `folder`, or a new one of `texts`."""
     if not (folder / "tokenizer.json").exists():
-        train().save_pretrained(folder)
+        train(texts(), size).save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 if __name__ == "__main__":
-    made = train()
+    made = train(demo_texts())
     made.save_pretrained(WORK / "tokenizer")
     print(f"{len(made)} tokens")

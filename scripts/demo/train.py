@@ -6,119 +6,52 @@
     python -m scripts.demo.train opt-auxiliary
 
 A run resumes from its last checkpoint in .work/ by itself; `--fresh` starts over. When it is done it writes an ordinary
-Hugging Face folder with half precision weights, the tokenizer and the log of the training.
+Hugging Face folder with half precision weights, the tokenizer and the log of the training. `scripts.large_pair` trains
+with the same code on a GPU, within a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    OPTConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from scripts.demo import batches, dataset, tokenizer
+from scripts.demo import batches, corpus, dataset, tokenizer
+from scripts.demo.batches import Batch
+from scripts.demo.recipes import RECIPES, Recipe
 from scripts.demo.sampling import Sampling
+from scripts.demo.schedule import Limit, rate_scale
 
 HERE = Path(__file__).parent
+ACCEPTANCE_WEIGHT = 2.0  # of the share of rejected tokens, next to the cross-entropy with the target's distribution
+LOGGED, SAVED = 20, 100
+"""Steps between two lines of the log, and between two checkpoints with a look at held-out text."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Shape of one model and how it is trained. `steps` x `rows` x 512 tokens are seen; rates are peak values."""
+class Material:
+    """What is learnt from.
 
-    folder: str  # <pair>/<role>, the target of a guided auxiliary lies beside it
-    config: PreTrainedConfig
-    steps: int
-    sql_rows: int  # of the rows of a step; the rest is code
-    rows: int = 8
-    last_sql_rows: tuple[int, int] | None = None  # (step, rows): from this step on, that many rows are SQL
-    guided_from: int | None = None  # step from which the finished target's distribution is learnt (distillation)
-    shifted: float = 0.0  # share of the code rows that begin behind position 0, for position tables longer than a row
-    matrix_rate: float = 4e-3  # Muon, hidden matrices
-    other_rate: float = 3e-3  # AdamW, embedding and norms
-    warmup: int = 60  # steps
-    decay: float = 0.5  # share of the steps over which the rate falls to zero
-    weight_decay: float = 0.02
-    seed: int = 1
+    Attributes:
+        words: the tokenizer.
+        code: uint16, all training files; see `batches.code_tokens`.
+        held_out: (prompt, answer) by kind of text; an answer of SQL ends with the end token.
+    """
 
-
-def _llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> LlamaConfig:
-    return LlamaConfig(
-        **COMMON,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        intermediate_size=intermediate,
-        rms_norm_eps=1e-5,
-    )
-
-
-def _opt(hidden: int, layers: int, heads: int, intermediate: int) -> OPTConfig:
-    return OPTConfig(
-        **COMMON,
-        hidden_size=hidden,
-        word_embed_proj_dim=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        ffn_dim=intermediate,
-        dropout=0.0,
-    )
-
-
-COMMON = {
-    "vocab_size": tokenizer.VOCABULARY,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-    "bos_token_id": tokenizer.END_ID,
-    "eos_token_id": tokenizer.END_ID,
-    "pad_token_id": tokenizer.END_ID,
-}
-RECIPES = {
-    # more SQL than code: finding the right column in an unseen schema is what takes longest to learn
-    "target": Recipe("pair/target", _llama(256, 8, 8, 4, 768), steps=1500, sql_rows=5),
-    # more code than SQL: that is where its drafts are rejected most
-    "auxiliary": Recipe(
-        "pair/auxiliary",
-        _llama(128, 2, 4, 2, 352),
-        steps=1200,
-        sql_rows=3,
-        last_sql_rows=(1000, 1),
-        guided_from=700,
-        matrix_rate=6e-3,
-        decay=0.3,
-        seed=2,
-    ),
-    "opt-target": Recipe("opt/target", _opt(192, 7, 6, 768), steps=600, sql_rows=5, shifted=0.25),
-    "opt-auxiliary": Recipe(
-        "opt/auxiliary",
-        _opt(128, 2, 4, 256),
-        steps=520,
-        sql_rows=3,
-        guided_from=400,
-        shifted=0.25,
-        matrix_rate=6e-3,
-        decay=0.3,
-        seed=2,
-    ),
-}
-ACCEPTANCE_WEIGHT = 2.0  # of the share of rejected tokens, next to the cross-entropy with the target's distribution
+    words: PreTrainedTokenizerFast
+    code: np.ndarray
+    held_out: Mapping[str, Sequence[tuple[str, str]]]
 
 
 def build(recipe: Recipe) -> PreTrainedModel:
@@ -128,33 +61,29 @@ def build(recipe: Recipe) -> PreTrainedModel:
 
 
 def optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the rest."""
+    """Muon for the matrices of the layers, AdamW (on a GPU fused) for the rest."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    fused = rest[0].is_cuda or None
     return [
         torch.optim.Muon(
             matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(rest, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=fused),
     ]
 
 
-def rate_scale(step: int, steps: int, recipe: Recipe) -> float:
-    """Share of the peak rate at a step: warm-up, level, then straight down to zero."""
-    return min((step + 1) / recipe.warmup, 1.0, (steps - step) / (recipe.decay * steps))
-
-
 @torch.no_grad()
-def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int = 48) -> dict[str, float]:
-    """Mean negative log-likelihood per answer token (nats) on a few development examples of each kind."""
-    found = {}
-    for kind in ("sql", "code"):
+def held_out(model: PreTrainedModel, material: Material) -> dict[str, float]:
+    """Mean negative log-likelihood per answer token (nats) on a few held-out examples of each kind."""
+    found, words = {}, material.words
+    for kind, examples in material.held_out.items():
         total, tokens = 0.0, 0
-        for e in dataset.load("development", kind)[: count if kind == "sql" else count // 3]:
-            prompt, answer = words([e.prompt, e.answer])["input_ids"]
+        for pair in examples:
+            prompt, answer = words(list(pair))["input_ids"]
             answer += [words.eos_token_id] if kind == "sql" else []
-            ids = torch.tensor([prompt + answer])
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            ids = torch.tensor([prompt + answer], device=model.device)
+            with torch.autocast(model.device.type, dtype=torch.bfloat16):
                 logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
             total += float(F.cross_entropy(logits, ids[0, len(prompt) :], reduction="sum"))
             tokens += len(answer)
@@ -162,11 +91,11 @@ def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int 
     return found
 
 
-def export(model: PreTrainedModel, words: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write a Hugging Face folder with fp16 weights."""
+def export(model: PreTrainedModel, words: PreTrainedTokenizerFast, folder: Path, dtype: str) -> None:
+    """Write a Hugging Face folder with weights in 16 bits."""
     half = AutoModelForCausalLM.from_config(model.config)
     half.load_state_dict(model.state_dict())
-    half = half.half()
+    half = half.to(getattr(torch, dtype))
     end = words.eos_token_id
     half.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
     half.save_pretrained(folder)
@@ -178,14 +107,14 @@ def export(model: PreTrainedModel, words: PreTrainedTokenizerFast, folder: Path)
         path.chmod(0o644)  # safetensors are written readable by their owner alone
 
 
-def publish(name: str) -> None:
-    """Export the last checkpoint and its log to the recipe's folder."""
-    work, folder, words = HERE / ".work" / name, HERE / RECIPES[name].folder, tokenizer.load()
-    model = build(RECIPES[name])
-    model.load_state_dict(torch.load(work / "checkpoint.pt", weights_only=False)["model"])
-    export(model, words, folder)
+def publish(recipe: Recipe, words: PreTrainedTokenizerFast, work: Path, output: Path) -> None:
+    """Export the last checkpoint in `work` and its log to the recipe's folder in `output`."""
+    folder, model = output / recipe.folder, build(recipe)
+    saved = torch.load(work / "checkpoint.pt", weights_only=False, map_location="cpu")
+    model.load_state_dict(saved["model"])
+    export(model, words, folder, recipe.dtype)
     (folder / "training.jsonl").write_text((work / "training.jsonl").read_text())
-    print(f"wrote {folder.relative_to(HERE.parents[1])}")
+    print(f"wrote {os.path.relpath(folder)}")
 
 
 def imitation(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -198,90 +127,189 @@ def imitation(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits, wanted.softmax(-1), reduction="none") + ACCEPTANCE_WEIGHT * (1 - accepted)
 
 
-def train(name: str, steps: int, fresh: bool, compiled: bool) -> None:
-    """Train `name` for `steps` steps in all, from its last checkpoint where there is one.
+class Trainer:
+    """One model in training: weights, optimizers, and the log and checkpoint in `work`.
 
-    From the recipe's step `guided_from` on the loss is `imitation` of the published target instead of the cross-entropy
-    with the one true token; the text, and what weighs how much, stay the same.
+    Args:
+        recipe: of the model.
+        material: what it learns from.
+        work: folder of its own; a checkpoint there is gone on with.
+        output: where `recipe.folder` is, and its target beside it.
+        device: torch's name; computes in bfloat16 autocast.
+        fresh: ignore the checkpoint.
+        compiled: run through torch.compile; a model of code alone layer by layer, with the causal kernel.
     """
-    recipe = RECIPES[name]
-    work = HERE / ".work" / name
-    work.mkdir(parents=True, exist_ok=True)
-    saved, log = work / "checkpoint.pt", work / "training.jsonl"
-    words = tokenizer.load()
-    code = batches.code_tokens(words, HERE / ".work")
-    model = build(recipe)
-    tuners = optimizers(model, recipe)
-    first, seconds = 0, 0.0
-    if saved.exists() and not fresh:
-        state = torch.load(saved, weights_only=False)
-        model.load_state_dict(state["model"])
-        for tuner, its in zip(tuners, state["tuners"], strict=True):
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        material: Material,
+        work: Path,
+        output: Path,
+        device: str = "cpu",
+        fresh: bool = False,
+        compiled: bool = True,
+    ) -> None:
+        work.mkdir(parents=True, exist_ok=True)
+        self.recipe, self.material, self.work, self.device = recipe, material, work, device
+        self._target, self._compiled = output / Path(recipe.folder).parent / "target", compiled
+        self.saved, self.log = work / "checkpoint.pt", work / "training.jsonl"
+        self.model = build(recipe).to(device)
+        self.tuners = optimizers(self.model, recipe)
+        self.peaks = [group["lr"] for tuner in self.tuners for group in tuner.param_groups]
+        self.step, self.seconds = 0, 0.0
+        if self.saved.exists() and not fresh:
+            self._restore()
+        else:
+            self.log.write_text("")
+        self._run: Any = self._ready(self.model)
+        self._guide: Any = None
+        self._sums: dict[str, float] = {}
+        self._summed = 0
+
+    def _ready(self, model: PreTrainedModel) -> Any:
+        if not self._compiled:
+            return model
+        if self.recipe.sql_rows:
+            return torch.compile(model)
+        for layer in model.model.layers:
+            layer.compile()
+        return model
+
+    def _restore(self) -> None:
+        state = torch.load(self.saved, weights_only=False, map_location="cpu")
+        self.model.load_state_dict(state["model"])
+        for tuner, its in zip(self.tuners, state["tuners"], strict=True):
             tuner.load_state_dict(its)
         torch.set_rng_state(state["rng"])
-        first, seconds = state["step"], state["seconds"]
-        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= first]
-        log.write_text("".join(line + "\n" for line in kept))
-    else:
-        log.write_text("")
-    peaks = [group["lr"] for tuner in optimizers(model, recipe) for group in tuner.param_groups]
-    run = torch.compile(model) if compiled else model
-    guide: PreTrainedModel | None = None
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{name}: {parameters / 1e6:.2f} M parameters, steps {first} to {steps}, {len(code) / 1e6:.2f} M code tokens")
-    began = time.monotonic() - seconds
-    sums = {"sql": 0.0, "code": 0.0}
-    bar = tqdm(range(first, steps), initial=first, total=steps, desc=name, mininterval=5)
-    for step in bar:
+        self.step, self.seconds = state["step"], state["seconds"]
+        kept = [line for line in self.log.read_text().splitlines() if json.loads(line)["step"] <= self.step]
+        self.log.write_text("".join(line + "\n" for line in kept))
+
+    def save(self, seconds: float) -> None:
+        """Write the checkpoint, in one step; `seconds` of training are over."""
+        self.seconds = seconds
+        state = {"model": self.model.state_dict(), "tuners": [t.state_dict() for t in self.tuners], "step": self.step}
+        state |= {"rng": torch.get_rng_state(), "seconds": seconds}
+        torch.save(state, self.saved.with_suffix(".new"))
+        os.replace(self.saved.with_suffix(".new"), self.saved)
+
+    def batch(self) -> Batch:
+        """Of the next step."""
+        recipe, step = self.recipe, self.step
         late = recipe.last_sql_rows is not None and step >= recipe.last_sql_rows[0]
         sql_rows = recipe.last_sql_rows[1] if recipe.last_sql_rows is not None and late else recipe.sql_rows
-        batch = batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step)
+        words, code = self.material.words, self.material.code
+        batch = batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step, recipe.length)
         if recipe.shifted:
             batches.shift(batch, recipe.shifted, recipe.config.max_position_embeddings, (recipe.seed, step))
-        scale = rate_scale(step, steps, recipe)
-        for tuner, peak in zip(tuners, peaks, strict=True):
+        return batch
+
+    def backward(self, batch: Batch, guided: bool) -> dict[str, float]:
+        """Add up the gradients of a batch; the mean loss of each kind of text, nats a token.
+
+        Guided, the loss is `imitation` of the published target instead of the cross-entropy with the one true token;
+        the text, and what weighs how much, stay the same.
+        """
+        everything, losses = batch.weights.sum().to(self.device), []
+        for part in batch.parts(self.recipe.at_once, self.device):
+            with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+                logits = self._run(**part.inputs, use_cache=False).logits.float().flatten(0, 1)
+            each = F.cross_entropy(logits, part.targets.flatten(), reduction="none").view_as(part.weights)
+            loss = (each * part.weights).sum() / everything
+            if guided:
+                loud = (part.weights >= batches.CODE_WEIGHT).flatten()  # answers and code: all that is ever drafted
+                wanted = self._wanted(part)[loud]
+                loss = (imitation(logits[loud], wanted) * part.weights.flatten()[loud]).sum() / everything
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(each.detach().cpu())
+        each, found = torch.cat(losses), {}
+        if batch.sql_rows:
+            answers = batch.weights[: batch.sql_rows] == batches.ANSWER_WEIGHT
+            found["sql"] = float(each[: batch.sql_rows][answers].mean())
+        found["code"] = float(each[batch.sql_rows :].mean())
+        if not math.isfinite(found["code"]):
+            raise ArithmeticError(f"the loss of step {self.step} is {found['code']}")
+        return found
+
+    @torch.no_grad()
+    def _wanted(self, part: Batch) -> torch.Tensor:
+        if self._guide is None:
+            guide = AutoModelForCausalLM.from_pretrained(self._target, dtype=torch.float32).to(self.device).eval()
+            self._guide = self._ready(guide)
+        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+            logits: torch.Tensor = self._guide(**part.inputs, use_cache=False).logits.float().flatten(0, 1)
+        return logits
+
+    def advance(self, limit: Limit, seconds: float) -> dict[str, float]:
+        """One step, after `seconds` of training; what `backward` found, and the rate's scale."""
+        share = limit.share(self.step, seconds)
+        scale = rate_scale(self.step, share, self.recipe, limit.steps)
+        for tuner, peak in zip(self.tuners, self.peaks, strict=True):
             tuner.param_groups[0]["lr"] = peak * scale
-        loud = (batch.weights >= batches.CODE_WEIGHT).flatten()  # answers and code: all that is ever drafted
-        inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask, "position_ids": batch.positions}
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = run(**inputs, use_cache=False).logits.float().flatten(0, 1)
-        each = F.cross_entropy(logits, batch.targets.flatten(), reduction="none").view_as(batch.weights)
-        loss = (each * batch.weights).sum() / batch.weights.sum()
-        if recipe.guided_from is not None and step >= recipe.guided_from:
-            if guide is None:
-                target = HERE / Path(recipe.folder).parent / "target"
-                guide = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-                guide.compile(disable=not compiled)
-            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-                wanted = guide(**inputs, use_cache=False).logits.float().flatten(0, 1)
-            loss = (imitation(logits[loud], wanted[loud]) * batch.weights.flatten()[loud]).sum() / batch.weights.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for tuner in tuners:
+        start = self.recipe.guided_from
+        losses = self.backward(self.batch(), start is not None and (self.step if limit.steps else share) >= start)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for tuner in self.tuners:
             tuner.step()
             tuner.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            answers = batch.weights[: batch.sql_rows] == batches.ANSWER_WEIGHT
-            sums["sql"] += float(each[: batch.sql_rows][answers].mean())
-            sums["code"] += float(each[batch.sql_rows :].mean())
-        done = step + 1
-        if done % 20 == 0 or done == steps:
-            entry: dict[str, float] = {"step": done, "tokens": done * recipe.rows * batches.ROW}
-            span = (done - 1) % 20 + 1
-            entry |= {f"train_{k}": round(v / span, 4) for k, v in sums.items()}
-            entry |= {"rate": round(scale, 4), "seconds": round(time.monotonic() - began, 1)}
-            if done % 100 == 0 or done == steps:
-                entry |= held_out(model, words)
-            with log.open("a") as lines:
-                lines.write(json.dumps(entry) + "\n")
-            bar.set_postfix({k: round(v / span, 3) for k, v in sums.items()}, refresh=False)
-            sums = dict.fromkeys(sums, 0.0)
-        if done % 100 == 0 or done == steps:
-            state = {"model": model.state_dict(), "tuners": [t.state_dict() for t in tuners], "step": done}
-            state |= {"rng": torch.get_rng_state(), "seconds": time.monotonic() - began}
-            torch.save(state, saved.with_suffix(".new"))
-            os.replace(saved.with_suffix(".new"), saved)
-    publish(name)
+        self.step += 1
+        for kind, loss in losses.items():
+            self._sums[kind] = self._sums.get(kind, 0.0) + loss
+        self._summed += 1
+        return {"scale": scale, **losses}
+
+    def note(self, scale: float, seconds: float, look: bool) -> dict[str, float]:
+        """Write a line of the log; with a `look` at held-out text. Returns the mean losses since the last."""
+        entry: dict[str, float] = {"step": self.step, "tokens": self.step * self.recipe.rows * self.recipe.length}
+        means = {k: v / self._summed for k, v in self._sums.items()}
+        entry |= {f"train_{k}": round(v, 4) for k, v in means.items()}
+        entry |= {"rate": round(scale, 4), "seconds": round(seconds, 1)}
+        if look:
+            entry |= held_out(self.model, self.material)
+        with self.log.open("a") as lines:
+            lines.write(json.dumps(entry) + "\n")
+        self._sums, self._summed = {}, 0
+        return means
+
+    def train(self, limit: Limit, name: str) -> bool:
+        """Train from where it is; returns whether the training is complete, or this call's time is up."""
+        began, spent = limit.clock() - self.seconds, self.seconds
+        first, total = (self.step, limit.steps) if limit.steps else (round(spent), round(limit.seconds))
+        with tqdm(initial=first, total=total, desc=name, mininterval=5, unit="step" if limit.steps else "s") as bar:
+            while limit.share(self.step, spent) < 1:
+                if limit.clock() >= limit.until:
+                    self.save(spent)
+                    return False
+                found = self.advance(limit, limit.clock() - began)
+                spent = limit.clock() - began
+                look = limit.share(self.step, spent) >= 1 or self.step % SAVED == 0
+                if look or self.step % LOGGED == 0:
+                    means = self.note(found["scale"], spent, look)
+                    bar.set_postfix({k: round(v, 3) for k, v in means.items()} | {"step": self.step}, refresh=False)
+                if look:
+                    self.save(spent)
+                bar.update((self.step if limit.steps else min(round(spent), round(limit.seconds))) - bar.n)
+        return True
+
+
+def demo_material() -> Material:
+    """The demo's, made where it is not in .work/ yet."""
+    words, work = tokenizer.load(), HERE / ".work"
+    code = batches.code_tokens(words, work, [text for _, text in corpus.files("train")])
+    found = {kind: dataset.load("development", kind)[:count] for kind, count in (("sql", 48), ("code", 16))}
+    return Material(words, code, {kind: [(e.prompt, e.answer) for e in own] for kind, own in found.items()})
+
+
+def train(name: str, steps: int | None, fresh: bool, compiled: bool) -> None:
+    """Train a model of the demo for `steps` steps in all (None: the recipe's), from its last checkpoint; publish it."""
+    recipe, material, work = RECIPES[name], demo_material(), HERE / ".work" / name
+    steps = steps or recipe.steps
+    trainer = Trainer(recipe, material, work, HERE, fresh=fresh, compiled=compiled)
+    parameters, tokens = sum(p.numel() for p in trainer.model.parameters()), len(material.code)
+    print(f"{name}: {parameters / 1e6:.2f} M parameters, steps {trainer.step} to {steps}, {tokens / 1e6:.2f} M tokens")
+    trainer.train(Limit(steps), name)
+    publish(recipe, material.words, work, HERE)
 
 
 def main() -> None:
@@ -294,9 +322,9 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="only export the last checkpoint")
     args = parser.parse_args()
     if args.publish:
-        publish(args.name)
+        publish(RECIPES[args.name], tokenizer.load(), HERE / ".work" / args.name, HERE)
     else:
-        train(args.name, args.steps or RECIPES[args.name].steps, args.fresh, not args.no_compile)
+        train(args.name, args.steps, args.fresh, not args.no_compile)
 
 
 if __name__ == "__main__":
