@@ -88,6 +88,9 @@ def logits(model: PreTrainedModel, layers: int, heads: int, dim: int) -> Tensor:
     ("family", "world", "vocab_size"),
     [
         ("qwen2", 2, 320),
+        ("qwen3", 2, 320),
+        ("mistral", 2, 320),
+        ("gemma-3", 2, 320),
         ("gemma-2", 2, 320),
         ("gpt-neox", 4, 320),
         ("phi-3", 2, 320),
