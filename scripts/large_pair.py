@@ -127,7 +127,7 @@ class Large:
         if complete:
             publish(recipe, words, work, self.folder)
             last = json.loads(trainer.log.read_text().splitlines()[-1])
-            found.note(training_nll=last["train_code"], held_out_nll=last["development_code"])
+            found.note(training_nll=last["train_code"], held_out_nll=last.get("development_code"))
         return complete
 
     def export(self, found: Found) -> bool:
