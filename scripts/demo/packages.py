@@ -20,7 +20,7 @@ from scripts.demo import corpus
 ROOTS = {"site-packages", "dist-packages", "_vendor", "_vendored", "vendor", "vendored", "third_party"}
 """Folders whose entries are packages, at any depth."""
 SMALLEST, LARGEST = 200, 1_000_000
-"""Characters of a file: larger ones are tables that a program wrote."""
+"""Bytes of a file: larger ones are tables that a program wrote."""
 HELD_OUT = 26
 """Of 256 packages."""
 GIANT = 0.05

@@ -82,6 +82,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InvalidInput: an option is not usable; nothing was measured.
     """
+    command = "python -m scripts.evaluate " + " ".join(sys.argv[1:])
+    return _write({"command": command, **compare(options)}, options)
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure and print; returns what JSON may hold.
+
+    Raises:
+        InvalidInput: an option is not usable; nothing was measured.
+    """
     for name in ("seeds", "batch"):
         if getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
@@ -108,7 +118,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         check_baseline(_plain(task.prompts, common, llm))
     meter, made = EnergyMeter(), machine()
     found: dict[str, Any] = {
-        "command": "python -m scripts.evaluate " + " ".join(sys.argv[1:]),
         "machine": made,
         "energy": meter.name,
         "pair": _describe(options.pair),
@@ -134,7 +143,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if drawn:
         rows_of = {name: one["settings"] for name, one in found["sets"].items()}
         found["curves"] = [curves.points(c, chosen, name, rows) for name, rows in rows_of.items() for c in drawn]
-    return _write(report.plain(found), options, bool(drawn))
+    plain: dict[str, Any] = report.plain(found)
+    return plain
 
 
 def _show(task: Task, rows: Mapping[str, Any], energy: str) -> None:
@@ -146,7 +156,8 @@ def _show(task: Task, rows: Mapping[str, Any], energy: str) -> None:
             print(f"\n{report.comparison(rows, base)}")
 
 
-def _write(found: dict[str, Any], options: argparse.Namespace, drawn: bool) -> dict[str, Any]:
+def _write(found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    drawn = "curves" in found
     name = options.name or ("curves" if drawn else "evaluation")
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
