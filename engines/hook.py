@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import logging
 
-from engines.attention import attend_cached, store_columns
+from engines.attention import attend_cached
+from engines.fixed_cache import ColumnsCache, FixedCache, KernelCache, Scatter, ShapeCache
 from mtad.errors import InvalidInput
 
 NAME = "mtad"
@@ -27,101 +28,6 @@ KERNEL = f"{NAME}-triton"
 """Under this name the one of `engines.attention`."""
 UNCAPPED, DECOMPOSED = f"{NAME}-uncapped", f"{NAME}-decomposed"
 """The same, exported as its parts: only where the model caps its scores, which TensorRT's operator cannot; always."""
-
-Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(buffer [R, H, C, D], new [R, H, S, D], write_at [R]) -> buffer with S columns of each row replaced."""
-
-
-def scatter_in_place(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
-    """Write `new` at columns write_at[r] .. + S of each row of `buffer`, in place."""
-    return buffer.scatter_(2, _columns(new, write_at), new)
-
-
-def _columns(new: Tensor, write_at: Tensor) -> Tensor:
-    columns = write_at[:, None] + torch.arange(new.shape[2], device=new.device)
-    return columns[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
-
-
-def scatter_operator(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
-    """The same as an ONNX `TensorScatter` node."""
-    return torch.onnx.ops.symbolic(
-        "TensorScatter",
-        (buffer, new, write_at),
-        attrs={"axis": 2, "mode": "linear"},
-        dtype=buffer.dtype,
-        shape=buffer.shape,
-        version=24,
-    )
-
-
-def scatter_copy(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
-    """The same, written to a copy."""
-    return buffer.scatter(2, _columns(new, write_at), new)
-
-
-class FixedCache:
-    """A transformers cache by duck typing: new keys and values are written where `write_at` says.
-
-    `update` returns the first `length` columns of the buffers, those the mask speaks of; `keys` and `values` hold the
-    whole buffers.
-    """
-
-    is_compileable = False
-
-    def __init__(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], write_at: Tensor, length: int, scatter: Scatter
-    ) -> None:
-        self.keys, self.values = list(keys), list(values)
-        self.write_at, self.length, self.scatter = write_at, length, scatter
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
-        self.keys[layer] = self.scatter(self.keys[layer], key, self.write_at)
-        self.values[layer] = self.scatter(self.values[layer], value, self.write_at)
-        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Positions are explicit, so the model never needs this."""
-        return 0
-
-    def get_mask_sizes(self, query: Any, layer: int = 0) -> tuple[int, int]:
-        """The mask is explicit, so these sizes are never used to build one."""
-        return self.length, 0
-
-    def get_max_cache_shape(self, layer: int = 0) -> int:
-        """Columns of the buffer."""
-        return self.keys[0].shape[2]
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        """No layer has a sliding window of its own: windows, if any, must come in the mask."""
-        return [False] * len(self.keys)
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-
-class ColumnsCache(FixedCache):
-    """A cache for graphs that write nothing: attention reads a copy, and `keys` and `values` become the new columns.
-
-    Every row's new columns must lie within the mask, padding included.
-    """
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """See `FixedCache.update`."""
-        past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
-        self.keys[layer], self.values[layer] = key, value
-        return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
-
-
-class KernelCache(FixedCache):
-    """The cache of `KERNEL`: keys and values of a layer are written by one kernel."""
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """See `FixedCache.update`; the whole buffers are returned."""
-        store_columns(key, value, self.keys[layer], self.values[layer], self.write_at)
-        return self.keys[layer], self.values[layer]
-
 
 CACHES = {DECOMPOSED: ColumnsCache, KERNEL: KernelCache}
 """What an attention reads, by its name, where that is not a `FixedCache`."""
@@ -288,18 +194,6 @@ def _logits(
     return logits
 
 
-class _ShapeCache(FixedCache):
-    """A cache that keeps nothing but the shapes of what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__([], [], torch.zeros(0), 0, scatter_in_place)
-        self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.shapes[layer] = key.shape, value.shape
-        return key, value
-
-
 @torch.no_grad()
 def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     """(layers, KV heads, head dimension, width of the logits) of a model, found by running it through the hook once.
@@ -310,7 +204,7 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     Raises:
         TypeError: the model does not run through the hook, or its cache is not one array of keys and values a layer.
     """
-    device, cache = model.device, _ShapeCache()
+    device, cache = model.device, ShapeCache()
     model.set_attn_implementation(NAME)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)

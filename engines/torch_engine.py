@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engines.attention import default_attention, require
 from engines.base import Engine, EngineSpec, Step
-from engines.hook import KERNEL, NAME, StepModel, scatter_in_place, still_rotation
+from engines.fixed_cache import scatter_in_place
+from engines.hook import KERNEL, NAME, StepModel, still_rotation
 from mtad.errors import InvalidInput
 
 

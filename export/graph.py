@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import BLOCK, EngineSpec
-from engines.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, scatter_copy, scatter_operator, static_rotation
+from engines.fixed_cache import scatter_copy, scatter_operator
+from engines.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, static_rotation
 from engines.plan import RUNTIMES
 from export.folding import fill, save, set_aside
 from export.weights import Weights

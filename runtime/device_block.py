@@ -17,7 +17,8 @@ from torch import Tensor
 from engines.cuda_graphs import MOST, NoRecorder, Recorder, Work
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.batch import Batch, Batches, Buckets
+from runtime.batch import Batch
+from runtime.batches import Batches, Buckets
 from runtime.block import Block
 from runtime.recorded_block import Key, RecordedBlock, Results, Uncapturable, Watched
 from runtime.roles import EngineAuxiliary, EngineTarget

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mtad.alternatives import alternatives
 from mtad.params import DecodingParams
-from runtime.batch import Batch, Batches
+from runtime.batch import Batch
+from runtime.batches import Batches
 from runtime.block import decode_block
 from runtime.caches import Caches
 from runtime.constraints import Constrainer, Constraint

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engines import Engine, Step
 from mtad.params import DecodingParams
-from runtime.batch import Batches
+from runtime.batches import Batches
 from runtime.block import decode_block
 from runtime.costs import BlockShape, Outside, StepCosts, StepTable
 from runtime.device_block import DeviceBlocks

@@ -28,8 +28,9 @@ from engines.base import Engine, EngineSpec, Step
 from engines.placement import Placement
 from engines.tensor_parallel import load_share
 from runtime.parallel_follower import follow
+from runtime.parallel_launch import Launched, check_launch, serve_store, start
 from runtime.parallel_part import Op, Part, move_shapes, step_shapes
-from runtime.parallel_ranks import TIMEOUT, Launched, ProcessRanks, RankFailed, check_launch, serve_store, start
+from runtime.parallel_ranks import TIMEOUT, ProcessRanks, RankFailed
 from runtime.prefix import PrefixCache
 
 log = logging.getLogger(__name__)

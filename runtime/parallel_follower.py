@@ -17,8 +17,9 @@ from engines.base import Step
 from engines.folder import read_spec
 from engines.hook import quiet_transformers
 from engines.tensor_parallel import load_share
+from runtime.parallel_launch import Launched
 from runtime.parallel_part import Op, Part, move_shapes, step_shapes
-from runtime.parallel_ranks import Launched, ProcessRanks
+from runtime.parallel_ranks import ProcessRanks
 from runtime.prefix import PrefixCache
 
 

@@ -223,10 +223,10 @@ def main() -> None:
     for name in ("minutes", "call_minutes", "prompts", "max_tokens", "batch"):
         if not getattr(options, name) > 0:
             raise InvalidInput(name, getattr(options, name), "give more than 0")
-    from engines.device import check_device
     from engines.hook import quiet_transformers
+    from engines.placement import Placement
 
-    options.device = check_device(options.device)
+    options.device = Placement(options.device).device
     quiet_transformers()
     report = open_report(options)
     large = Large(options, began + 60 * options.call_minutes)

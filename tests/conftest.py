@@ -215,3 +215,11 @@ def server(plain: LLM) -> Iterator[LiveServer]:
 
     with live(LLM(plain.pair, max_waiting=64, costs=COSTS)) as running:
         yield running
+
+
+@pytest.fixture
+def idle_afterwards(llm: LLM) -> Iterator[None]:
+    """Whatever a test did, finished or refused, nothing is left behind."""
+    yield
+    llm.loop.check_integrity()
+    assert llm.loop.scheduler.idle

@@ -21,7 +21,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from engines import attention
 from engines.attention import default_attention, require, split_columns, store_columns, tile
 from engines.base import BLOCK, Step
-from engines.hook import scatter_in_place
+from engines.fixed_cache import scatter_in_place
 from engines.torch_engine import TorchEngine
 from export.checkpoint import Checkpoint
 from mtad.errors import InvalidInput, VerificationFailed

@@ -25,7 +25,8 @@ from engines.torch_engine import TorchEngine
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM
-from runtime.batch import Batch, Batches, Buckets
+from runtime.batch import Batch
+from runtime.batches import Batches, Buckets
 from runtime.block import run_block
 from runtime.caches import Caches
 from runtime.constraints import Constrainer

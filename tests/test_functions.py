@@ -16,7 +16,8 @@ from mtad.block import Context, Draft
 from mtad.errors import InvalidInput
 from mtad.live import Beams
 from mtad.params import METHODS, DecodingParams
-from runtime.batch import Batch, Batches
+from runtime.batch import Batch
+from runtime.batches import Batches
 from runtime.functions import BlockFunctions, CompiledFunctions, TorchFunctions
 
 LENGTH = 128

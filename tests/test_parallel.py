@@ -32,16 +32,18 @@ from transformers import (
     PreTrainedModel,
 )
 
+from engines.fixed_cache import scatter_in_place
 from engines.folder import read_spec
-from engines.hook import StepModel, cache_shape, scatter_in_place
+from engines.hook import StepModel, cache_shape
 from engines.tensor_parallel import OWN, Rehearsal, plan_of, shard, share
 from export.pair import export_pair
 from export.verify import verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.parallel import ParallelEngine
+from runtime.parallel_launch import Launched, check_launch
 from runtime.parallel_part import Op
-from runtime.parallel_ranks import Launched, RankFailed, check_launch
+from runtime.parallel_ranks import RankFailed
 from runtime.prefix import PrefixCache
 from runtime.request import Request, RequestFailed
 from tests.fake_cuda import FakeRecorder

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime.batch import Batches
+from runtime.batches import Batches
 from runtime.block import decode_block
 from runtime.roles import EngineAuxiliary, EngineTarget
 from runtime.tensorrt_llm import pytorch

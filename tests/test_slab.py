@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import runtime.batch
+import runtime.batches
 from engines.placement import ONE_CORE
 from runtime import LLM, DecodingParams
 from runtime.pair import open_pair
@@ -81,7 +81,7 @@ def held(roots: Iterable[object], known: frozenset[int] = frozenset()) -> dict[i
 def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_were(
     pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.batch, "KEPT_BYTES", SMALL)
+    monkeypatch.setattr(runtime.batches, "KEPT_BYTES", SMALL)
     chance, pair = random.Random(5), open_pair(pair_folders("onnx"), ONE_CORE)
     rows = pair.target.spec.rows
     largest = DecodingParams(

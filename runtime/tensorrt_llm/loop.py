@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mtad.accept import Accepted
 from mtad.block import Draft
-from runtime.batch import Batch, Batches
+from runtime.batch import Batch
+from runtime.batches import Batches
 from runtime.caches import Caches
 from runtime.constraints import Constrainer
 from runtime.loop import DecodingLoop

@@ -19,7 +19,7 @@ from mtad.distribution import Candidates
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from mtad.tree import TokenTree
-from runtime.batch import Batches
+from runtime.batches import Batches
 from runtime.prefix import common_prefix
 from runtime.roles import Auxiliary
 
