@@ -36,6 +36,8 @@ COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), (
 """Known, so that nothing has to be measured."""
 PATIENCE = 120.0
 """Seconds after which what should have happened is taken to never happen; nothing is expected to need them."""
+STARTING = 1200.0
+"""The same for processes that have to start: where cores are short, imports alone take minutes."""
 
 
 class LiveServer:
@@ -181,7 +183,7 @@ class Process:
     def log(self) -> str:
         return "".join(self.lines)
 
-    def url(self, seconds: float = PATIENCE) -> str:
+    def url(self, seconds: float = STARTING) -> str:
         found: list[str] = []
 
         def listening() -> bool:

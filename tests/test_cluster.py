@@ -22,7 +22,7 @@ from runtime.cluster.board import Figures, Report
 from runtime.cluster.options import ClusterOptions
 from runtime.cluster.prefixes import BLOCK, PrefixTable, prefix_keys
 from tests.held import Hold
-from tests.live_server import PATIENCE, Process, until
+from tests.live_server import PATIENCE, STARTING, Process, until
 
 PROMPTS = ["def largest(values):\n", "SELECT name FROM singer", "class Stack:\n", "import", "# naïve 日本\n", "for"]
 
@@ -43,7 +43,7 @@ class Cluster:
         )
 
     def wait(self) -> None:
-        self.port = int(self.process.url(300).rpartition(":")[2])
+        self.port = int(self.process.url().rpartition(":")[2])
 
     def call(self, method: str, path: str, body: Any = None, key: str = "secret") -> tuple[int, dict[str, str], str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE)
@@ -115,7 +115,7 @@ def expected(llm: LLM, prompt: str, **values: Any) -> str:
 
 
 def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster) -> None:
-    until(lambda: cluster.ready == 2)
+    until(lambda: cluster.ready == 2, STARTING)
     asked = [(PROMPTS[index % 6], {"seed": index, "max_tokens": 40}) for index in range(16)]
     with ThreadPoolExecutor(16) as pool:
         with cluster.hold(4 * PATIENCE):
@@ -168,7 +168,7 @@ def test_a_client_that_leaves_frees_its_row(cluster: Cluster) -> None:
 
 def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Cluster) -> None:
     """Five whole answers are given all the same; of three streams, those on the other replica go on."""
-    until(lambda: cluster.ready == 2)
+    until(lambda: cluster.ready == 2, STARTING)
     long = {"max_tokens": 900, "method": "sample", "ignore_eos": True, "seed": 9}
     streams: list[str] = []
 
@@ -199,11 +199,11 @@ def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Clust
     assert cluster.figure("mtad_gateway_broken_streams_total") == len(broken)
     assert cluster.figure("mtad_gateway_retries_total") + len(broken) >= 4, "the busier replica had half of them"
     assert cluster.figure("mtad_gateway_retries_total") > 0, "of four, one at least was no stream"
-    until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, 180)
+    until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
 
 
 def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster: Cluster) -> None:
-    until(lambda: cluster.ready >= 2)
+    until(lambda: cluster.ready >= 2, STARTING)
     before = cluster.replicas()
     stop, failed, served = threading.Event(), list[Any](), list[str]()
     wanted = expected(plain, "def", seed=3, max_tokens=24)
@@ -227,7 +227,7 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
             now = cluster.replicas()
             return len(now) >= 2 and all(generation == newest for _, generation in now.values())
 
-        until(lambda: replaced() and len(served) > 10, 300)
+        until(lambda: replaced() and len(served) > 10, STARTING)
     finally:
         stop.set()
         for thread in threads:
@@ -237,7 +237,7 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
 
 
 def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
-    until(lambda: cluster.ready == 2)
+    until(lambda: cluster.ready == 2, STARTING)
     scaled = threading.Event()
 
     def keep_asking() -> None:
@@ -247,7 +247,7 @@ def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
     with ThreadPoolExecutor(24) as pool:
         asking = [pool.submit(keep_asking) for _ in range(24)]
         try:
-            until(lambda: cluster.ready == 3, 300)
+            until(lambda: cluster.ready == 3, STARTING)
         finally:
             scaled.set()
         for one in asking:

@@ -252,7 +252,7 @@ def test_under_torchrun_one_process_prints_and_all_end(pair_folders: PairFolders
     options = ["--method", "mtad", "--max-tokens", "8", "--seed", "2", "--json", "--tensor-parallel", "2"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "runtime.command", str(pair_folders("torch")), "def largest", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     expected = LLM(pair_folders("torch")).generate("def largest", params)

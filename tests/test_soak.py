@@ -13,7 +13,6 @@ import pytest
 
 from mtad.params import METHODS
 from runtime import LLM, AsyncLLM
-from runtime.request import Request
 from scripts.soak import CLIENTS_EXTRA, WAITING, check_ends, compare, soak
 from scripts.soak_figures import Seen, trend
 from scripts.soak_jobs import Job, make_job
@@ -37,13 +36,14 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
         return engines[-1]
 
     def met(*args: Any) -> Any:
-        """The first pass lasts until a request was turned away and another one cancelled, which is certain then."""
-        while not (seen.turned_away and cancelled) and time.monotonic() < end:
-            cancelled.extend(engines[0]._inbox.cancelled)
+        """The first pass lasts until a request was turned away and another one is cancelled."""
+        while not (seen.turned_away and cancelled()) and time.monotonic() < end:
             time.sleep(0.002)
         return score(*args)
 
-    cancelled: list[Request] = []
+    def cancelled() -> bool:
+        return bool(engines[0]._inbox.cancelled or llm.loop.totals.requests["cancelled"])
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scripts.soak.Seen", lambda: seen)
         patch.setattr("scripts.soak.AsyncLLM", engine)

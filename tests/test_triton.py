@@ -20,7 +20,7 @@ from runtime import LLM, DecodingParams, Result
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import write_model
 from tests.held import Hold
-from tests.live_server import PATIENCE, until
+from tests.live_server import PATIENCE, STARTING, until
 from tests.triton_client import ask, calling
 from tests.triton_server import TritonServer, make_backends, make_environment
 
@@ -365,7 +365,7 @@ def test_a_restarted_server_answers_the_same_and_a_dead_model_can_be_loaded_agai
         for step in ("unload", "load"):
             status, answer = again.call("POST", f"/v2/repository/models/tensorrt_llm/{step}", {})
             assert status == 200, answer
-        until(lambda: again.call("POST", path, asked) == first, 300)
+        until(lambda: again.call("POST", path, asked) == first, STARTING)
     finally:
         again.kill()
     until(lambda: not again.processes())

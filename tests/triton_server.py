@@ -118,7 +118,7 @@ class TritonServer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 300) -> None:
+    def wait(self, seconds: float = 1200) -> None:
         """Until it is ready."""
         end = time.monotonic() + seconds
         while True:
