@@ -51,7 +51,7 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
 
     Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
     are. Weight-only schemes hold the quantised weights and one float32 weight in memory. `quantize_dynamic` is not made
-    for that: it holds the float32 model as well.
+    for that: it holds the float32 model several times (`export.estimate.COPIES`).
 
     Args:
         source: the float32 graph.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import onnx
 import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -18,9 +19,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from engines.base import DTYPES
 from engines.folder import read_spec
+from engines.onnxruntime_engine import OnnxRuntimeEngine
+from export.checkpoint import Checkpoint
+from export.engine import reference_of
 from export.graph import OPSET, write_graph
 from export.pair import export_pair
+from export.verify import WIDENED, verify
 from export.vocabulary import common_vocabulary
+from export.widen import rounded, write_widened
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams
 from runtime.pair import open_pair
@@ -108,6 +114,39 @@ class TestGraph:
                 f"{when}_{kind}.{i}": cache for when in ("past", "present") for kind in ("key", "value") for i in (0, 1)
             },
         }
+
+    @pytest.mark.parametrize(
+        ("family", "attention", "dtype", "limit"),
+        [
+            ("gemma-2", "operator", "bfloat16", 1e-4),
+            ("gemma-2", "decomposed", "bfloat16", 1e-2),  # the constants of a GELU in parts are rounded
+            ("gemma-3", "operator", "float16", WIDENED["float16"]),
+        ],
+    )
+    def test_a_16_bit_gemmas_norms_are_the_checkpoints_to_float32_rounding(
+        self,
+        family: str,
+        attention: str,
+        dtype: str,
+        limit: float,
+        family_checkpoint: Callable[[str], Checkpoint],
+        tmp_path: Path,
+    ) -> None:
+        checkpoint = family_checkpoint(family)
+        weights, empty = rounded(checkpoint.weights(), DTYPES[dtype]), checkpoint.empty("float32")
+        spec = replace(checkpoint.spec(4, 256, dtype, "onnx"), attention=attention)
+        write_graph(checkpoint.empty(dtype), weights, spec, tmp_path / "model.onnx")
+        graph = onnx.load(tmp_path / "model.onnx").graph
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        scales = {name: stored[name] for node in graph.node for name in node.input if "norm.weight" in name}
+        assert len(scales) == sum("norm.weight" in name for name, _ in empty.named_parameters()) > 4
+        for name, scale in scales.items():
+            assert scale.dtype == np.float32
+            assert np.array_equal(scale, 1.0 + weights(name.removesuffix(".folded.folded")).float().numpy())
+        write_widened(tmp_path / "model.onnx", tmp_path / "wide.onnx")
+        engine = OnnxRuntimeEngine(tmp_path, replace(spec, precision="float32", dtype="float32"), 1, "wide.onnx")
+        with reference_of(empty, weights) as reference:
+            assert verify(engine, reference) <= limit
 
 
 class TestFolder:
