@@ -24,7 +24,7 @@ from export.checkpoint import Checkpoint
 from export.engine import reference_of
 from export.graph import OPSET, write_graph
 from export.pair import export_pair
-from export.verify import WIDENED, verify
+from export.verify import verify
 from export.vocabulary import common_vocabulary
 from export.widen import rounded, write_widened
 from mtad.errors import InvalidInput, VerificationFailed
