@@ -195,10 +195,10 @@ def open_report(options: argparse.Namespace) -> Report:
 
     path: Path = options.folder / "report.json"
     made = {"size": options.size, "sources": [str(folder) for folder in options.sources or ()]}
-    if not path.exists():
+    report = Report(path) if path.exists() else None
+    if report is None or not report.ended("corpus"):  # nothing is made yet
         path.parent.mkdir(parents=True, exist_ok=True)
-        Report(path, {**made, "machine": machine(), "calls": []}).save()
-    report = Report(path)
+        report = Report(path, {**made, "machine": machine(), "calls": []})
     if {name: report.values[name] for name in made} != made:
         raise InvalidInput("folder", str(options.folder), "has a pair of another size or sources; give another one")
     facts = None if options.device == "cpu" else gpu(options.device)

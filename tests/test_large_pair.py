@@ -20,6 +20,7 @@ from scripts.demo import batches, packages, tokenizer
 from scripts.demo.recipes import RECIPES, SIZES, Recipe
 from scripts.demo.schedule import Limit, rate_scale
 from scripts.demo.train import Material, Trainer, publish
+from scripts.gpu.report import Report
 
 LIBRARY = Path(json.__file__).parent.parent
 
@@ -97,6 +98,18 @@ def test_sources_without_two_sides_are_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InvalidInput, match="sources"):
             packages.read([folder])
+
+
+def test_a_folder_belongs_to_its_sources_once_there_is_text(tmp_path: Path) -> None:
+    def opened(sources: str) -> Report:
+        asked = ["--device", "cpu", "--folder", str(tmp_path / "pair"), "--sources", sources]
+        return large_pair.open_report(large_pair.parser().parse_args(asked))
+
+    opened("misspelt").stage("corpus", state="running")
+    opened("first").stage("corpus", state="done")
+    opened("first")
+    with pytest.raises(InvalidInput, match="another size or sources"):
+        opened("second")
 
 
 def test_rates_rise_and_fall_to_nothing_by_time_as_by_steps(recipe: Recipe) -> None:
