@@ -211,10 +211,10 @@ class ProcessRanks:
                 return found
             except RuntimeError:
                 break  # the store is gone as well
-            silent = self._pulse.silent(SILENT)
-            if silent:
-                return RankFailed(silent, f"has not answered for {SILENT:g} s")
             time.sleep(0.05)
+        silent = self._pulse.silent(SILENT)  # last: a process that was killed closes its sockets before it has ended
+        if silent:
+            return RankFailed(silent, f"has not answered for {SILENT:g} s")
         reason = str(error).strip().splitlines()
         return RankFailed((), f"an exchange broke off: {reason[0] if reason else type(error).__name__}")
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ from runtime import LLM, DecodingParams
 from runtime.parallel import ParallelEngine
 from runtime.parallel_launch import Launched, check_launch
 from runtime.parallel_part import Op
-from runtime.parallel_ranks import RankFailed
+from runtime.parallel_ranks import ProcessRanks, RankFailed
 from runtime.prefix import PrefixCache
 from runtime.request import Request, RequestFailed
 from tests.fake_cuda import FakeRecorder
@@ -222,13 +223,22 @@ def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     monkeypatch.setattr("runtime.parallel.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
     llm = LLM(pair_folders("torch"), tensor_parallel=2)
     (process,) = parallel(llm).part.ranks.processes.values()
-    llm.generate("def", DecodingParams(max_tokens=2))
-    os.kill(process.pid, sent)
-    with pytest.raises(RankFailed, match=f"rank 1 of the target: {problem}") as failed:
-        llm.generate("def", DecodingParams(max_tokens=8))
-    assert failed.value.ranks == (1,)
-    parallel(llm).close()
+    try:
+        llm.generate("def", DecodingParams(max_tokens=2))
+        os.kill(process.pid, sent)
+        with pytest.raises(RankFailed, match=f"rank 1 of the target: {problem}") as failed:
+            llm.generate("def", DecodingParams(max_tokens=8))
+        assert failed.value.ranks == (1,)
+    finally:
+        parallel(llm).close()
     assert process.poll() is not None, "it is left behind"
+
+
+def test_a_rank_that_is_silent_while_it_ends_is_said_to_have_ended() -> None:
+    ended = RankFailed([1], "was ended by SIGKILL")
+    ranks = Mock(accuse=Mock(side_effect=[None, None, ended]))
+    ranks._pulse.silent.return_value = [1]
+    assert ProcessRanks.blame(ranks, OSError("connection reset")) is ended
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt-2"])
