@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.kv import clear_row, copy_row, move_columns
-from engines.plan import Plan
+from engines.tensorrt_plan import Plan
 
 BLOCK = 64
 """Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
@@ -52,7 +52,7 @@ class EngineSpec:
         checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
         versions: package versions the exporter ran with.
         source: where that checkpoint was: a folder, or a hub id; empty if unknown.
-        build_hash: sha256 over all that decides what is in the folder, see `export.build`; empty if not exported.
+        build_hash: sha256 over all that decides what is in the folder, see `export.build_hash`; empty if not exported.
         attention: `operator`, or `decomposed`: the graph has operators of opset 18 only, and returns new columns of the
             cache instead of writing them.
         plan: what the plan of a TensorRT format was built for; None for other formats.

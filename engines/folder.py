@@ -15,7 +15,7 @@ from typing import Any
 
 from engines.base import BLOCK, PRECISIONS, Engine, EngineSpec
 from engines.placement import ONE_CORE, Placement
-from engines.plan import RUNTIMES, Plan
+from engines.tensorrt_plan import RUNTIMES, Plan
 from mtad.errors import InvalidInput
 
 VERSION = 1
@@ -168,14 +168,14 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE, 
     placement.check(spec)
     try:
         if spec.format == "torch":
-            from engines.torch_engine import TorchEngine
+            from engines.pytorch.engine import TorchEngine
 
             return TorchEngine(folder, spec, placement.attention, placement.device, scratch)
         if spec.format in RUNTIMES:
-            from engines.tensorrt_engine import open_tensorrt
+            from engines.tensorrt.engine import open_tensorrt
 
             return open_tensorrt(folder, spec, placement.device if placement.on_gpu else "cuda")
-        from engines.onnxruntime_engine import open_onnxruntime
+        from engines.onnx.engine import open_onnxruntime
 
         return open_onnxruntime(folder, spec, placement)
     except InvalidInput:
@@ -202,3 +202,9 @@ def write_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(previous, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of this package: `$MTAD_CACHE`, else `$XDG_CACHE_HOME/mtad`, else `~/.cache/mtad`."""
+    own = os.environ.get("MTAD_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtad"

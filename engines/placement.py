@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +21,10 @@ class Placement:
         threads: of the CPU.
         graphs: whether CUDA graphs may be recorded, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
             does not ask.
-        provider: of ONNX Runtime, one of `engines.providers.PROVIDERS` (docs/onnxruntime.md); default: by the device.
-        attention: of torch engines, one of `engines.attention.ATTENTION` (docs/attention.md); default: by the device.
+        provider: of ONNX Runtime, one of `engines.onnx.providers.PROVIDERS` (docs/onnxruntime.md); default: by the
+            device.
+        attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/attention.md); default: by the
+            device.
 
     Raises:
         InvalidInput: not the name of a CPU or of a CUDA GPU, there is no such GPU, or there are no threads.
@@ -80,3 +83,8 @@ def _found(device: str) -> str:
 
 ONE_CORE = Placement()
 """One thread of the CPU."""
+
+
+def cores() -> int:
+    """Cores of the CPU that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,18 +16,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engines.base import EngineSpec
 from engines.folder import open_model, read_json, write_json, write_spec
-from engines.onnxruntime_engine import OnnxRuntimeEngine
+from engines.onnx.engine import OnnxRuntimeEngine
 from engines.placement import Placement
-from engines.plan import current_gpu
-from export.checkpoint import Checkpoint
-from export.graph import write_graph
-from export.pair_plan import MEASURED, Plan
-from export.quantization import REPORT, Calibration, compare_pairs, measure, runtime_version
-from export.quantize import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
-from export.unfinished import Workplace
-from export.verify import WIDENED, observe, verify, verify_activations
-from export.weights import Weights, filled, parameter_names
-from export.widen import rounded, write_widened
+from engines.tensorrt_plan import current_gpu
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.weights import Weights, filled, parameter_names
+from export.onnx.graph import write_graph
+from export.onnx.widen import rounded, write_widened
+from export.plan import MEASURED, Plan
+from export.quantization.report import REPORT, Calibration, compare_pairs, measure, runtime_version
+from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
+from export.staging import Workplace
+from export.verification.verify import WIDENED, observe, verify, verify_activations
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from engines.base import DTYPES, EngineSpec
 from engines.memory import Memory, format_bytes
-from export.checkpoint import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.pair import engine_differs
-from export.pair_plan import Plan
-from export.qdq import STATIC
+from export.plan import Plan
+from export.quantization.qdq import STATIC
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""

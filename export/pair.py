@@ -11,11 +11,11 @@ from pathlib import Path
 from engines.base import EngineSpec
 from engines.folder import exported_defaults, read_json, read_spec
 from export.engine import EXECUTED, PLAIN, quantize_engine, write_engine, write_plain, write_reports
-from export.pair_plan import MEASURED, Plan, plan_pair
-from export.qdq import STATIC
-from export.quantize import QUANTIZED
+from export.plan import MEASURED, Plan, plan_pair
+from export.quantization.qdq import STATIC
+from export.quantization.weight_only import QUANTIZED
+from export.staging import workplace
 from export.static_engine import write_static_engine
-from export.unfinished import workplace
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def export_pair(
 
     Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
     before the folder takes its name; an interrupted export leaves nothing under it. An engine is built only if its hash
-    (`export.build`) is not that of one in the folder, nor of one that an interrupted export has finished.
+    (`export.build_hash`) is not that of one in the folder, nor of one that an interrupted export has finished.
 
     Args:
         folder: the pair folder.

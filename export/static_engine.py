@@ -13,15 +13,15 @@ import torch
 from engines.base import EngineSpec
 from engines.folder import open_model, write_json, write_spec
 from engines.placement import Placement
-from export.checkpoint import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.weights import parameter_names
 from export.engine import build, reference_of, trace
-from export.model_optimizer import calibrate, optimizer_version
-from export.qdq import product_names, write_quantized
-from export.quantization import REPORT, runtime_version
-from export.quantize import quantized_weights
-from export.verify import WIDENED, observe, verify, verify_activations
-from export.weights import parameter_names
-from export.widen import rounded, write_widened
+from export.onnx.widen import rounded, write_widened
+from export.quantization.model_optimizer import calibrate, optimizer_version
+from export.quantization.qdq import product_names, write_quantized
+from export.quantization.report import REPORT, runtime_version
+from export.quantization.weight_only import quantized_weights
+from export.verification.verify import WIDENED, observe, verify, verify_activations
 
 
 def write_static_engine(

@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from engines.base import BLOCK, EngineSpec
-from engines.cuda_graphs import StepShape
-from engines.plan import RUNTIMES, Gpu, Plan, current_gpu, load_runtime
-from engines.steps import input_shapes
-from mtad.cache import cache_folder
+from engines.folder import cache_folder
+from engines.graphs.runner import StepShape
+from engines.graphs.step_io import input_shapes
+from engines.tensorrt_plan import RUNTIMES, Gpu, Plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
     which has to be asked for. With TensorRT: not executed.
 
     Args:
-        graph: written by `export.graph.write_graph` for `spec`.
+        graph: written by `export.onnx.graph.write_graph` for `spec`.
         spec: with a plan.
         path: file to write.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtad.rows import Rows
 
@@ -95,3 +96,19 @@ def draw(ids: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
     mass = weights.cumsum(-1)
     index = (mass <= noise[:, None] * mass[:, -1:]).sum(-1, keepdim=True)
     return ids.gather(1, index).squeeze(1)
+
+
+def alternatives(logits: Tensor, path: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Likeliest tokens after the root and after each accepted node, unprocessed (temperature 1, no filter).
+
+    Args:
+        logits: the target's logits after root and nodes, float [R, 1 + N, V].
+        path: int64 [R, draft_len], scored-tree node of each accepted token (`Accepted.path`).
+        count: tokens a position.
+
+    Returns:
+        ids int64 and log-probabilities float32, [R, 1 + draft_len, count], likeliest first.
+    """
+    at = pad(path + 1, (1, 0))[:, :, None].expand(-1, -1, logits.shape[2])
+    values, ids = largest(logits.gather(1, at).float().log_softmax(-1), count)
+    return ids, values

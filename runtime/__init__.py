@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from mtad.params import DecodingParams
     from runtime.async_llm import AsyncLLM
     from runtime.llm import LLM
-    from runtime.request import RequestFailed, Result
-    from runtime.scheduler import QueueFull
+    from runtime.scheduler.request import RequestFailed, Result
+    from runtime.scheduler.scheduler import QueueFull
 
 __all__ = ["LLM", "AsyncLLM", "DecodingParams", "QueueFull", "RequestFailed", "Result"]
 
@@ -21,9 +21,9 @@ _HOME = {
     "LLM": "runtime.llm",
     "AsyncLLM": "runtime.async_llm",
     "DecodingParams": "mtad.params",
-    "QueueFull": "runtime.scheduler",
-    "RequestFailed": "runtime.request",
-    "Result": "runtime.request",
+    "QueueFull": "runtime.scheduler.scheduler",
+    "RequestFailed": "runtime.scheduler.request",
+    "Result": "runtime.scheduler.request",
 }
 
 

@@ -14,10 +14,10 @@ from typing import Any, Self
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.llm import LLM, Prompt
+from runtime.output.stream import Choice, Piece, Stream
 from runtime.pair import Pair
-from runtime.request import Request, RequestFailed
-from runtime.scheduler import QueueFull
-from runtime.stream import Choice, Piece, Stream
+from runtime.scheduler.request import Request, RequestFailed
+from runtime.scheduler.scheduler import QueueFull
 
 log = logging.getLogger(__name__)
 

@@ -15,25 +15,27 @@ from typing import cast
 import torch
 from tqdm import tqdm
 
-from engines.cuda_graphs import MOST, CudaRecorder, NoRecorder, Recorder
+from engines.graphs.runner import MOST, CudaRecorder, NoRecorder, Recorder
 from engines.memory import Memory
-from engines.placement import Placement
+from engines.parallel.engine import prefix_cache
+from engines.placement import Placement, cores
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.caches import Caches
-from runtime.constraints import Constrainer
-from runtime.costs import StepCosts
-from runtime.device_block import DeviceBlocks
-from runtime.functions import CompiledFunctions, TorchFunctions
-from runtime.known_costs import KnownCosts, cores, machine
+from runtime.constraints.constraint import Constrainer
+from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.compiled.functions import CompiledFunctions
+from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
+from runtime.decoder.eager import TorchFunctions
+from runtime.decoder.kv_cache import Caches
+from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop
-from runtime.measurement import measure_costs
 from runtime.pair import Pair, open_pair
-from runtime.parallel import prefix_cache
-from runtime.request import Request, Result
-from runtime.roles import EngineAuxiliary, EngineTarget
-from runtime.scheduler import Scheduler
-from runtime.speculation import Planner
+from runtime.scheduler.request import Request, Result
+from runtime.scheduler.scheduler import Scheduler
+from runtime.speculation.cost_cache import KnownCosts, machine
+from runtime.speculation.planner import Planner
+from runtime.speculation.profiler import measure_costs
+from runtime.speculation.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
 

@@ -12,19 +12,19 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.alternatives import alternatives
+from mtad.distribution import alternatives
 from mtad.params import DecodingParams
-from runtime.batch import Batch
-from runtime.batches import Batches
-from runtime.block import decode_block
-from runtime.caches import Caches
-from runtime.constraints import Constrainer, Constraint
-from runtime.device_block import DeviceBlocks
-from runtime.request import Request
-from runtime.scheduler import Scheduler
-from runtime.speculation import Planner
-from runtime.statistics import Totals
-from runtime.text import TextStream
+from runtime.constraints.constraint import Constrainer, Constraint
+from runtime.decoder.batch import Batch
+from runtime.decoder.batch_builder import Batches
+from runtime.decoder.block import decode_block
+from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
+from runtime.decoder.kv_cache import Caches
+from runtime.output.detokenizer import TextStream
+from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.statistics import Totals
+from runtime.speculation.planner import Planner
 
 
 class RowFailed(Exception):

@@ -10,15 +10,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
-from engines.cuda_graphs import MOST
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
+from engines.graphs.runner import MOST
 from engines.memory import Memory
-from engines.placement import Placement
-from engines.tensor_parallel import share
+from engines.parallel.engine import follow_if_told, open_parallel
+from engines.parallel.sharding import share
+from engines.placement import Placement, cores
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.known_costs import cores
-from runtime.parallel import follow_if_told, open_parallel
 
 ROLES = ("target", "auxiliary")
 """Names of the two engine folders."""

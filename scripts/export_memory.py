@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from engines.base import DTYPES
-from export.weights import empty_model
-from mtad.errors import Parser, command
+from export.checkpoint.weights import empty_model
+from runtime.commands.entry import Parser, command
+from scripts.paths import DEMO
 
-DEMO = Path(__file__).parent / "demo"
 SHARD = 2 * 10**9
 
 
@@ -76,7 +76,7 @@ def anonymous(process: int) -> int:
 
 def export(folder: Path, checkpoint: Path, precision: str, format: str) -> dict[str, Any]:
     """Export the checkpoint as a target beside the demo's auxiliary, in a process of its own."""
-    main = "from export.command import main; main()"
+    main = "from export.commands.export import main; main()"
     arguments = ["--target", checkpoint, "--auxiliary", DEMO / "pair" / "auxiliary", "--rows", 1, "--capacity", 256]
     arguments += ["--to", format, "--precision", precision]
     if format == "onnx":

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runtime.known_costs import cores
+from engines.placement import cores
 
 
 def machine() -> dict[str, Any]:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 
-from mtad.errors import Parser, command
 from runtime import LLM
-from scripts.bench import ROOT, methods
+from runtime.commands.entry import Parser, command
+from scripts.bench.methods import methods
 from scripts.demo import dataset
-from scripts.demo.execute import matches
+from scripts.demo.dataset import matches
 from scripts.evaluation import report
 from scripts.evaluation.measure import compare
 from scripts.evaluation.prompts import Demo
+from scripts.paths import ROOT
 
 SHOWN, COMPARED = 5, 40
 
@@ -49,7 +50,7 @@ def main() -> None:
     rows = compare(llm, Demo("sql", "test", COMPARED), compared, label="comparing")
     print(f"\nThe first {COMPARED} questions, one at a time (± is one standard error; accuracy is that of the rows):\n")
     print(f"{report.table(rows)}\n\n{report.comparison(rows, 'speculative')}")
-    print("\nMore questions, open-ended text, other decoders: python -m scripts.evaluate")
+    print("\nMore questions, open-ended text, other decoders: python -m scripts.evaluation")
 
 
 if __name__ == "__main__":

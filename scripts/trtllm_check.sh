@@ -3,4 +3,4 @@
 # compared with torch. Runs in the environment that has the library, not in .venv: PYTHON says which one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec "${PYTHON:-python3}" -m scripts.tensorrt_llm_check "$@"
+exec "${PYTHON:-python3}" -m scripts.gpu.tensorrt_llm_check "$@"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from scripts.paths import DEMO, ROOT
+
 # before anything imports Triton: kernels are then made for its interpreter
 os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
@@ -21,14 +23,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engines.folder import write_spec
-from export.checkpoint import Checkpoint, find
-from export.graph import write_graph
+from export.checkpoint.checkpoint import Checkpoint, find
+from export.checkpoint.weights import model_weights
+from export.onnx.graph import write_graph
 from export.pair import export_pair
-from export.weights import model_weights
 from runtime import LLM
 
 if TYPE_CHECKING:
-    from tests.live_server import LiveServer
+    from tests.support.live_server import LiveServer
 
 TEXT = [
     "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1",
@@ -109,8 +111,8 @@ def write_checkpoint() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def family_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """A random checkpoint of one layer of a family of `tests.test_families`, or of a Llama with `tied` embeddings."""
-    from tests.test_families import FAMILIES, write_model
+    """A random one-layer checkpoint of a family of `tests.export.test_families`, or a Llama with `tied` embeddings."""
+    from tests.export.test_families import FAMILIES, write_model
 
     parent = tmp_path_factory.mktemp("families")
 
@@ -152,8 +154,8 @@ def reference(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="session")
 def target_graphs(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with a graph of the target, by form of attention, all of `tests.test_tensorrt.SPEC`."""
-    from tests.test_tensorrt import SPEC
+    """Folders with a graph of the target, by form of attention, all of `tests.engines.tensorrt.test_tensorrt.SPEC`."""
+    from tests.engines.tensorrt.test_tensorrt import SPEC
 
     folders = {}
     for attention in ("operator", "decomposed"):
@@ -180,11 +182,10 @@ def pair_folders(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def demo_pair() -> Path:
     """The demo pair, exported once into build/ and shared with the quickstart."""
-    root = Path(__file__).parent.parent
-    folder, checkpoints = root / "build" / "demo-pair", root / "scripts" / "demo" / "pair"
+    folder, checkpoints = ROOT / "build" / "demo-pair", DEMO / "pair"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # tests run in several processes
-        defaults = json.loads((root / "scripts" / "demo" / "tuned.json").read_text())["defaults"]
+        defaults = json.loads((DEMO / "tuned.json").read_text())["defaults"]
         target, auxiliary = (str(checkpoints / name) for name in ("target", "auxiliary"))
         export_pair(folder, target, auxiliary, defaults=defaults, overwrite=True)  # nothing, where it is up to date
     return folder
@@ -211,7 +212,7 @@ def plain(pair_folders: Callable[[str], Path]) -> LLM:
 @pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
-    from tests.live_server import COSTS, live
+    from tests.support.live_server import COSTS, live
 
     with live(LLM(plain.pair, max_waiting=64, costs=COSTS)) as running:
         yield running

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ import yaml
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import config
 from runtime.triton.tensors import BLS
+from scripts.paths import ROOT
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
+from scripts.paths import ROOT
 
 THEIRS = (
     *("h5py==3.12.1", "numpy<2", "nvidia-modelopt[torch]~=0.37.0", "onnx>=1.18,<1.20", "setuptools<80"),
@@ -54,7 +53,7 @@ def test_the_pins_are_within_what_this_package_requires() -> None:
 
 
 def test_the_extra_names_the_version_this_is_written_for() -> None:
-    from runtime.tensorrt_llm.library import WRITTEN_FOR
+    from runtime.tensorrt_llm.compat import WRITTEN_FOR
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (asked,) = map(Requirement, project["optional-dependencies"]["tensorrt-llm"])

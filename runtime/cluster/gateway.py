@@ -22,10 +22,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
 from runtime.cluster.board import Figures, Report
-from runtime.cluster.prefixes import prefix_keys
+from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.guard import read_body
+from runtime.server.middleware import read_body
 
 log = logging.getLogger(__name__)
 

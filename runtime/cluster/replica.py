@@ -14,7 +14,7 @@ import torch
 from ray import serve
 from starlette.types import Message
 
-from engines.hook import quiet_transformers
+from engines.pytorch.hook import quiet_transformers
 from runtime.async_llm import AsyncLLM
 from runtime.cluster.board import Report
 from runtime.server.app import create_app

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from runtime.cluster.prefixes import PrefixTable
+from runtime.cluster.prefix_table import PrefixTable
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without types

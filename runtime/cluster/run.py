@@ -14,9 +14,9 @@ from typing import Any
 from engines.folder import read_spec
 from mtad.errors import InvalidInput
 from runtime.cluster.options import ClusterOptions
-from runtime.server.guard import Guard
+from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
-from runtime.server.run import serve as serve_http
+from runtime.server.uvicorn_server import serve as serve_http
 
 log = logging.getLogger(__name__)
 

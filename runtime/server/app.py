@@ -15,9 +15,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from runtime.async_llm import AsyncLLM
-from runtime.server.document import ERRORS, TEXTS, document
 from runtime.server.errors import ApiError, api_error
-from runtime.server.guard import Guard
+from runtime.server.middleware import Guard
+from runtime.server.openapi import ERRORS, TEXTS, document
 from runtime.server.options import ServerOptions
 from runtime.server.service import Generation, Service
 

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.async_llm import EngineStopped
-from runtime.request import RequestFailed
-from runtime.scheduler import QueueFull
+from runtime.scheduler.request import RequestFailed
+from runtime.scheduler.scheduler import QueueFull
 
 log = logging.getLogger(__name__)
 

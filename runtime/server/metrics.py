@@ -12,9 +12,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from runtime.async_llm import AsyncLLM
-from runtime.energy import EnergyMeter
-from runtime.statistics import SECONDS, Histogram
-from runtime.stream import Piece
+from runtime.output.stream import Piece
+from runtime.scheduler.statistics import SECONDS, Histogram
+from runtime.server.energy import EnergyMeter
 
 PHASES = ("queue", "prefill", "draft", "score", "commit")
 

@@ -15,18 +15,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mtad.params import METHODS
 from runtime.async_llm import AsyncLLM
-from runtime.energy import EnergyMeter
 from runtime.llm import Prompt
 from runtime.pair import ROLES
-from runtime.server.answers import Answer, wants_echo
-from runtime.server.bodies import Body, ChatBody, CompletionBody, advertised
 from runtime.server.chat import ChatTemplate
+from runtime.server.energy import EnergyMeter
 from runtime.server.errors import ApiError, api_error
-from runtime.server.guard import read_body
+from runtime.server.logprobs import TokenNames
 from runtime.server.metrics import Metrics
+from runtime.server.middleware import read_body
 from runtime.server.options import ServerOptions
-from runtime.server.respond import Responder
-from runtime.server.tokens import TokenNames
+from runtime.server.responses import Answer, wants_echo
+from runtime.server.schema import Body, ChatBody, CompletionBody, advertised
+from runtime.server.streaming import Responder
 from runtime.server.tracing import Span, Tracing
 
 

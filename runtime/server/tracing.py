@@ -8,8 +8,8 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.server.bodies import Body
-from runtime.statistics import Statistics
+from runtime.scheduler.statistics import Statistics
+from runtime.server.schema import Body
 
 log = logging.getLogger(__name__)
 

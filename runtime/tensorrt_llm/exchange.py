@@ -7,7 +7,7 @@ from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from runtime.tensorrt_llm.client import Answer, Ask, Client
+from runtime.tensorrt_llm.executor import Answer, Ask, Client
 
 T = TypeVar("T")
 Course = Generator[list[tuple[Client, Ask]], list[Answer], T]

@@ -10,19 +10,19 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from engines.executor_spec import ExecutorSpec, read_executor_spec
 from engines.folder import read_json
+from engines.tensorrt_llm_spec import ExecutorSpec, read_executor_spec
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.constraints import Constrainer
+from runtime.constraints.constraint import Constrainer
 from runtime.llm import LLM, Prompt
 from runtime.pair import Pair, open_tokenizer
-from runtime.request import Request
-from runtime.scheduler import Scheduler
-from runtime.tensorrt_llm.client import Client
-from runtime.tensorrt_llm.courses import Drafting
+from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import Scheduler
+from runtime.tensorrt_llm.compat import executor_bindings, load
+from runtime.tensorrt_llm.drafting import Drafting
 from runtime.tensorrt_llm.exchange import Exchange
-from runtime.tensorrt_llm.library import executor_bindings, load
+from runtime.tensorrt_llm.executor import Client
 from runtime.tensorrt_llm.loop import ExecutorLoop
 from runtime.tensorrt_llm.roles import ExecutorAuxiliary, ExecutorTarget
 
@@ -62,7 +62,7 @@ class ExecutorLLM(LLM):
 
     Args:
         folder: a pair folder of `mtad-export --to tensorrt-llm`.
-        drafting: how the beams of a draft are found, see `runtime.tensorrt_llm.courses.Drafting`.
+        drafting: how the beams of a draft are found, see `runtime.tensorrt_llm.drafting.Drafting`.
         cache_fractions: of the GPU memory that is free once a model is loaded, what its keys and values take; the
             target is loaded first, so the second number is of what the first leaves.
         cuda_graphs: replay the auxiliary's generation steps.

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mtad.accept import Accepted
 from mtad.block import Draft
-from runtime.batch import Batch
-from runtime.batches import Batches
-from runtime.caches import Caches
-from runtime.constraints import Constrainer
+from runtime.constraints.constraint import Constrainer
+from runtime.decoder.batch import Batch
+from runtime.decoder.batch_builder import Batches
+from runtime.decoder.kv_cache import Caches
 from runtime.loop import DecodingLoop
-from runtime.request import Request
-from runtime.scheduler import Scheduler
-from runtime.tensorrt_llm import courses
+from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import Scheduler
+from runtime.tensorrt_llm import drafting as courses
 from runtime.tensorrt_llm.exchange import Course
 from runtime.tensorrt_llm.roles import ExecutorAuxiliary, ExecutorTarget
 
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """One row's block.
 
     Attributes:
-        draft, logits, accepted: see `runtime.block.Block`.
+        draft, logits, accepted: see `runtime.decoder.block.Block`.
         began, drafted, scored: `time.perf_counter()`.
     """
 

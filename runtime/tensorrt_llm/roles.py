@@ -9,15 +9,15 @@ from torch import Tensor
 from mtad.accept import Accepted
 from mtad.block import Draft
 from mtad.tree import TokenTree
-from runtime.batch import Batch
-from runtime.tensorrt_llm import courses
-from runtime.tensorrt_llm.client import Client
-from runtime.tensorrt_llm.courses import Drafting
+from runtime.decoder.batch import Batch
+from runtime.tensorrt_llm import drafting as courses
+from runtime.tensorrt_llm.drafting import Drafting
 from runtime.tensorrt_llm.exchange import Exchange
+from runtime.tensorrt_llm.executor import Client
 
 
 class ExecutorTarget:
-    """Scores; see `runtime.roles.Target`. Owns the tokens of each row, which are all that is kept of them here.
+    """Scores; see `runtime.decoder.roles.Target`. Owns the tokens of each row, which are all that is kept of them here.
 
     Keys and values are the executor's. A row's text is sent whole with every request, and what the executor knows of
     it, from blocks it keeps of earlier requests, it does not compute again. So nothing ever has to be rolled back.
@@ -58,13 +58,13 @@ class ExecutorTarget:
         return found
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
-        """See `runtime.roles.Target.score`."""
+        """See `runtime.decoder.roles.Target.score`."""
         sequences = self.sequences(batch)
         self.tokens.update(enumerate(sequences))  # a block without a draft is never committed
         return self.exchange.run(courses.score(batch, sequences, tree, self.client))
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
-        """See `runtime.roles.Target.accept`."""
+        """See `runtime.decoder.roles.Target.accept`."""
         return courses.decide(batch, draft, logits)
 
     def commit(self, batch: Batch, accepted: Accepted) -> None:
@@ -75,7 +75,7 @@ class ExecutorTarget:
 
 
 class ExecutorAuxiliary:
-    """Drafts; see `runtime.roles.Auxiliary`. Keeps nothing of the rows: it asks the target's role.
+    """Drafts; see `runtime.decoder.roles.Auxiliary`. Keeps nothing of the rows: it asks the target's role.
 
     Args:
         client: the auxiliary's executor.
@@ -96,7 +96,7 @@ class ExecutorAuxiliary:
         """Nothing: see the class."""
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
-        """See `runtime.roles.Auxiliary.draft`. A draft that stops early asks for less, but keeps its shape."""
+        """See `runtime.decoder.roles.Auxiliary.draft`. A draft that stops early asks for less, but keeps its shape."""
         sequences = self.target.sequences(batch)
         course = courses.draft(batch, sequences, self.client, self.target.client, self.drafting)
         return batch, self.target.exchange.run(course)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from runtime.async_llm import AsyncLLM
-from runtime.energy import EnergyMeter
+from runtime.server.energy import EnergyMeter
 from runtime.server.metrics import Metrics
 
 

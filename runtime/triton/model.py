@@ -13,7 +13,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from engines.hook import quiet_transformers
+from engines.pytorch.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from runtime.async_llm import AsyncLLM
 from runtime.server.errors import ApiError

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from runtime.async_llm import AsyncLLM
+from runtime.output.stream import Piece, Stream
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.stream import Piece, Stream
-from runtime.triton.answer import Answer
-from runtime.triton.question import Array, Question, read
+from runtime.triton.request import Array, Question, read
+from runtime.triton.response import Answer
 from runtime.triton.tensors import Convention
 
 log = logging.getLogger(__name__)

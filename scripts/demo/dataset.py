@@ -12,16 +12,16 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from scripts.demo import corpus
-from scripts.demo.execute import run
 from scripts.demo.questions import Author, Question
 from scripts.demo.schemas import Schema, make_schema
-from scripts.evaluation.sqlite import QueryError, is_ordered, same_result
+from scripts.paths import DEMO
+from scripts.scoring.sql_result import run
+from scripts.scoring.sqlite import QueryError, is_ordered, same_result
 
-DATA = Path(__file__).parent / "data"
+DATA = DEMO / "data"
 SEED = 2024
 CLEAR_SHARE = 0.3  # of the questions with only one reading are kept for the held-out splits: they decide little
 SIZES = {"development": {"sql": 300, "code": 80}, "test": {"sql": 500, "code": 120}}
@@ -116,3 +116,15 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def matches(example: Example, predicted_sql: str) -> bool:
+    """Whether `predicted_sql` gives the gold query's result on the example's database. Never raises on bad SQL."""
+    if example.database is None:
+        raise ValueError(f"example {example.id!r} has no database: only kind 'sql' can be executed")
+    try:
+        predicted = run(example.database, predicted_sql.strip())
+    except QueryError:
+        return False
+    gold = run(example.database, example.answer.strip())
+    return same_result(gold, predicted, is_ordered(example.answer))

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from scripts.demo.dataset import Example, load
-from scripts.demo.execute import matches
+from scripts.demo.dataset import Example, load, matches
 from scripts.demo.sampling import Sampling
+from scripts.paths import DEMO
 
-PAIR = Path(__file__).parent / "pair"
+PAIR = DEMO / "pair"
 NEW_TOKENS = {"sql": 96, "code": 128}
 
 

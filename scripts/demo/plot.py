@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import matplotlib
 
+from scripts.paths import DEMO
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-
-HERE = Path(__file__).parent
 
 
 def main() -> None:
@@ -25,7 +24,7 @@ def main() -> None:
     pair = parser.parse_args().pair
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), constrained_layout=True)
     for name, color in (("target", "tab:blue"), ("auxiliary", "tab:orange")):
-        log = [json.loads(line) for line in (HERE / pair / name / "training.jsonl").read_text().splitlines()]
+        log = [json.loads(line) for line in (DEMO / pair / name / "training.jsonl").read_text().splitlines()]
         for panel, kind in zip(panels, ("sql", "code"), strict=True):
             millions = [e["tokens"] / 1e6 for e in log]
             panel.plot(millions, [e[f"train_{kind}"] for e in log], color=color, alpha=0.5, label=f"{name}, training")
@@ -42,7 +41,7 @@ def main() -> None:
         panel.set(title=title, xlabel="million tokens seen", ylabel="nats per token", yscale="log")
         panel.grid(alpha=0.3, which="both")
     panels[0].legend(fontsize=8)
-    figure.savefig(HERE / ("training.png" if pair == "pair" else f"{pair}-training.png"), dpi=110)
+    figure.savefig(DEMO / ("training.png" if pair == "pair" else f"{pair}-training.png"), dpi=110)
 
 
 if __name__ == "__main__":

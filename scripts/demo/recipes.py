@@ -140,4 +140,4 @@ SIZES = {
     "large": Size(16384, ((1024, 24, 16, 8, 2816), (512, 4, 8, 4, 1408)), rows=128, length=1024, at_once=(16, 32)),
     "tiny": Size(512, ((64, 2, 2, 1, 96), (32, 2, 2, 1, 64)), rows=4, length=128, at_once=(2, 4)),
 }
-"""Of `scripts.large_pair`. `large` was never executed: its rates are what is usual, not what was tuned."""
+"""Of `scripts.gpu.large_pair`. `large` was never executed: its rates are what is usual, not what was tuned."""

@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from scripts.demo import corpus
 from scripts.demo.dataset import training_groups
+from scripts.paths import DEMO
 
 VOCABULARY = 2048
 END, END_ID = "<|endoftext|>", 0
-WORK = Path(__file__).parent / ".work"
+WORK = DEMO / ".work"
 # words, single digits (a number is copied digit by digit), punctuation, and runs of white space
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 

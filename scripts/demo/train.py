@@ -6,8 +6,8 @@
     python -m scripts.demo.train opt-auxiliary
 
 A run resumes from its last checkpoint in .work/ by itself; `--fresh` starts over. When it is done it writes an ordinary
-Hugging Face folder with half precision weights, the tokenizer and the log of the training. `scripts.large_pair` trains
-with the same code on a GPU, within a time.
+Hugging Face folder with half precision weights, the tokenizer and the log of the training. `scripts.gpu.large_pair`
+trains with the same code on a GPU, within a time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from scripts.demo.batches import Batch
 from scripts.demo.recipes import RECIPES, Recipe
 from scripts.demo.sampling import Sampling
 from scripts.demo.schedule import Limit, rate_scale
+from scripts.paths import DEMO
 
-HERE = Path(__file__).parent
 ACCEPTANCE_WEIGHT = 2.0  # of the share of rejected tokens, next to the cross-entropy with the target's distribution
 LOGGED, SAVED = 20, 100
 """Steps between two lines of the log, and between two checkpoints with a look at held-out text."""
@@ -295,7 +295,7 @@ class Trainer:
 
 def demo_material() -> Material:
     """The demo's, made where it is not in .work/ yet."""
-    words, work = tokenizer.load(), HERE / ".work"
+    words, work = tokenizer.load(), DEMO / ".work"
     code = batches.code_tokens(words, work, [text for _, text in corpus.files("train")])
     found = {kind: dataset.load("development", kind)[:count] for kind, count in (("sql", 48), ("code", 16))}
     return Material(words, code, {kind: [(e.prompt, e.answer) for e in own] for kind, own in found.items()})
@@ -303,13 +303,13 @@ def demo_material() -> Material:
 
 def train(name: str, steps: int | None, fresh: bool, compiled: bool) -> None:
     """Train a model of the demo for `steps` steps in all (None: the recipe's), from its last checkpoint; publish it."""
-    recipe, material, work = RECIPES[name], demo_material(), HERE / ".work" / name
+    recipe, material, work = RECIPES[name], demo_material(), DEMO / ".work" / name
     steps = steps or recipe.steps
-    trainer = Trainer(recipe, material, work, HERE, fresh=fresh, compiled=compiled)
+    trainer = Trainer(recipe, material, work, DEMO, fresh=fresh, compiled=compiled)
     parameters, tokens = sum(p.numel() for p in trainer.model.parameters()), len(material.code)
     print(f"{name}: {parameters / 1e6:.2f} M parameters, steps {trainer.step} to {steps}, {tokens / 1e6:.2f} M tokens")
     trainer.train(Limit(steps), name)
-    publish(recipe, material.words, work, HERE)
+    publish(recipe, material.words, work, DEMO)
 
 
 def main() -> None:
@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="only export the last checkpoint")
     args = parser.parse_args()
     if args.publish:
-        publish(RECIPES[args.name], tokenizer.load(), HERE / ".work" / args.name, HERE)
+        publish(RECIPES[args.name], tokenizer.load(), DEMO / ".work" / args.name, DEMO)
     else:
         train(args.name, args.steps, args.fresh, not args.no_compile)
 

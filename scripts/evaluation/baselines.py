@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from engines.folder import read_spec
-from export.checkpoint import find
+from export.checkpoint.checkpoint import find
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.tune import GRID
+from runtime.tuning.search import GRID
 from scripts.evaluation.decoders import Baseline
 from scripts.evaluation.settings import undrafted
 from scripts.systems import HuggingFace, load_checkpoint

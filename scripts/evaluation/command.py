@@ -13,30 +13,32 @@ from typing import Any
 import torch
 
 from engines.folder import read_json, read_spec
-from engines.hook import quiet_transformers
-from mtad.errors import CapacityExceeded, InvalidInput, Parser
+from engines.pytorch.hook import quiet_transformers
+from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.energy import EnergyMeter
-from runtime.placement_options import add_placement, placement_of
+from runtime.commands.entry import Parser
+from runtime.commands.placement_options import add_placement, placement_of
+from runtime.server.energy import EnergyMeter
 from scripts.evaluation import curves, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
 from scripts.evaluation.curves import Curve
 from scripts.evaluation.decoders import Decoder, Ids, Ours
 from scripts.evaluation.figures import REFERENCES, summarise
 from scripts.evaluation.measure import measure, score
-from scripts.evaluation.prompts import PromptSet, open_sets
+from scripts.evaluation.prompt_set import PromptSet
+from scripts.evaluation.prompts import open_sets
 from scripts.evaluation.settings import TABLE, TUNED, Asked, parse, read_tuned, resolve, undrafted
 from scripts.machine import machine
+from scripts.paths import DEMO, RESULTS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEMO_SETS = ("sql", "code")
 
 
 def parser() -> Parser:
     """All options."""
     own = Parser(
-        prog="scripts.evaluate",
+        prog="scripts.evaluation",
         description="Decoding methods side by side on sets of prompts.",
         epilog=f"sets: sql, code, spider=FOLDER, humaneval=FILE, jsonl=FILE; settings: {', '.join(TABLE)}, each "
         "perhaps with changes, as in mtad:accept_threshold=0.3:beam_width=2",
@@ -50,7 +52,7 @@ def parser() -> Parser:
     own.add_argument(
         "--checkpoints",
         type=Path,
-        default=ROOT / "scripts" / "demo" / "pair",
+        default=DEMO / "pair",
         help="the pair's checkpoints, for the baselines: folder with target/ and auxiliary/",
     )
     own.add_argument("--params", default="{}", help="decoding parameters of all settings, as a JSON object")
@@ -61,7 +63,7 @@ def parser() -> Parser:
     own.add_argument("--pass-k", default="1,10,100", help="k of pass@k, as far as there are as many seeds")
     own.add_argument("--curve", action="append", default=[], metavar="PARAMETER=VALUES", help="may be repeated")
     add_placement(own)
-    own.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="folder to write to")
+    own.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     own.add_argument("--name", help="of the files written (default: evaluation, or curves)")
     return own
 
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InvalidInput: an option is not usable; nothing was measured.
     """
-    command = "python -m scripts.evaluate " + " ".join(sys.argv[1:])
+    command = "python -m scripts.evaluation " + " ".join(sys.argv[1:])
     return _write({"command": command, **compare(options)}, options)
 
 

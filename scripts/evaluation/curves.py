@@ -8,7 +8,7 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.tune import GRID, tunable
+from runtime.tuning.search import GRID, tunable
 from scripts.evaluation.figures import REFERENCES
 from scripts.evaluation.settings import TABLE, Asked, number
 

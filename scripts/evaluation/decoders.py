@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mtad.params import DecodingParams
 from runtime import LLM, Result
-from runtime.timing import answer
+from runtime.tuning.measure import answer
 from scripts import systems
 from scripts.systems import HuggingFace
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from runtime.points import jackknife
-from runtime.repetition import REPEATED_SPAN, distinct, longest_repeat
+from runtime.tuning.measure import jackknife
+from runtime.tuning.repetition import REPEATED_SPAN, distinct, longest_repeat
 from scripts.evaluation.decoders import Answer
 from scripts.evaluation.humaneval import pass_at_k
 

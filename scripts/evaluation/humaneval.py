@@ -14,10 +14,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from engines.placement import cores
 from mtad.errors import InvalidInput
-from runtime.known_costs import cores
-from scripts.evaluation.prompts import Prompt, PromptSet
-from scripts.evaluation.sandbox import Sandbox
+from scripts.evaluation.prompt_set import Prompt, PromptSet
+from scripts.scoring.sandbox import Sandbox
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 FIELDS = ("task_id", "prompt", "entry_point", "test")

@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.energy import EnergyMeter
+from runtime.server.energy import EnergyMeter
 from scripts.evaluation.decoders import Answer, Decoder, Ids, Ours
 from scripts.evaluation.figures import Scored, summarise
-from scripts.evaluation.prompts import PromptSet
+from scripts.evaluation.prompt_set import PromptSet
 
 
 def measure(

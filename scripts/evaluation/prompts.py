@@ -9,49 +9,14 @@ jsonl=FILE        lines with `prompt` and perhaps `answer`, which the text must 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mtad.errors import InvalidInput
-from runtime.prompts import read_prompts
+from runtime.tuning.prompts import read_prompts
 from scripts.demo import dataset
-from scripts.demo.execute import matches
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What a model is given, and a name for it."""
-
-    id: str
-    text: str
-
-
-class PromptSet(ABC):
-    """Prompts and how an answer to one of them is scored.
-
-    Attributes:
-        name: what tables and files call it.
-        prompts: in order; a prompt's place is its number.
-        stop: strings that end a text.
-        max_tokens: new tokens an answer may have.
-        scored: whether answers are right or wrong at all.
-        how: how they are scored, for the report.
-        workers: answers scored at once.
-    """
-
-    name: str
-    prompts: Sequence[Prompt]
-    stop: tuple[str, ...] = ()
-    max_tokens: int = 128
-    scored: bool = True
-    how: str = ""
-    workers: int = 1
-
-    @abstractmethod
-    def right(self, number: int, text: str) -> bool | None:
-        """Whether `text` answers prompt `number`; None in sets that are not scored. Never raises on a bad text."""
+from scripts.demo.dataset import matches
+from scripts.evaluation.prompt_set import Prompt, PromptSet
 
 
 class Demo(PromptSet):
@@ -70,7 +35,7 @@ class Demo(PromptSet):
 
 
 class JsonLines(PromptSet):
-    """A file of prompts; see `runtime.prompts`."""
+    """A file of prompts; see `runtime.tuning.prompts`."""
 
     def __init__(self, path: Path, limit: int | None = None) -> None:
         self.name = path.stem

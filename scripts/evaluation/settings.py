@@ -17,13 +17,14 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime.tune import GRID
+from runtime.tuning.search import GRID
+from scripts.paths import DEMO
 
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "greedy": {"method": "sample", "temperature": 0.0},
     "dsbd-constant": {"method": "dsbd", "accept_threshold": 0.0},
 }
-TUNED = Path(__file__).resolve().parent.parent / "demo" / "tuned.json"
+TUNED = DEMO / "tuned.json"
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 from mtad.errors import InvalidInput
 from scripts.demo.dataset import question_prompt
 from scripts.demo.schemas import schema_prompt
-from scripts.evaluation.prompts import Prompt, PromptSet
-from scripts.evaluation.sqlite import QueryError, Rows, fetch, same_in_some_column_order
+from scripts.evaluation.prompt_set import Prompt, PromptSet
+from scripts.scoring.sqlite import QueryError, Rows, fetch, same_in_some_column_order
 
 TIME_LIMIT, ROW_LIMIT = 10.0, 100_000
 

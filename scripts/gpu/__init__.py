@@ -1,1 +1,1 @@
-"""Checks and times everything on a GPU in one go; see `scripts/gpu_check.py`."""
+"""Checks and times everything on a GPU in one go; see `scripts/gpu/__main__.py`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engines.base import Step, mask_length
 from mtad.params import METHODS, DecodingParams
-from runtime.request import Result
+from runtime.scheduler.request import Result
 from scripts.gpu.models import demo_model, demo_tokenizer, engine_of, open_llm, pair_of
 from scripts.gpu.report import Found, Skip
 from scripts.gpu.setup import Setup
@@ -121,12 +121,12 @@ def causal(tokens: Tensor, write_at: Sequence[int], device: str, first_row: int 
 def attention(setup: Setup, found: Found) -> None:
     """The Triton kernels against float64, and their times."""
     if not setup.on_gpu:
-        raise Skip("the kernels run on a GPU; tests/test_attention.py has them in Triton's interpreter")
+        raise Skip("the kernels run on a GPU; test_attention.py has them in Triton's interpreter")
     if find_spec("triton") is None:
         raise Skip("triton is not installed")
-    if find_spec("scripts.attention_check") is None:
+    if find_spec("scripts.gpu.attention_check") is None:
         raise Skip("there are no such kernels here")
-    kernels = importlib.import_module("scripts.attention_check")
+    kernels = importlib.import_module("scripts.gpu.attention_check")
 
     found.check("attention kernels against float64", kernels.check_attention(setup.device), math.inf, "of 1 + size")
     for row in kernels.time_attention(setup.device):

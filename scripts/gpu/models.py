@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,13 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from engines.base import BLOCK, EngineSpec
-from engines.cuda_graphs import NoRecorder
-from engines.torch_engine import TorchEngine
+from engines.graphs.runner import NoRecorder
+from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.pair import Pair
+from scripts.paths import DEMO
 
-DEMO = Path(__file__).resolve().parent.parent / "demo" / "pair"
 NODES = 64
 """Of the largest draft; rows that pad a batch write as many columns and one more behind the capacity."""
 
@@ -62,7 +61,9 @@ def random_model(config: LlamaConfig, device: str, dtype: torch.dtype, seed: int
 
 def demo_model(role: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
     """A model of the trained demo pair."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(DEMO / role, dtype=dtype, local_files_only=True)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        DEMO / "pair" / role, dtype=dtype, local_files_only=True
+    )
     return model.to(torch.device(device)).eval()
 
 
@@ -111,7 +112,7 @@ def pair_of(engines: Sequence[TorchEngine], tokenizer: PreTrainedTokenizerFast) 
 
 def demo_tokenizer() -> PreTrainedTokenizerFast:
     """The demo pair's."""
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(DEMO / "target", local_files_only=True)
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
     return tokenizer
 
 

@@ -14,9 +14,10 @@ import torch
 from engines import Placement, open_engine
 from mtad.errors import InvalidInput
 from scripts.gpu.correct import causal
-from scripts.gpu.models import DEMO, demo_model, engine_of
+from scripts.gpu.models import demo_model, engine_of
 from scripts.gpu.report import Found, Skip
 from scripts.gpu.setup import Setup
+from scripts.paths import DEMO
 
 PACKAGES = (
     *("torch", "transformers", "triton", "accelerate", "onnxruntime", "onnxruntime-gpu", "nvidia-ml-py", "zeus"),
@@ -54,16 +55,16 @@ def onnxruntime(setup: Setup, found: Found) -> None:
         if find_spec(module) is None:
             raise Skip(f"{module} is not installed")
     from engines.folder import write_spec
-    from engines.providers import check_provider, choose_provider
-    from export.checkpoint import find
-    from export.graph import write_graph
+    from engines.onnx.providers import check_provider, choose_provider
+    from export.checkpoint.checkpoint import find
+    from export.onnx.graph import write_graph
 
     try:
         check_provider(choose_provider(None, setup.device))
     except InvalidInput as refused:
         raise Skip(str(refused)) from None
     role = "auxiliary" if setup.sizes.few else "target"
-    checkpoint = find(role, str(DEMO / role))
+    checkpoint = find(role, str(DEMO / "pair" / role))
     theirs = engine_of(demo_model(role, setup.device, torch.float32), 3, 128, scratch=0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scripts.checks import Check
+from scripts.gpu.checks import Check
 
 VERSION = 1
 """Of the layout."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engines.cuda_graphs import CudaRecorder, NoRecorder, Recorder
-from runtime.energy import EnergyMeter
+from engines.graphs.runner import CudaRecorder, NoRecorder, Recorder
+from runtime.server.energy import EnergyMeter
 from scripts.gpu.timing import Timer
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.cuda_graphs import bucket_length
-from engines.torch_engine import TorchEngine
+from engines.graphs.runner import bucket_length
+from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM
 from scripts.gpu.correct import causal

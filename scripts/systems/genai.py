@@ -13,9 +13,9 @@ import numpy as np
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from scripts.paths import ROOT
 from scripts.systems.system import Batched, Finished, Prompt, useful
 
-ROOT = Path(__file__).resolve().parents[2]
 GENAI = ROOT / "build" / "baselines"
 """Where scripts/baselines.sh puts onnxruntime-genai and the models its builder makes."""
 

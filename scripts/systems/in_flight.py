@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mtad.params import DecodingParams
 from runtime.llm import LLM
-from runtime.request import Request
+from runtime.scheduler.request import Request
 from scripts.systems.system import Finished, Prompt, Slice, System
 
 

@@ -1,0 +1,81 @@
+"""Memory of what lasts a block at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 64  # bytes: a cache line, and what vectorised kernels ask for
+
+
+class Slab:
+    """One piece of memory that blocks of every shape use, one after another.
+
+    A block's shape decides where in it each tensor lies; nothing outlives the block, so shapes need no memory of their
+    own, however many there are. It grows to what the largest block needs and is then left alone. Views of it from
+    before it grew stay what they are, on the smaller memory it had; as it grows by half at least, that of all of them
+    together is at most twice what it has now.
+
+    Args:
+        device: where it is.
+        pinned: memory of the host that a GPU copies from and to without the host's help.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", pinned: bool = False) -> None:
+        self._device, self._pinned = torch.device(device), pinned
+        self._memory = self._new(0)
+
+    def bytes(self, size: int) -> Tensor:
+        """Its first `size` bytes, uint8 [size]; whatever is in them."""
+        have = len(self._memory)
+        if size > have:
+            self._memory = self._new(max(size, have + have // 2))
+        return self._memory[:size]
+
+    def _new(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned and size > 0)
+
+    def like(self, tensors: Any, start: int = 0) -> Any:
+        """Views from byte `start` on, shaped like `tensors`; see `views`."""
+        return views(tensors, self.bytes(start + size_of(tensors)), start)
+
+
+def views(tensors: Any, memory: Tensor, start: int = 0) -> Any:
+    """Contiguous views of `memory`, uint8 [..], one after another, for tensors of these shapes and types.
+
+    Args:
+        tensors: nested tuples of tensors (of any device: only shape and type matter) and None; the result is alike.
+        memory: at least `start + size_of(tensors)` bytes.
+        start: of the first, a multiple of 64.
+    """
+    if tensors is None:
+        return None
+    if isinstance(tensors, Tensor):
+        return memory[start : start + tensors.nbytes].view(tensors.dtype).view(tensors.shape)
+    made = []
+    for part in tensors:
+        made.append(views(part, memory, start))
+        start += size_of(part)
+    return tuple(made) if type(tensors) is tuple else type(tensors)(*made)
+
+
+def size_of(tensors: Any) -> int:
+    """Bytes that `views` of such tensors span."""
+    return sum(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in leaves(tensors))
+
+
+def packed(tensors: Any) -> Tensor:
+    """What the tensors hold, as `views` lays them out: uint8 [size_of(tensors)]."""
+    memory = torch.zeros(size_of(tensors), dtype=torch.uint8)
+    for tensor, view in zip(leaves(tensors), leaves(views(tensors, memory)), strict=True):
+        view.copy_(tensor)
+    return memory
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors of nested tuples, in order; None has none."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [] if value is None else [leaf for part in value for leaf in leaves(part)]

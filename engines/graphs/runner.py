@@ -1,0 +1,264 @@
+"""CUDA graphs of an engine's steps, and the static memory they run in: one owner of both, for any engine.
+
+A graph is a step's kernels recorded once, for one shape and one set of addresses, and launched as one. So inputs are
+copied into memory that never moves, and what the graph wrote is read from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engines.base import BLOCK, Step
+from engines.graphs.capture import Work
+
+log = logging.getLogger(__name__)
+
+MOST = 64
+"""Recorded blocks that are kept; the one that was not used for longest goes first."""
+
+
+class StepShape(NamedTuple):
+    """Sizes of a step.
+
+    Attributes:
+        rows: R, of the batch.
+        steps: S, tokens a row.
+        length: L, columns of the mask.
+        kept: N, positions with logits.
+    """
+
+    rows: int
+    steps: int
+    length: int
+    kept: int
+
+    @classmethod
+    def of(cls, step: Step) -> StepShape:
+        """The shape of a step; of one that keeps nothing, that of one that keeps one position."""
+        rows, steps = step.tokens.shape
+        return cls(rows, steps, step.mask.shape[3], max(1, len(step.keep)))
+
+    def bucket(self, capacity: int) -> StepShape:
+        """The shape it is recorded as: masks of a power of two blocks, or of the whole capacity.
+
+        Rows, tokens and kept positions stay: a row more would be written to, and it may belong to a request.
+        """
+        return self._replace(length=bucket_length(self.length, capacity))
+
+
+def bucket_length(length: int, capacity: int) -> int:
+    """Columns of the mask that a step of `length` columns is recorded with: a power of two blocks, or the capacity."""
+    blocks = -(-length // BLOCK)
+    return min(BLOCK << (blocks - 1).bit_length(), capacity)
+
+
+class StaticMemory:
+    """Inputs and logits of one step, in memory that never moves; every shape up to a limit is a view of it.
+
+    Args:
+        limits: the largest shapes, of which each is fully used.
+        vocab_size: V.
+        dtype: of the logits.
+        device: where.
+    """
+
+    def __init__(self, limits: Sequence[StepShape], vocab_size: int, dtype: torch.dtype, device: str) -> None:
+        def flat(kind: torch.dtype, count: Callable[[StepShape], int]) -> Tensor:
+            return torch.zeros(max(map(count, limits)), dtype=kind, device=device)
+
+        self.limits, self._vocab_size = tuple(limits), vocab_size
+        self._tokens, self._positions = (flat(torch.int64, lambda s: s.rows * s.steps) for _ in range(2))
+        self._write_at = flat(torch.int64, lambda s: s.rows)
+        self._mask = flat(torch.bool, lambda s: s.rows * s.steps * s.length)
+        self._keep = flat(torch.int64, lambda s: s.kept)
+        self._logits = flat(dtype, lambda s: s.rows * s.kept * vocab_size)
+
+    def view(self, shape: StepShape, first_row: int = 0) -> Step:
+        """A step of `shape` in this memory; its logits go to `out`."""
+        assert any(all(ours <= most for ours, most in zip(shape, limit, strict=True)) for limit in self.limits), shape
+        rows, steps, length, kept = shape
+
+        def part(memory: Tensor, *sizes: int) -> Tensor:
+            return memory[: torch.Size(sizes).numel()].view(sizes)
+
+        return Step(
+            tokens=part(self._tokens, rows, steps),
+            positions=part(self._positions, rows, steps),
+            write_at=part(self._write_at, rows),
+            mask=part(self._mask, rows, 1, steps, length),
+            keep=part(self._keep, kept),
+            first_row=first_row,
+            out=part(self._logits, rows, kept, self._vocab_size),
+        )
+
+
+class Recorder(Protocol):
+    """What recording needs of CUDA."""
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
+
+    def record(self, work: Work) -> Work:
+        """Run `work` once, then record it; returns what launches the recording. Only inside `ordered`."""
+
+    def wait(self) -> None:
+        """Wait for all that has been launched. Only inside `ordered`."""
+
+
+class NoRecorder:
+    """Records nothing: work is launched anew each time, on the caller's stream.
+
+    On a GPU: not executed.
+
+    Args:
+        device: torch's name of where work runs.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """See `Recorder.ordered`."""
+        return nullcontext()
+
+    def record(self, work: Work) -> Work:
+        """The work itself, not run yet."""
+        return work
+
+    def wait(self) -> None:
+        """See `Recorder.wait`."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+class CudaRecorder:
+    """Records with torch's CUDA graphs on a stream of its own; graphs share one memory pool.
+
+    Not executed: needs a GPU. The default stream cannot be captured, and TensorRT synchronises around it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        """See `Recorder.ordered`."""
+        caller = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(caller)
+        with torch.cuda.stream(self._stream):
+            yield
+        caller.wait_stream(self._stream)
+
+    def record(self, work: Work) -> Work:
+        """See `Recorder.record`. The first run settles what may not happen while capturing: loading, allocating."""
+        work()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+    def wait(self) -> None:
+        """See `Recorder.wait`."""
+        self._stream.synchronize()
+
+
+class GraphRunner:
+    """Runs steps, recorded or not, in static memory. The only owner of graphs and of that memory.
+
+    Args:
+        bind: gives the work of a step whose tensors stay where they are; called once for each graph.
+        once: runs such a step, which is not to be recorded.
+        memory: where steps run.
+        recorder: how they are recorded.
+        capacity: longest mask.
+        most: graphs kept; the one that was not used for longest goes first.
+    """
+
+    def __init__(
+        self,
+        bind: Callable[[Step], Work],
+        once: Callable[[Step], None],
+        memory: StaticMemory,
+        recorder: Recorder,
+        capacity: int,
+        most: int = 512,
+    ) -> None:
+        self._bind, self._once, self._memory, self._recorder = bind, once, memory, recorder
+        self._capacity, self._most = capacity, most
+        self._graphs: OrderedDict[StepShape, Work] = OrderedDict()
+
+    @property
+    def recorded(self) -> tuple[StepShape, ...]:
+        """Shapes with a graph, the one used last at the end."""
+        return tuple(self._graphs)
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Record the buckets of `shapes`, largest first: smaller graphs then fit into the pool that the largest made.
+
+        The rows' caches are written to: only while no row is in use.
+        """
+        buckets = {shape.bucket(self._capacity) for shape in shapes} - set(self._graphs)
+        with self._recorder.ordered():
+            for bucket in sorted(buckets, key=lambda s: (s.rows * s.steps * s.length, s), reverse=True):
+                step = self._memory.view(bucket)
+                for tensor in (step.tokens, step.positions, step.write_at, step.keep):
+                    tensor.zero_()
+                step.mask.zero_()
+                self._record(bucket, step)
+
+    def replay(self, step: Step) -> Tensor:
+        """Run a step that begins with row 0 as a graph, recorded now if it is the first of its bucket.
+
+        Returns:
+            logits [R, N, V] in static memory: valid until the next step.
+        """
+        assert step.first_row == 0, "a graph has the addresses of the cache's first rows"
+        bucket = StepShape.of(step).bucket(self._capacity)
+        with self._recorder.ordered():
+            static = self._load(step, bucket)
+            if bucket in self._graphs:
+                self._graphs.move_to_end(bucket)
+                self._graphs[bucket]()
+            else:
+                log.info("recording a graph of %s", bucket)
+                self._record(bucket, static)()
+        return self._logits(step, static)
+
+    def run(self, step: Step) -> Tensor:
+        """Run a step once, of any rows, unrecorded; returns what `replay` does."""
+        with self._recorder.ordered():
+            static = self._load(step, StepShape.of(step))
+            self._once(static)
+        return self._logits(step, static)
+
+    def _record(self, bucket: StepShape, static: Step) -> Work:
+        graph = self._graphs[bucket] = self._recorder.record(self._bind(static))
+        if len(self._graphs) > self._most:
+            self._graphs.popitem(last=False)
+        return graph
+
+    def _load(self, step: Step, shape: StepShape) -> Step:
+        """Copy a step's inputs into static memory of `shape`; what it lacks of it is masked, or read by nobody."""
+        static, length, kept = self._memory.view(shape, step.first_row), step.mask.shape[3], step.keep.shape[0]
+        static.tokens.copy_(step.tokens, non_blocking=True)
+        static.positions.copy_(step.positions, non_blocking=True)
+        static.write_at.copy_(step.write_at, non_blocking=True)
+        static.mask[..., :length].copy_(step.mask, non_blocking=True)
+        static.mask[..., length:] = False
+        static.keep[:kept].copy_(step.keep, non_blocking=True)
+        static.keep[kept:] = 0
+        return static
+
+    def _logits(self, step: Step, static: Step) -> Tensor:
+        assert static.out is not None
+        return static.out[:, : step.keep.shape[0]]

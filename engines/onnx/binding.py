@@ -1,0 +1,102 @@
+"""ONNX Runtime on bound memory: no tensor is copied or allocated, and an address is bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.onnx.providers import Options, load_onnxruntime
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+SPIN = 200
+"""Microseconds for which a thread of a session's pool waits for its next piece of a step before it sleeps. Within a
+step the pieces follow each other at once, and waking a thread costs as much as a piece; between steps the cores belong
+to the other sessions."""
+
+_TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 7, torch.bool: 9}
+"""Numbers of the types in `onnx.TensorProto.DataType`; numpy has no bfloat16."""
+
+
+def open_session(
+    path: Path, threads: int, shared: bool = False, providers: Options | None = None
+) -> ort.InferenceSession:
+    """A session.
+
+    Args:
+        path: an ONNX file.
+        threads: intra-op threads.
+        shared: take the memory of intermediate results from one arena that all such sessions of this process share:
+            for sessions that are many and small, and run one at a time. Else the session has an arena of its own.
+            Either grows to the largest step seen and stays.
+        providers: where it runs, see `engines.onnx.providers.provider_options`; default: on the CPU. On a GPU weights
+            lie outside the arena, and what runs where is recorded for `engines.onnx.providers.check_session`.
+    """
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    if shared:
+        _register_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
+    if providers is None:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+
+
+@lru_cache(maxsize=1)
+def _register_arena() -> None:
+    """Make the process's shared arena; ONNX Runtime takes one for each kind of memory."""
+    ort = load_onnxruntime()
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(kind, ort.OrtArenaCfg({}))
+
+
+class Binding:
+    """One set of memory a session runs on.
+
+    Keeps a reference to every tensor it has bound, so an address stays valid for as long as it may be used, and binds a
+    name again only if it is given another tensor.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session, self._binding = session, session.io_binding()
+        self._bound: dict[str, Tensor] = {}
+
+    def input(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        """Read `name` from `tensor`, seen as `shape` (default: its own)."""
+        if self._bound.get(name) is not tensor:
+            kept = tensor.contiguous()  # a copy, made anew each time, unless it is contiguous
+            self._bind(self._binding.bind_input, name, kept, shape)
+            self._bound[name] = kept
+
+    def output(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        """Write `name` to `tensor`, contiguous."""
+        if self._bound.get(name) is not tensor:
+            assert tensor.is_contiguous(), name
+            self._bind(self._binding.bind_output, name, tensor, shape)
+            self._bound[name] = tensor
+
+    def run(self, options: ort.RunOptions | None = None) -> None:
+        """Run the session once."""
+        self._session.run_with_iobinding(self._binding, options)
+
+    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None) -> None:
+        # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
+        address = tensor.data_ptr() or _SOMEWHERE.ctypes.data
+        place, sizes = tensor.device, tuple(tensor.shape if shape is None else shape)
+        bind(name, place.type, place.index or 0, _TYPES[tensor.dtype], sizes, address)
+
+
+_SOMEWHERE = np.zeros(1)

@@ -1,0 +1,289 @@
+"""ONNX Runtime engine: the exported graph with the cache bound in place, on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engines.base import Engine, EngineSpec, Step
+from engines.graphs.capture import Work
+from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
+from engines.graphs.step_io import handed_over, named, pieces
+from engines.kv import write_columns
+from engines.onnx.binding import Binding, open_session
+from engines.onnx.providers import (
+    TENSORRT_TOKENS,
+    Options,
+    check_provider,
+    check_session,
+    choose_provider,
+    load_onnxruntime,
+    provider_options,
+)
+from engines.placement import ONE_CORE, Placement
+from mtad.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+KEPT = 64
+"""Bindings kept, of steps that come again in the same memory."""
+
+RECORDED_TOKENS = 65
+"""Tokens a row of the widest step that is recorded: a tree of 64 nodes and its root. Wider ones are prompts."""
+
+UNRECORDED = -1
+"""The graph id of a run that is neither recorded nor replayed."""
+
+
+def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> OnnxRuntimeEngine:
+    """Open `model.onnx` where it is to run. On a GPU: not executed.
+
+    Steps are recorded as CUDA graphs by the CUDA provider alone; the TensorRT provider runs each anew.
+
+    Args:
+        folder: engine folder.
+        spec: its specification.
+        placement: where it runs; the provider is `cuda` by default on a GPU, else `cpu`.
+
+    Raises:
+        InvalidInput: it cannot run there, or not all of it could; nothing falls back to the CPU.
+    """
+    threads, device, graphs = placement.threads, placement.device, placement.graphs
+    provider = choose_provider(placement.provider, device)
+    check_provider(provider)
+    if provider == "cpu":
+        return OnnxRuntimeEngine(folder, spec, threads)
+    recorder = SessionRecorder(device)
+    options = provider_options(provider, device, recorder.stream, graphs, spec)
+    try:
+        return OnnxRuntimeEngine(
+            folder,
+            spec,
+            threads,
+            device=device,
+            provider=provider,
+            options=options,
+            recorder=recorder,
+            graphs=graphs and provider == "cuda",
+        )
+    except InvalidInput:
+        raise
+    except Exception as error:  # ONNX Runtime's own, such as for a graph that cannot be recorded
+        raise InvalidInput("provider", provider, f"ONNX Runtime cannot open the graph there: {error}") from error
+
+
+class SessionRecorder(CudaRecorder):
+    """The stream of a session that records its runs itself: the first with a new graph id, on this stream.
+
+    Not executed: needs a GPU. ONNX Runtime keeps a session's graphs for each thread that runs it, so that steps that
+    are to be replayed come from the thread that recorded them; another one records them once more. While it records,
+    no thread may allocate GPU memory.
+    """
+
+    @property
+    def stream(self) -> int:
+        """CUDA's handle of it."""
+        return int(self._stream.cuda_stream)
+
+    def record(self, work: Work) -> Work:
+        """See `Recorder.record`: the run itself records."""
+        work()
+        return work
+
+
+class OnnxRuntimeEngine(Engine):
+    """A step is one run on bound memory.
+
+    `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place and nothing of the
+    cache is ever copied; of a graph whose attention is decomposed, its new columns are.
+
+    On a GPU everything runs on the recorder's stream, behind what the caller's was given before, and the host waits for
+    nothing. Steps that begin with row 0 and keep logits are replayed as CUDA graphs, each with a graph id and a
+    binding of its own in static memory; other steps, such as prompts, run unrecorded on the memory they come in.
+    Their logits lie where `engines.graphs.step_io.handed_over` says.
+
+    Args:
+        folder: engine folder that holds `model.onnx`.
+        spec: its specification.
+        threads: intra-op threads.
+        graph: the file in the folder that is run.
+        device, provider, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
+        graphs: whether steps are recorded.
+
+    Attributes:
+        graphs: their owner; None if no steps are recorded.
+
+    Raises:
+        InvalidInput: the provider does not run all of the graph.
+    """
+
+    capturable = False
+    """A step cannot be part of another CUDA graph."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: EngineSpec,
+        threads: int,
+        graph: str = "model.onnx",
+        device: str = "cpu",
+        provider: str = "cpu",
+        options: Options | None = None,
+        recorder: Recorder | None = None,
+        graphs: bool = False,
+    ) -> None:
+        self._session = open_session(folder / graph, threads, providers=options)
+        check_session(self._session, provider)
+        super().__init__(spec, device)
+        self._kept: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
+        self._returns_columns = spec.attention == "decomposed"
+        self._recorder, self._ids, self._unrecorded = recorder, itertools.count(1), _run_options(UNRECORDED)
+        self._most = TENSORRT_TOKENS if provider == "tensorrt" else spec.capacity
+        self.graphs: GraphRunner | None = None
+        self._new: Tensor | None = None  # new columns of all graphs, whose steps do not overlap
+        if graphs:
+            assert recorder is not None
+            limit = StepShape(spec.rows, RECORDED_TOKENS, spec.capacity, RECORDED_TOKENS)
+            memory = StaticMemory([limit], spec.vocab_size, spec.torch_dtype, device)
+            self.graphs = GraphRunner(self._recordable, self._refuse, memory, recorder, spec.capacity)
+            if self._returns_columns:
+                self._new = self._columns(spec.rows, RECORDED_TOKENS).flatten()
+
+    def step(self, step: Step) -> Tensor:
+        """See `Engine.step`."""
+        if self._recorder is None:
+            return self._on_host(step)
+        tokens, kept = step.tokens.shape[1], len(step.keep)
+        if self.graphs and step.first_row == 0 and kept and tokens <= RECORDED_TOKENS:
+            return handed_over(self.graphs.replay(step), step)
+        if tokens <= self._most:
+            return handed_over(self._once(step, self._recorder), step)
+        shape = step.tokens.shape[0], kept, self.spec.vocab_size
+        out = torch.empty(shape, dtype=self.spec.torch_dtype, device=step.tokens.device)
+        for piece, row, kept_here in pieces(step, self._most):
+            out[row, kept_here] = self._once(piece, self._recorder)[0].to(out.device)
+        return out
+
+    def _on_host(self, step: Step) -> Tensor:
+        """A step on the CPU, on the memory it comes in."""
+        logits = step.out
+        if logits is None:
+            shape = step.tokens.shape[0], step.keep.shape[0], self.spec.vocab_size
+            logits = torch.empty(shape, dtype=self.spec.torch_dtype)
+            binding = self._bound(step)
+        else:
+            binding = self._binding(step, logits)
+        self._bind_step(binding, step, logits)
+        new = self._bind_columns(binding, step)
+        binding.run()
+        self._write(step, new)
+        return logits
+
+    def _binding(self, step: Step, out: Tensor) -> Binding:
+        """The binding of a step that comes again."""
+        addresses = step.tokens.data_ptr(), step.mask.data_ptr(), out.data_ptr()
+        key = (*addresses, *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row)
+        binding = self._kept.get(key)
+        if binding is None:
+            binding = self._kept[key] = self._bound(step)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return binding
+
+    def _recordable(self, static: Step) -> Work:
+        """The work of a step whose memory stays: its first run records it under an id of its own."""
+        assert static.out is not None
+        binding, number = self._bound(static), next(self._ids)
+        self._bind_step(binding, static, static.out)
+        new, options = self._bind_columns(binding, static, self._new), _run_options(number)
+        weakref.finalize(binding, self._session.release_captured_graph, number).atexit = False
+
+        def work() -> None:
+            binding.run(options)
+            self._write(static, new)
+
+        return work
+
+    def _refuse(self, static: Step) -> None:
+        raise AssertionError("steps that are not recorded run on the memory they come in")
+
+    def _once(self, step: Step, recorder: Recorder) -> Tensor:
+        """Run a step unrecorded; logits [R, N, V] on the engine's device."""
+        device, kept = self.kv.device, len(step.keep)
+        with recorder.ordered():
+            placed = replace(
+                step,
+                tokens=step.tokens.to(device, non_blocking=True),
+                positions=step.positions.to(device, non_blocking=True),
+                write_at=step.write_at.to(device, non_blocking=True),
+                mask=step.mask.to(device, non_blocking=True),
+                # a position at least: whether each kernel takes an empty tensor was not tried
+                keep=step.keep.to(device) if kept else torch.zeros(1, dtype=torch.int64, device=device),
+            )
+            shape = placed.tokens.shape[0], len(placed.keep), self.spec.vocab_size
+            logits = torch.empty(shape, dtype=self.spec.torch_dtype, device=device)
+            binding = self._bound(placed)
+            self._bind_step(binding, placed, logits)
+            new = self._bind_columns(binding, placed)
+            binding.run(self._unrecorded)
+            self._write(placed, new)
+        return logits[:, :kept]
+
+    def _bound(self, step: Step) -> Binding:
+        """A binding to the cache rows of a step."""
+        binding, cache = Binding(self._session), self._rows(step)
+        for name, part in named("past", cache).items():
+            binding.input(name, part)
+        if not self._returns_columns:
+            for name, part in named("present", cache).items():
+                binding.output(name, part)
+        return binding
+
+    @staticmethod
+    def _bind_step(binding: Binding, step: Step, logits: Tensor) -> None:
+        for name in ("tokens", "positions", "mask", "write_at", "keep"):
+            binding.input(name, getattr(step, name))
+        binding.output("logits", logits)
+
+    def _bind_columns(self, binding: Binding, step: Step, memory: Tensor | None = None) -> Tensor | None:
+        """Where a graph that returns the new columns of the cache puts them: into `memory`, or into new memory."""
+        if not self._returns_columns:
+            return None
+        rows, steps = step.tokens.shape
+        new = self._columns(rows, steps, memory)
+        for name, part in named("new", new).items():
+            binding.output(name, part)
+        return new
+
+    def _columns(self, rows: int, steps: int, memory: Tensor | None = None) -> Tensor:
+        """Columns of the cache, [layers, 2, R, kv_heads, S, head_dim]."""
+        spec = self.spec
+        shape = spec.layers, 2, rows, spec.kv_heads, steps, spec.head_dim
+        if memory is None:
+            return torch.empty(shape, dtype=spec.torch_dtype, device=self.kv.device)
+        return memory[: torch.Size(shape).numel()].view(shape)
+
+    def _write(self, step: Step, new: Tensor | None) -> None:
+        if new is not None:
+            write_columns(self._rows(step), new, step.write_at)
+
+    def _rows(self, step: Step) -> Tensor:
+        return self.kv[:, :, step.first_row : step.first_row + step.tokens.shape[0]]
+
+
+def _run_options(graph: int) -> ort.RunOptions:
+    """Options of runs that belong to a graph id; the host does not wait for them."""
+    options: ort.RunOptions = load_onnxruntime().RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options

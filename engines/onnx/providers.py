@@ -1,0 +1,173 @@
+"""Execution providers of ONNX Runtime: what a session of each is opened with, and whether it really runs there.
+
+Left to itself ONNX Runtime falls back to the CPU wherever it can: a provider whose libraries are missing is left out
+of the session, an operator without a kernel goes to the CPU. Here each of these is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+from collections import Counter
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.base import BLOCK, EngineSpec
+from engines.graphs.runner import StepShape
+from engines.graphs.step_io import input_shapes
+from mtad.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+log = logging.getLogger(__name__)
+
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+"""ONNX Runtime's names of the providers."""
+
+SHAPE_OPERATORS = frozenset(
+    {"Shape", "Size", "Constant", "ConstantOfShape", "Identity", "Cast", "Gather", "Slice", "Concat", "Squeeze"}
+    | {"Unsqueeze", "Reshape", "Range", "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Equal", "Where"}
+)
+"""Operators that ONNX Runtime computes shapes with, which belong on the CPU whatever the provider. Each has a kernel
+for numbers on a GPU, so none of them is on the CPU for the lack of one."""
+
+TENSORRT_TOKENS = 128
+"""Tokens a row of the largest step the TensorRT provider builds its engine for; longer ones run in pieces."""
+
+Options = list[tuple[str, dict[str, str]]]
+"""A session's `providers`."""
+
+
+def load_onnxruntime() -> ModuleType:
+    """The module; imported when it is first needed, so that torch's engines run without it.
+
+    Raises:
+        InvalidInput: it is not installed, or its library cannot be loaded.
+    """
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        problem = f"cannot be imported ({error}); it comes with pip install mtad; torch's engines do without it"
+        raise InvalidInput("onnxruntime", "missing", problem) from error
+
+
+def choose_provider(provider: str | None, device: str) -> str:
+    """The provider of a device: the one asked for, or by default `cuda` on a GPU and `cpu` elsewhere.
+
+    Raises:
+        InvalidInput: unknown, or not one of that device.
+    """
+    on_gpu = torch.device(device).type == "cuda"
+    if provider is None:
+        return "cuda" if on_gpu else "cpu"
+    if provider not in PROVIDERS:
+        raise InvalidInput("provider", provider, f"give one of {', '.join(PROVIDERS)}")
+    if on_gpu != (provider != "cpu"):
+        problem = "runs on a GPU: give the device cuda" if provider != "cpu" else f"does not run on the device {device}"
+        raise InvalidInput("provider", provider, problem)
+    return provider
+
+
+def check_provider(provider: str) -> None:
+    """Whether a provider can be asked for here, before a session is opened.
+
+    Raises:
+        InvalidInput: an ONNX Runtime without the provider.
+    """
+    if provider == "cpu":
+        return
+    ort = load_onnxruntime()
+    if PROVIDERS[provider] not in ort.get_available_providers():
+        problem = (
+            f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS[provider]}; remove the package "
+            "onnxruntime and install onnxruntime-gpu: pip install 'mtad[cuda]' (Linux, x86-64)"
+        )
+        raise InvalidInput("provider", provider, problem)
+    # puts torch's or NVIDIA's packages of CUDA and cuDNN where the provider's library finds them; it prints
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        ort.preload_dlls()
+    if said.getvalue():
+        log.debug("preload_dlls: %s", said.getvalue().strip())
+
+
+def provider_options(provider: str, device: str, stream: int, graphs: bool, spec: EngineSpec | None = None) -> Options:
+    """What a session's providers are given; options are described in ONNX Runtime's page of each provider.
+
+    Args:
+        provider: one of `PROVIDERS`.
+        device: torch's name of the device.
+        stream: CUDA's handle of the stream that everything runs on; 0 on a CPU.
+        graphs: let runs be recorded as CUDA graphs (CUDA provider).
+        spec: of the engine, whose limits the TensorRT provider builds for.
+    """
+    if provider == "cpu":
+        return [(PROVIDERS["cpu"], {})]
+    place = {"device_id": str(torch.device(device).index or 0), "user_compute_stream": str(stream)}
+    cuda = {
+        **place,
+        "enable_cuda_graph": str(int(graphs)),
+        # grow by what is asked for, not to the next power of two: the rest of the GPU belongs to the caches
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "0",  # float32 means float32, as in torch
+    }
+    if provider == "cuda":
+        return [(PROVIDERS["cuda"], cuda)]
+    assert spec is not None
+    options = {
+        **place,
+        "trt_fp16_enable": str(int(spec.dtype == "float16")),
+        "trt_bf16_enable": str(int(spec.dtype == "bfloat16")),
+        # its graphs are made in one execution context, and the next shape would change what they hold
+        "trt_cuda_graph_enable": "0",
+    }
+    most = min(TENSORRT_TOKENS, spec.capacity)
+    least, largest = StepShape(1, 1, BLOCK, 1), StepShape(spec.rows, most, spec.capacity, most)
+    likely = StepShape(
+        -(-spec.rows // 2), min(17, most), max(BLOCK, spec.capacity // 2 // BLOCK * BLOCK), min(17, most)
+    )
+    for bound, shape in (("min", least), ("opt", likely), ("max", largest)):
+        shapes = input_shapes(spec, shape).items()
+        options[f"trt_profile_{bound}_shapes"] = ",".join(f"{name}:{'x'.join(map(str, s))}" for name, s in shapes)
+    return [(PROVIDERS["tensorrt"], options), (PROVIDERS["cuda"], {**cuda, "enable_cuda_graph": "0"})]
+
+
+def check_session(session: ort.InferenceSession, provider: str) -> None:
+    """Whether a session runs where it was asked to; its options must record the assignment of nodes.
+
+    Raises:
+        InvalidInput: the provider was left out of it, or an operator that computes numbers has no kernel there.
+    """
+    if provider == "cpu":
+        return
+    ort = load_onnxruntime()
+    if PROVIDERS[provider] not in session.get_providers():
+        problem = (
+            "ONNX Runtime could not load it, and its log says why: CUDA "
+            f"{getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9 must be there (torch is built for CUDA "
+            f"{torch.version.cuda}); pip install 'mtad[cuda]' brings them"
+        )
+        raise InvalidInput("provider", provider, problem)
+    left = Counter(
+        node.op_type
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == PROVIDERS["cpu"]
+        for node in part.get_nodes()
+        if node.op_type not in SHAPE_OPERATORS
+    )
+    if left:
+        found = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
+        problem = (
+            f"ONNX Runtime {ort.__version__} has no kernel there for {found}; export with --attention decomposed, "
+            "in another precision, or with --to torch"
+        )
+        raise InvalidInput("provider", provider, problem)

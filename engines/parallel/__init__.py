@@ -1,0 +1,1 @@
+"""Tensor parallelism: an engine whose target is sharded over ranks."""

@@ -1,0 +1,243 @@
+"""A target divided over several processes: rank 0 decides everything, the others do the same steps on their part.
+
+What the followers are told is what is done to the target's engine and its cache: run this step, move these columns,
+copy or zero this row, keep or bring back this prefix. The auxiliary, drafting, constraints and acceptance are rank 0's
+alone, and so are scheduler, clocks and texts. So there is nothing that ranks could decide differently: it does not
+matter whether their logits agree to the bit, and no method knows how many ranks there are. A block costs one message
+for its scoring step and one more where accepted columns move. Were each rank to draft and decide from the same noise,
+that would save the broadcast of a step's tokens and mask, and cost all of this; nothing would be ready any sooner, for
+the draft comes before the step in either case.
+
+The order of messages is that of rank 0's calls. Each carries its number, so a follower that has missed one says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engines.base import Engine, EngineSpec, Step
+from engines.parallel.launch import Launched, check_launch, serve_store, start
+from engines.parallel.process_group import TIMEOUT, ProcessRanks, RankFailed
+from engines.parallel.rank import Op, Part, move_shapes, step_shapes
+from engines.parallel.sharding import load_share
+from engines.parallel.worker import follow
+from engines.placement import Placement
+from engines.prefix_cache import PrefixCache
+
+log = logging.getLogger(__name__)
+
+
+class ParallelEngine(Engine):
+    """The target's engine on rank 0: whatever is done to it is done to all parts.
+
+    Ranks wait for each other inside a step, so once one has failed no part can be used again: every call raises
+    `RankFailed` from then on.
+
+    Args:
+        part: rank 0's.
+
+    Attributes:
+        spec, kv: of rank 0's part: `kv_heads` is what a rank has.
+        part: rank 0's.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.spec, self.kv, self.part = part.engine.spec, part.engine.kv, part
+        self._broken: list[RankFailed] = []
+        self._end = weakref.finalize(self, _close, part, self._broken)
+
+    def step(self, step: Step) -> Tensor:
+        """See `Engine.step`. Logits are rank 0's; the others' are not looked at."""
+        rows, steps = step.tokens.shape
+        sizes = rows, steps, step.mask.shape[3], len(step.keep)
+        given = step.tokens, step.positions, step.write_at, step.keep, step.mask
+        with self.mirrored(Op.STEP, *sizes, step.first_row):
+            self.part.spread(step_shapes(*sizes), given)
+            return self.part.engine.step(step)
+
+    def move_columns(self, source: Tensor, to: Tensor) -> None:
+        """See `Engine.move_columns`."""
+        with self.mirrored(Op.MOVE, *source.shape):
+            self.part.spread(move_shapes(*source.shape), (source, to))
+            self.part.engine.move_columns(source, to)
+
+    def copy_row(self, source: int, to: int, columns: int) -> None:
+        """See `Engine.copy_row`."""
+        with self.mirrored(Op.COPY, source, to, columns):
+            self.part.engine.copy_row(source, to, columns)
+
+    def clear_row(self, row: int) -> None:
+        """See `Engine.clear_row`."""
+        with self.mirrored(Op.CLEAR, row):
+            self.part.engine.clear_row(row)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `Engine.kept`."""
+        with self.mirrored(Op.SAVE):
+            self.part.save()
+        try:
+            yield
+        finally:
+            with self.mirrored(Op.LOAD):
+                self.part.load()
+
+    def check_integrity(self) -> None:
+        """All ranks have done the same, in the same order.
+
+        Raises:
+            RankFailed: one has not, or is gone.
+        """
+        with self.mirrored(Op.CHECK):
+            ours, *theirs = self.part.ranks.compare(self.part.state())
+            apart = [rank for rank, state in enumerate(theirs, 1) if state != ours]
+            if apart:
+                raise RankFailed(apart, "has not done what rank 0 has, so its cache is of other texts")
+
+    @contextlib.contextmanager
+    def mirrored(self, op: Op, *about: int, tokens: Sequence[int] = ()) -> Iterator[None]:
+        """Tell the others to do what is done inside.
+
+        Raises:
+            RankFailed: one of them has failed, now or before.
+        """
+        if self._broken:
+            if self._broken[0].ranks == (0,) and op in (Op.COPY, Op.CLEAR):  # rows are given back; nobody reads them
+                yield
+                return
+            raise self._broken[0]
+        try:
+            self.part.tell(op, about, tokens)
+            yield
+        except RankFailed as error:
+            self._broken.append(error)
+            raise
+        except Exception as error:
+            self._broken.append(self.part.ranks.blame(error))
+            raise self._broken[0] from error
+        except BaseException:  # interrupted: the others are still inside
+            self._broken.append(RankFailed([0], "was interrupted inside a step"))
+            raise
+
+    def close(self) -> None:
+        """End the followers, and wait until they have ended; the engine cannot be used any more."""
+        self._end()
+
+
+def _close(part: Part, broken: list[RankFailed]) -> None:
+    """See `ParallelEngine.close`; done as well when the engine is collected, and when the interpreter ends."""
+    if broken:
+        for process in part.ranks.processes.values():
+            process.kill()
+    else:
+        broken.append(RankFailed([0], "was closed"))
+        with contextlib.suppress(RuntimeError, ValueError):  # they, or the groups, have ended already
+            part.tell(Op.STOP)
+    part.ranks.part()
+
+
+class ParallelPrefixCache(PrefixCache):
+    """The kept prefixes of a divided target: each rank keeps those of its own part.
+
+    Args:
+        engine: the target's.
+        tokens: see `PrefixCache`.
+    """
+
+    def __init__(self, engine: ParallelEngine, tokens: int) -> None:
+        with engine.mirrored(Op.PREFIXES, tokens):
+            super().__init__(engine.kv, tokens)
+        engine.part.prefixes = self
+        self._engine = weakref.proxy(engine)  # which has this, and ends its followers when it is collected
+
+    def restore(self, row: int, tokens: Sequence[int], start: int = 0) -> int:
+        """See `PrefixCache.restore`."""
+        with self._engine.mirrored(Op.RESTORE, row, start, len(tokens), tokens=tokens):
+            return super().restore(row, tokens, start)
+
+    def store(self, row: int, tokens: Sequence[int]) -> None:
+        """See `PrefixCache.store`."""
+        with self._engine.mirrored(Op.STORE, row, 0, len(tokens), tokens=tokens):
+            super().store(row, tokens)
+
+    def check_integrity(self) -> None:
+        """See `PrefixCache.check_integrity`; all ranks are compared as well."""
+        super().check_integrity()
+        self._engine.check_integrity()
+
+
+def prefix_cache(engine: Engine, tokens: int) -> PrefixCache:
+    """Kept prefixes of an engine, divided or not."""
+    return ParallelPrefixCache(engine, tokens) if isinstance(engine, ParallelEngine) else PrefixCache(engine.kv, tokens)
+
+
+def open_parallel(
+    folder: Path,
+    spec: EngineSpec,
+    world: int,
+    placement: Placement,
+    timeout: float | None = None,
+) -> ParallelEngine:
+    """Open a target divided over `world` processes, of which this one is rank 0.
+
+    The others are those that `torchrun` has started, else new ones on this machine.
+
+    Args:
+        folder: the engine's.
+        spec: of each part, see `engines.parallel.sharding.share`.
+        world: how many.
+        placement: of each part. Ranks take GPUs from `cuda:0` on, and threads as torch has them.
+        timeout: seconds that an exchange of tensors may take, and that rank 0 may be silent; default `TIMEOUT`.
+
+    Raises:
+        InvalidInput: these processes cannot meet.
+        RankFailed: one of them did not start.
+    """
+    timeout = TIMEOUT if timeout is None else timeout
+    launched = check_launch(world, placement.device)
+    here, server = serve_store(launched, world)
+    threads = torch.get_num_threads()
+    processes = start(here, threads) if launched is None else {}
+    ranks = ProcessRanks(here, f"cuda:{here.local}" if placement.on_gpu else "cpu", timeout, processes, server)
+    job = {
+        "folder": str(folder.resolve()),
+        "rows": spec.rows,
+        "kv_heads": spec.kv_heads,
+        "cuda": placement.on_gpu,
+        "attention": placement.attention,
+        "timeout": timeout,
+        "threads": threads,
+    }
+    try:
+        ranks.store.set("job", json.dumps(job))
+        ranks.wait_for("joined")
+        ranks.meet()
+        part = Part(load_share(folder, spec, ranks, ranks.device, placement.attention), ranks)
+        ranks.wait_for("ready")
+    except BaseException:
+        for process in processes.values():
+            process.kill()
+        ranks.part()
+        raise
+    log.info("the target is divided over %d ranks on %s", world, placement.device)
+    return ParallelEngine(part)
+
+
+def follow_if_told() -> None:
+    """In a process that `torchrun` has started as another rank than 0: follow rank 0, then end the process.
+
+    Anywhere else it does nothing. To be called before anything that only one process may do.
+    """
+    launched = Launched.read()
+    if launched is not None and launched.rank:
+        follow(launched)
+        sys.exit(0)

@@ -1,0 +1,128 @@
+"""One rank's part of a divided target, and what is done to it. The same code on rank 0 and on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from engines.buffers import size_of, views
+from engines.parallel.process_group import ProcessRanks
+from engines.prefix_cache import PrefixCache
+from engines.pytorch.engine import TorchEngine
+
+WORDS = 8
+"""Integers in a command: its number, an `Op`, what it is about."""
+
+
+class Op(IntEnum):
+    """What rank 0 tells the others to do. Behind it: what the command says; what follows it."""
+
+    STOP = 0
+    STEP = 1  # rows, steps, length, kept, first_row; the step
+    MOVE = 2  # rows, columns a row; from where, to where
+    COPY = 3  # source, to, columns
+    CLEAR = 4  # row
+    SAVE = 5
+    LOAD = 6
+    PREFIXES = 7  # tokens to keep
+    STORE = 8  # row, 0, count; tokens
+    RESTORE = 9  # row, start, count; tokens
+    CHECK = 10
+
+
+class Part:
+    """A rank's part.
+
+    Args:
+        engine: this rank's.
+        ranks: all.
+
+    Attributes:
+        number: of the last command.
+        prefixes: kept prefixes of this part, once there are some.
+    """
+
+    def __init__(self, engine: TorchEngine, ranks: ProcessRanks) -> None:
+        self.engine, self.ranks, self.number = engine, ranks, 0
+        self.prefixes: PrefixCache | None = None
+        self._saved: list[Tensor] = []
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=engine.kv.device)
+        self._seen = torch.zeros((), dtype=torch.int64, device=engine.kv.device)
+
+    def tell(self, op: Op, about: Sequence[int] = (), tokens: Sequence[int] = ()) -> None:
+        """Rank 0: the others are to do this."""
+        self.number += 1
+        words = [self.number, op, *about]
+        self.ranks.tell(torch.tensor(words + [0] * (WORDS - len(words))))
+        if tokens:
+            self.ranks.tell(torch.tensor(tokens))
+
+    def hear(self) -> tuple[Op, list[int]]:
+        """The others: what to do next.
+
+        Raises:
+            RuntimeError: it is not the next command.
+        """
+        words = torch.zeros(WORDS, dtype=torch.int64)
+        self.ranks.tell(words)
+        number, op, *about = words.tolist()
+        self.number += 1
+        if number != self.number:
+            raise RuntimeError(f"fell out of step: command {self.number} was due, and {number} came")
+        return Op(op), about
+
+    def hear_tokens(self, count: int) -> list[int]:
+        """Tokens of a command."""
+        if not count:
+            return []
+        words = torch.zeros(count, dtype=torch.int64)
+        self.ranks.tell(words)
+        return words.tolist()
+
+    def spread(self, shapes: tuple[Tensor, ...], given: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
+        """Tensors of rank 0 on every rank, in one exchange of device memory; valid until the next.
+
+        Args:
+            shapes: tensors of these shapes and types.
+            given: what they hold; on rank 0.
+        """
+        size = size_of(shapes)
+        if len(self._buffer) < size:
+            self._buffer = torch.zeros(size, dtype=torch.uint8, device=self._buffer.device)
+        memory = self._buffer[:size]
+        found: tuple[Tensor, ...] = views(shapes, memory)
+        for view, tensor in zip(found, given or (), strict=given is not None):
+            view.copy_(tensor)
+        self.ranks.spread(memory)
+        for view in found:
+            if view.dtype == torch.int64:
+                self._seen.mul_(1_000_003).add_(view.sum())  # a fingerprint; that it wraps around does not matter
+        return found
+
+    def save(self) -> None:
+        """Keep the cache as it is."""
+        self._saved.append(self.engine.kv.clone())
+
+    def load(self) -> None:
+        """Make it again what it was at the last `save`."""
+        self.engine.kv.copy_(self._saved.pop())
+
+    def state(self) -> list[int]:
+        """A fingerprint of all that was done: equal on all ranks, or one has fallen out of step."""
+        return [self.number, int(self._seen), crc32(self.prefixes.fingerprint) if self.prefixes else 0]
+
+
+def step_shapes(rows: int, steps: int, length: int, kept: int) -> tuple[Tensor, ...]:
+    """Tokens, positions, write_at, keep and mask of a step."""
+    sizes = (rows, steps), (rows, steps), (rows,), (kept,)
+    integers = (torch.empty(size, dtype=torch.int64, device="meta") for size in sizes)
+    return (*integers, torch.empty(rows, 1, steps, length, dtype=torch.bool, device="meta"))
+
+
+def move_shapes(rows: int, columns: int) -> tuple[Tensor, ...]:
+    """Where columns are moved from, and to."""
+    return tuple(torch.empty(rows, columns, dtype=torch.int64, device="meta") for _ in range(2))

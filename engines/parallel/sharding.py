@@ -1,0 +1,290 @@
+"""Tensor parallelism: a model's linear layers divided over ranks, as the plan for its family says.
+
+The plan is transformers' (`base_model_tp_plan` of the configuration and `_tp_plan` of the class), or ours where it has
+none: which layers are divided by their outputs (`colwise`), which by their inputs (`rowwise`), which results are put
+together again. What it says is done here, in plain tensors, and not by
+`torch.distributed.tensor.parallel.parallelize_module`: that wraps every activation in a DTensor, with which a step of a
+tiny model took four times as long on a CPU, and the hook cannot select positions ahead of a head that is given one.
+`from_pretrained(tp_plan=...)` has had several interfaces within transformers 5, needs `accelerate`, and takes the
+machine's accelerator whether or not it is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import linear, pad
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from engines.base import EngineSpec
+from engines.pytorch.engine import TorchEngine
+from engines.pytorch.hook import cache_shape
+from mtad.errors import InvalidInput
+
+GATHERED = ("colwise_gather_output", "colwise_rep")
+"""Divided by outputs, which are put together again; the two names are of different releases."""
+SPLIT = ("rowwise_split_input", "rowwise_rep")
+"""Divided by inputs, which are whole where they come from."""
+REPLICATED = ("replicate", "replicated_with_grad_allreduce")
+"""The same on every rank."""
+FUSED = "colwise_qkv"
+"""Divided by outputs, those of queries, keys and values each; a style of ours."""
+HEADS = "heads"
+"""An attention that reshapes by its own `num_heads` or `split_size`, which become a rank's; a style of ours."""
+
+OWN: dict[str, dict[str, str]] = {
+    "OPTForCausalLM": {
+        "model.decoder.layers.*.self_attn": HEADS,
+        "model.decoder.layers.*.self_attn.q_proj": "colwise",
+        "model.decoder.layers.*.self_attn.k_proj": "colwise",
+        "model.decoder.layers.*.self_attn.v_proj": "colwise",
+        "model.decoder.layers.*.self_attn.out_proj": "rowwise",
+        "model.decoder.layers.*.fc1": "colwise",
+        "model.decoder.layers.*.fc2": "rowwise",
+        "lm_head": GATHERED[0],
+    },
+    "GPT2LMHeadModel": {
+        "transformer.h.*.attn": HEADS,
+        "transformer.h.*.attn.c_attn": FUSED,
+        "transformer.h.*.attn.c_proj": "rowwise",
+        "transformer.h.*.mlp.c_fc": "colwise",
+        "transformer.h.*.mlp.c_proj": "rowwise",
+        "lm_head": GATHERED[0],
+    },
+}
+"""Plans of ours, by architecture; used only where transformers has none."""
+
+
+class Ranks(Protocol):
+    """The processes a model is divided over, as one of them sees them."""
+
+    @property
+    def rank(self) -> int:
+        """Of this one, from 0."""
+
+    @property
+    def world(self) -> int:
+        """How many they are."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' `part`, the same on each; may be written over `part`."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        """All ranks' `part` along the last axis, in the order of the ranks; each is of the same shape."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One of several ranks that never meet: shapes are right, numbers are not."""
+
+    rank: int
+    world: int
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `Ranks.sum`."""
+        return part
+
+    def gather(self, part: Tensor) -> Tensor:
+        """See `Ranks.gather`."""
+        return torch.cat([part] * self.world, -1)
+
+
+class ColumnLinear(torch.nn.Module):
+    """One rank's outputs of a linear layer.
+
+    Args:
+        whole: the layer.
+        ranks: who has the others.
+        gathers: return all outputs instead. Only then may their number not be a multiple of the ranks'.
+        parts: how many layers of one size are fused in it; the rank has its outputs of each.
+    """
+
+    def __init__(self, whole: torch.nn.Linear, ranks: Ranks, gathers: bool = False, parts: int = 1) -> None:
+        super().__init__()
+        self.out_features, self._ranks, self._gathers = whole.out_features, ranks, gathers
+        each = -(-whole.out_features // (parts * ranks.world))
+        mine = slice(ranks.rank * each, (ranks.rank + 1) * each)
+        self._each = each
+        self.weight = _parameter(whole.weight.view(parts, -1, whole.in_features)[:, mine].flatten(0, 1))
+        self.bias = None if whole.bias is None else _parameter(whole.bias.view(parts, -1)[:, mine].flatten())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[.., inputs] to [.., outputs / world], or to [.., outputs]."""
+        part = linear(inputs, self.weight, self.bias)
+        if not self._gathers:
+            return part
+        short = self._each - part.shape[-1]
+        return self._ranks.gather(pad(part, (0, short)) if short else part)[..., : self.out_features]
+
+
+class RowLinear(torch.nn.Module):
+    """One rank's part of a sum: a linear layer over some of its inputs.
+
+    Args:
+        whole: the layer.
+        ranks: who has the others.
+        splits: the inputs come whole.
+    """
+
+    def __init__(self, whole: torch.nn.Linear, ranks: Ranks, splits: bool = False) -> None:
+        super().__init__()
+        each = whole.in_features // ranks.world
+        self._mine, self._ranks, self._splits = slice(ranks.rank * each, (ranks.rank + 1) * each), ranks, splits
+        self.weight = _parameter(whole.weight[:, self._mine])
+        self.bias = None if whole.bias is None else _parameter(whole.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[.., inputs / world], or [.., inputs], to [.., outputs]."""
+        part = self._ranks.sum(linear(inputs[..., self._mine] if self._splits else inputs, self.weight))
+        return part if self.bias is None else part + self.bias
+
+
+def _parameter(part: Tensor) -> torch.nn.Parameter:
+    """In memory of its own, so that the whole can go."""
+    return torch.nn.Parameter(part.detach().clone(), requires_grad=False)
+
+
+def plan_of(model: PreTrainedModel) -> dict[str, str]:
+    """The plan of a model's family: style by name, with `*` for layer numbers; transformers' before `OWN`, or empty."""
+    base = getattr(model.config, "base_model_tp_plan", None) or {}
+    head = getattr(type(model), "_tp_plan", None) or {}
+    theirs = {**{f"{model.base_model_prefix}.{name}": style for name, style in base.items()}, **head}
+    return theirs or OWN.get(type(model).__name__, {})
+
+
+def shard(model: PreTrainedModel, ranks: Ranks) -> None:
+    """Keep of `model` what is `ranks.rank`'s, in place.
+
+    Raises:
+        InvalidInput: its family has no plan, or one with layers of a kind that is not divided here, or a layer does not
+            divide by the number of ranks.
+    """
+    plan, family = plan_of(model), type(model).__name__
+    known = {"colwise", "rowwise", FUSED, HEADS, *GATHERED, *SPLIT, *REPLICATED}
+    if not plan:
+        raise InvalidInput("tensor_parallel", ranks.world, f"there is no tensor-parallel plan for {family}")
+    parts = {name: module for name, module in model.named_modules() if name}
+    parameters = [name for name, _ in model.named_parameters()]
+    for pattern, style in plan.items():
+        wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+        found = list(filter(wanted.fullmatch, parts))
+        if plan is OWN.get(family) and not found:
+            problem = f"{family} of the installed transformers has no {pattern}, which our plan divides"
+            raise InvalidInput("tensor_parallel", ranks.world, problem)
+        if style in known:
+            for name in found:
+                if style not in REPLICATED:
+                    _replace(model, name, _divided(name, parts[name], style, ranks))
+        elif found or any(map(wanted.fullmatch, parameters)):
+            problem = f"the plan of {family} divides {pattern} by {style!r}, which is not done here"
+            raise InvalidInput("tensor_parallel", ranks.world, problem)
+
+
+def _divided(name: str, module: torch.nn.Module, style: str, ranks: Ranks) -> torch.nn.Module:
+    if style == HEADS:
+        for count in ("num_heads", "split_size"):
+            if hasattr(module, count):
+                setattr(module, count, _even(getattr(module, count), f"{count} of {name}", ranks))
+        return module
+    if isinstance(module, Conv1D):
+        module = _linear(module)
+    if not isinstance(module, torch.nn.Linear):
+        problem = f"{name} is a {type(module).__name__}; only plain linear layers are divided"
+        raise InvalidInput("tensor_parallel", ranks.world, problem)
+    if style in GATHERED:
+        return ColumnLinear(module, ranks, gathers=True)
+    if style in ("colwise", FUSED):
+        parts = 3 if style == FUSED else 1
+        _even(module.out_features // parts, f"outputs of {name}", ranks)
+        return ColumnLinear(module, ranks, parts=parts)
+    _even(module.in_features, f"inputs of {name}", ranks)
+    return RowLinear(module, ranks, style in SPLIT)
+
+
+def _linear(layer: Conv1D) -> torch.nn.Linear:
+    """The same, in the same memory; a `Conv1D`'s weight is [inputs, outputs]."""
+    same = torch.nn.Linear(layer.nx, layer.nf, device="meta")
+    same.weight, same.bias = torch.nn.Parameter(layer.weight.T), layer.bias
+    return same
+
+
+def _even(count: int, what: str, ranks: Ranks) -> int:
+    if count % ranks.world:
+        raise InvalidInput("tensor_parallel", ranks.world, f"the {count} {what} do not divide by it")
+    return count // ranks.world
+
+
+def _replace(model: torch.nn.Module, name: str, by: torch.nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, by)
+
+
+class Share(NamedTuple):
+    """What each rank has.
+
+    Attributes:
+        spec: of its engine; `kv_heads` are those of its cache.
+        weights: bytes of its weights, at most: the last rank's are fewer where the vocabulary does not divide.
+    """
+
+    spec: EngineSpec
+    weights: int
+
+
+def share(folder: Path, spec: EngineSpec, world: int) -> Share:
+    """What each of `world` ranks would have of an engine folder of the format `torch`; reads no weights.
+
+    Raises:
+        InvalidInput: it cannot be divided so.
+    """
+    if world < 2:
+        raise InvalidInput("tensor_parallel", world, "give at least 2 ranks, or leave it out")
+    if spec.format != "torch":
+        problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
+        raise InvalidInput("tensor_parallel", world, problem)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # configurations check themselves, each in its own way
+        raise InvalidInput("folder", str(folder), f"its config.json cannot be read, export again: {error}") from error
+    heads = config.get_text_config().num_attention_heads
+    ranks = Rehearsal(0, world)
+    for name, count in (("attention heads", heads), ("KV heads", spec.kv_heads)):
+        _even(count, f"{name} of {spec.architecture}", ranks)
+    try:
+        with FakeTensorMode():
+            model = AutoModelForCausalLM.from_config(config)
+            shard(model, ranks)
+            _, kv_heads, _, _ = cache_shape(model)
+            weights = sum(parameter.numel() for parameter in model.parameters()) * spec.torch_dtype.itemsize
+    except InvalidInput:
+        raise
+    except Exception as error:  # whatever a model may do that was never divided
+        raise InvalidInput("tensor_parallel", world, f"{spec.architecture} does not run divided: {error}") from error
+    return Share(replace(spec, kv_heads=kv_heads), weights)
+
+
+def load_share(
+    folder: Path, spec: EngineSpec, ranks: Ranks, device: str = "cpu", attention: str | None = None
+) -> TorchEngine:
+    """This rank's engine. Not executed on a GPU.
+
+    Files are mapped into memory, and what is not this rank's is not copied: all ranks of a machine together read the
+    files once, and each takes memory for its own part.
+
+    Args:
+        folder: the engine's.
+        spec: of the part, see `Share`.
+        ranks: all of them.
+        device: torch's name of where the part lies.
+        attention: see `TorchEngine`.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=spec.torch_dtype, local_files_only=True)
+    shard(model, ranks)
+    return TorchEngine(model.to(device), spec, attention, device)

@@ -1,0 +1,258 @@
+"""Attention of a GPU over a fixed cache: reads a row's own columns, whatever the capacity or the mask's length.
+
+The kernels are in `engines.pytorch.attention_kernels`; this chooses their sizes and launches them. Everything they
+are launched with follows from shapes, so a launch can be recorded in a CUDA graph; what a row's length changes,
+the programs decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.base import BLOCK
+from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+ATTENTION = ("sdpa", "triton")
+"""Attention of the torch engine: torch's, which reads all columns of the mask; the kernels here."""
+WIDEST_HEAD = 256
+"""Of a head; a wider one's running sums do not fit a program's registers."""
+PROGRAMS = 2
+"""Programs a processor that splitting aims at."""
+SHORTEST_SPLIT = 128
+"""Columns of a split at least: a shorter one costs more to combine than it gains."""
+MEMBERS, CHUNK = 4, 8
+"""Queries of a program that combines splits, and splits that it adds at once."""
+CELLS = 4096
+"""Entries of keys that one program stores."""
+INTERPRETER_PROCESSORS = 8
+"""Processors that the interpreter stands for."""
+
+
+class Tile(NamedTuple):
+    """Sizes of a program.
+
+    Attributes:
+        queries: rows of its tile, a power of two and at least 16, the least that tensor cores take.
+        columns: of the cache that it reads at a time; divides `BLOCK`, so a mask's length is a multiple of it.
+        warps: of 32 threads.
+        stages: blocks of columns on the way from memory at a time.
+    """
+
+    queries: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def tile(queries: int, head_dim: int, itemsize: int) -> Tile:
+    """The tile for `queries` of one row and KV head, which may be more than one tile holds.
+
+    Chosen by what the compiler makes of them for compute capabilities 8.0 to 12.0: no more registers than there are,
+    and shared memory for one program on any, for two on those of data centers. In float32, which the tensor cores do
+    not take, products are unrolled, so a tile is as small as it gets.
+    """
+    width, whole = padded(head_dim), itemsize == 4
+    most = 16 if whole else 128 if width <= 128 else 32
+    rows = next(size for size in (16, 32, 64, 128) if size >= min(queries, most))
+    columns = BLOCK if width <= (64 if whole else 128) else 16 if whole else 32
+    stages = 3 if rows * width <= 4096 and not whole else 2
+    return Tile(rows, columns, 8 if rows == 128 else 4, stages)
+
+
+def padded(head_dim: int) -> int:
+    """Size of a head in a program: rounded up to a power of two, 16 at least."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def split_columns(programs: int, length: int, processors: int) -> int:
+    """Columns of a split, a power of two: the shortest that leaves no more than `PROGRAMS` programs a processor.
+
+    Args:
+        programs: without splitting.
+        length: columns of the mask.
+        processors: of the device.
+    """
+    columns = SHORTEST_SPLIT
+    while columns < length and programs * -(-length // columns) > PROGRAMS * processors:
+        columns *= 2
+    return columns
+
+
+def require(attention: str, device: torch.device, head_dim: int) -> None:
+    """Refuse an attention that cannot run.
+
+    Args:
+        attention: one of `ATTENTION`.
+        device: where.
+        head_dim: size of a head.
+
+    Raises:
+        InvalidInput: unknown; or for `triton`: it is not installed, the head is too wide, or the device is a CPU and
+            Triton's interpreter was not asked for.
+    """
+    if attention not in ATTENTION:
+        raise InvalidInput("attention", attention, f"known: {', '.join(ATTENTION)}")
+    if attention == "sdpa":
+        return
+    if head_dim > WIDEST_HEAD:
+        raise InvalidInput("attention", attention, f"heads of {head_dim} exceed its {WIDEST_HEAD}; give sdpa")
+    kernels = _kernels()
+    if device.type != "cuda" and not kernels.INTERPRETED:
+        raise InvalidInput(
+            "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or for a test TRITON_INTERPRET=1"
+        )
+
+
+def default_attention(device: torch.device, head_dim: int) -> str:
+    """What the torch engine runs where nothing is asked for: on a GPU `triton`, and a warning where that cannot be."""
+    if device.type != "cuda":
+        return "sdpa"
+    try:
+        require("triton", device, head_dim)
+    except InvalidInput as error:
+        log.warning("torch's attention, which reads every row to the longest one's end: %s", error)
+        return "sdpa"
+    return "triton"
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    try:
+        from engines.pytorch import attention_kernels
+    except ImportError:
+        raise InvalidInput("attention", "triton", "Triton is not installed: install the extra mtad[gpu]") from None
+    return attention_kernels
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return INTERPRETER_PROCESSORS
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _contiguous_heads(x: Tensor) -> Tensor:
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def attend_cached(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    write_at: Tensor,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """Attention of a step's queries to what its rows hold: columns 0 .. write_at + S - 1, as far as `mask` shows them.
+
+    A query that attends to nothing gets zeros. What lies behind a row's end may be anything, NaN included.
+
+    Args:
+        query: float32, float16 or bfloat16 [R, H, S, D]; D <= 256. Not copied, nor are the others, where
+            the last axis is contiguous.
+        key, value: [R, KV, >= L, D], of its dtype, the step's own included; H a multiple of KV.
+        mask: bool [R, 1, S, L], L a multiple of 64; nothing behind a row's end is shown.
+        write_at: int64 [R]; a row that writes behind the mask has no request and attends to nothing.
+        scale: of scores.
+        softcap: scores s become softcap * tanh(s / softcap).
+        window: a query attends to columns greater than its position - window only.
+        positions: int64 [R, S], read with a window only: no token lies in a column before its position.
+
+    Returns:
+        [R, S, H, D], contiguous, of `query`'s dtype; sums are float32.
+    """
+    kernels = _kernels()
+    query, key, value = map(_contiguous_heads, (query, key, value))
+    rows, heads, steps, dim = query.shape
+    kv_heads, length = key.shape[1], mask.shape[3]
+    group, width = heads // kv_heads, padded(dim)
+    size = tile(group * steps, dim, query.element_size())
+    tiles = -(-group * steps // size.queries)
+    places = rows * kv_heads
+    columns = split_columns(places * tiles, length, _processors(query.device))
+    splits = -(-length // columns)
+    shown = mask.view(torch.uint8)
+    positions = write_at[:, None].expand(rows, steps) if positions is None else positions.expand(rows, steps)
+    assert length % size.columns == 0, "masks are multiples of BLOCK"
+    assert shown.stride(3) == 1, "masks are contiguous"
+    assert window is None or positions.stride(1) == 1, "positions are contiguous"
+
+    out = query.new_empty(rows, steps, heads, dim)
+    several = splits > 1
+    partial = query.new_empty((places, splits, tiles * size.queries, width) if several else (0,), dtype=torch.float32)
+    statistics = partial.new_empty((*partial.shape[:3], 2) if several else (0,))
+    with _on(query.device):
+        kernels.attend_split[tiles, splits, places](
+            *(query, key, value, shown, write_at, positions, out, partial, statistics),
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *(shown.stride(0), shown.stride(2), write_at.stride(0), positions.stride(0)),
+            *(kv_heads, steps, length, columns, scale, softcap or 0.0, window or 0),
+            GROUP=group,
+            HEAD=dim,
+            WIDTH=width,
+            QUERIES=size.queries,
+            COLUMNS=size.columns,
+            SOFTCAPPED=softcap is not None,
+            WINDOWED=window is not None,
+            SPLIT=several,
+            num_warps=size.warps,
+            num_stages=size.stages,
+        )
+        if several:
+            kernels.combine_splits[-(-group * steps // MEMBERS), places](
+                *(partial, statistics, write_at, positions, out),
+                *(write_at.stride(0), positions.stride(0), kv_heads, steps, length, splits, columns, window or 0),
+                GROUP=group,
+                HEAD=dim,
+                WIDTH=width,
+                QUERIES=size.queries,
+                COLUMNS=size.columns,
+                WINDOWED=window is not None,
+                MEMBERS=MEMBERS,
+                CHUNK=CHUNK,
+            )
+    return out
+
+
+def store_columns(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, write_at: Tensor) -> None:
+    """Write a step's keys and values [R, KV, S, D] into `keys` and `values` [R, KV, C, D], columns write_at[r] ..
+
+    One kernel. Of `keys` and `values` the last two axes are contiguous.
+    """
+    key, value = map(_contiguous_heads, (key, value))
+    rows, heads, steps, dim = key.shape
+    width = padded(dim)
+    together = min(1 << (heads - 1).bit_length(), max(1, CELLS // width))
+    assert {x.stride()[2:] for x in (keys, values)} == {(dim, 1)}
+    with _on(key.device):
+        _kernels().store_columns[steps, rows, -(-heads // together)](
+            *(key, value, keys, values, write_at, write_at.stride(0)),
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            heads,
+            HEAD=dim,
+            WIDTH=width,
+            HEADS=together,
+        )

@@ -1,0 +1,281 @@
+"""Kernels of attention over a fixed cache, in Triton: what `engines.pytorch.attention` launches.
+
+The tile of a program is some queries of one row that share a KV head: query m is token m // GROUP, head m % GROUP of
+the group, so each column is read once for all of them. Offsets that grow with the cache are 64 bits wide, those within
+one row's head 32. Nothing is added atomically: the same inputs give the same bits.
+
+Importing this module needs Triton. With TRITON_INTERPRET=1 in the environment before anything imports Triton, the
+kernels run in its interpreter, on a CPU. The scheme is flash-decoding's
+(https://pytorch.org/blog/flash-decoding), the running softmax FlashAttention-2's (arXiv 2307.08691).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether the kernels run in Triton's interpreter; decided when they were made."""
+
+VARYING = ("steps", "splits", "write_at_row", "positions_row")
+"""Arguments that change from step to step: kernels are not compiled again for those that are 1 or multiples of 16."""
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _reach(
+    write_at: tl.tensor,
+    positions: tl.tensor,
+    tile: tl.tensor,
+    steps: tl.tensor,
+    length: tl.tensor,
+    window: tl.tensor,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """First column (a multiple of COLUMNS) and end of what a tile attends to; `write_at`, `positions` of its row."""
+    start = tl.load(write_at).to(tl.int32)
+    end = tl.where(start < length, tl.minimum(start + steps, length), 0)
+    first = end * 0
+    if WINDOWED:
+        token = (tile * QUERIES + tl.arange(0, QUERIES)) // GROUP
+        at = tl.load(positions + token, mask=token < steps, other=2**31 - 1).to(tl.int32)
+        first = tl.maximum(tl.min(at, 0) - window + 1, 0) // COLUMNS * COLUMNS
+    return first, end
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at", "positions"])
+def attend_split(
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    mask: tl.tensor,
+    write_at: tl.tensor,
+    positions: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    statistics: tl.tensor,
+    query_row: tl.tensor,
+    query_head: tl.tensor,
+    query_token: tl.tensor,
+    key_row: tl.tensor,
+    key_head: tl.tensor,
+    key_column: tl.tensor,
+    value_row: tl.tensor,
+    value_head: tl.tensor,
+    value_column: tl.tensor,
+    mask_row: tl.tensor,
+    mask_token: tl.tensor,
+    write_at_row: tl.tensor,
+    positions_row: tl.tensor,
+    kv_heads: tl.tensor,
+    steps: tl.tensor,
+    length: tl.tensor,
+    split_columns: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    window: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SOFTCAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
+) -> None:
+    """Attention of one tile of queries to one split of the columns.
+
+    Grid: (tiles, splits, R * KV). Without SPLIT there is one split and `out` is written; with it `partial` (sums of
+    values, not yet divided) and `statistics` (largest score in units of log 2, sum of weights).
+
+    Args:
+        query, key, value: [R, KV * GROUP, S, HEAD], [R, KV, >= L, HEAD] twice; last axis contiguous.
+        mask: uint8 [R, S, L]; last axis contiguous, L a multiple of COLUMNS.
+        write_at: int64 [R].
+        positions: int64 [R, S]; last axis contiguous; read only with WINDOWED.
+        out: [R, S, KV * GROUP, HEAD], contiguous.
+        partial: float32 [R * KV, splits, tiles * QUERIES, WIDTH], contiguous.
+        statistics: float32 [R * KV, splits, tiles * QUERIES, 2], contiguous.
+        query_row .. positions_row: strides in elements.
+        kv_heads, steps, length: KV, S, L.
+        split_columns: columns of a split, a multiple of COLUMNS.
+        scale, softcap, window: of scores; caps only with SOFTCAPPED, window only with WINDOWED.
+        WIDTH: HEAD rounded up to a power of two.
+    """
+    tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, head = (place // kv_heads).to(tl.int64), (place % kv_heads).to(tl.int64)
+    write_at += row * write_at_row
+    positions += row * positions_row
+    first, end = _reach(write_at, positions, tile, steps, length, window, GROUP, QUERIES, COLUMNS, WINDOWED)
+    if SPLIT:
+        first = tl.maximum(first, split * split_columns)
+        end = tl.minimum(end, (split + 1) * split_columns)
+        if first >= end:
+            return
+
+    member = tile * QUERIES + tl.arange(0, QUERIES)
+    token, real = (member // GROUP).to(tl.int64), member < steps * GROUP
+    heads = head * GROUP + member % GROUP
+    dims, offsets = tl.arange(0, WIDTH), tl.arange(0, COLUMNS)
+    wide = dims < HEAD
+
+    at = query + row * query_row + heads * query_head + token * query_token
+    queries = tl.load(at[:, None] + dims[None, :], mask=real[:, None] & wide[None, :], other=0.0)
+    key += row * key_row + head * key_head
+    value += row * value_row + head * value_head
+    sees = mask + row * mask_row + token * mask_token
+    if WINDOWED:
+        position = tl.load(positions + token, mask=real, other=0).to(tl.int32)
+
+    largest = tl.full([QUERIES], -float("inf"), tl.float32)
+    weights = tl.full([QUERIES], 0.0, tl.float32)
+    sums = tl.full([QUERIES, WIDTH], 0.0, tl.float32)
+    for start in range(first, end, COLUMNS):
+        column = start + offsets
+        inside = column < end
+        # without `inside`, which would make it a load of single bytes: the mask reaches to the end of the block
+        seen = tl.load(sees[:, None] + column[None, :], mask=real[:, None], other=0) != 0
+        seen = seen & inside[None, :]
+        if WINDOWED:
+            seen = seen & (position[:, None] - column[None, :] < window)
+        # what lies behind a row's end is never read: it may be anything, and 0 times NaN is NaN
+        keys = tl.load(
+            key + column[:, None] * key_column + dims[None, :], mask=inside[:, None] & wide[None, :], other=0.0
+        )
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        if SOFTCAPPED:  # tanh by its definition, of the absolute value so that nothing overflows
+            fall = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E / softcap))
+            bound = softcap * (1.0 - fall) / (1.0 + fall)
+            scores = tl.where(scores < 0.0, -bound, bound)
+        scores = tl.where(seen, scores * _LOG2_E, -float("inf"))
+        above = tl.maximum(largest, tl.max(scores, 1))
+        shift = tl.where(above == -float("inf"), 0.0, above)  # a query may have seen nothing yet
+        weight = tl.exp2(scores - shift[:, None])
+        before = tl.exp2(largest - shift)
+        weights = weights * before + tl.sum(weight, 1)
+        values = tl.load(
+            value + column[:, None] * value_column + dims[None, :], mask=inside[:, None] & wide[None, :], other=0.0
+        )
+        sums = tl.dot(weight.to(values.dtype), values, sums * before[:, None], input_precision="ieee")
+        largest = above
+
+    if SPLIT:
+        at = (place.to(tl.int64) * tl.num_programs(1) + split) * (tl.num_programs(0) * QUERIES) + member
+        tl.store(partial + at[:, None] * WIDTH + dims[None, :], sums)
+        tl.store(statistics + at * 2, largest)
+        tl.store(statistics + at * 2 + 1, weights)
+    else:
+        sums = sums / tl.where(weights == 0.0, 1.0, weights)[:, None]
+        at = ((row * steps + token) * kv_heads * GROUP + heads) * HEAD
+        tl.store(out + at[:, None] + dims[None, :], sums.to(out.dtype.element_ty), mask=real[:, None] & wide[None, :])
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at", "positions"])
+def combine_splits(
+    partial: tl.tensor,
+    statistics: tl.tensor,
+    write_at: tl.tensor,
+    positions: tl.tensor,
+    out: tl.tensor,
+    write_at_row: tl.tensor,
+    positions_row: tl.tensor,
+    kv_heads: tl.tensor,
+    steps: tl.tensor,
+    length: tl.tensor,
+    splits: tl.tensor,
+    split_columns: tl.tensor,
+    window: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """The output of MEMBERS queries from the splits that were not empty. Arguments as of `attend_split`.
+
+    Grid: (S * GROUP / MEMBERS, R * KV); MEMBERS divides QUERIES. Added in the order of the columns, CHUNK splits at a
+    time; of a row that has but one split, the result is what it would be unsplit.
+    """
+    block, place = tl.program_id(0), tl.program_id(1)
+    row, head = (place // kv_heads).to(tl.int64), (place % kv_heads).to(tl.int64)
+    tile = block * MEMBERS // QUERIES
+    write_at += row * write_at_row
+    positions += row * positions_row
+    first, end = _reach(write_at, positions, tile, steps, length, window, GROUP, QUERIES, COLUMNS, WINDOWED)
+    first, end = first // split_columns, (end + split_columns - 1) // split_columns
+    members, dims, offsets = block * MEMBERS + tl.arange(0, MEMBERS), tl.arange(0, WIDTH), tl.arange(0, CHUNK)
+    queries = (steps * GROUP + QUERIES - 1) // QUERIES * QUERIES
+    base = place.to(tl.int64) * splits * queries + members
+
+    largest = tl.full([CHUNK, MEMBERS], -float("inf"), tl.float32)
+    for start in range(first, end, CHUNK):
+        split = start + offsets[:, None]
+        at = statistics + (base[None, :] + split * queries) * 2
+        largest = tl.maximum(largest, tl.load(at, mask=split < end, other=-float("inf")))
+    top = tl.max(largest, 0)
+    top = tl.where(top == -float("inf"), 0.0, top)
+
+    weights = tl.full([CHUNK, MEMBERS], 0.0, tl.float32)
+    sums = tl.full([MEMBERS, WIDTH], 0.0, tl.float32)
+    for start in range(first, end, CHUNK):
+        split = start + offsets[:, None]
+        at = base[None, :] + split * queries
+        factor = tl.exp2(tl.load(statistics + at * 2, mask=split < end, other=-float("inf")) - top[None, :])
+        weights += factor * tl.load(statistics + at * 2 + 1, mask=split < end, other=0.0)
+        part = partial + at[:, :, None] * WIDTH + dims[None, None, :]
+        sums += tl.sum(factor[:, :, None] * tl.load(part, mask=(split < end)[:, :, None], other=0.0), 0)
+    total = tl.sum(weights, 0)
+    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    token, heads = (members // GROUP).to(tl.int64), head * GROUP + members % GROUP
+    at = ((row * steps + token) * kv_heads * GROUP + heads) * HEAD
+    real = (members < steps * GROUP)[:, None] & (dims < HEAD)[None, :]
+    tl.store(out + at[:, None] + dims[None, :], sums.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at"])
+def store_columns(
+    key: tl.tensor,
+    value: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    write_at: tl.tensor,
+    write_at_row: tl.tensor,
+    key_row: tl.tensor,
+    key_head: tl.tensor,
+    key_token: tl.tensor,
+    value_row: tl.tensor,
+    value_head: tl.tensor,
+    value_token: tl.tensor,
+    keys_row: tl.tensor,
+    keys_head: tl.tensor,
+    values_row: tl.tensor,
+    values_head: tl.tensor,
+    kv_heads: tl.tensor,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    """Write a step's keys and values into the cache, HEADS heads a program. Grid: (S, R, heads / HEADS).
+
+    Args:
+        key, value: [R, KV, S, HEAD], last axis contiguous.
+        keys, values: [R, KV, C, HEAD], last two axes contiguous: column write_at[r] + s is written.
+        write_at: int64 [R].
+        write_at_row .. values_head: strides in elements.
+    """
+    token, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(2) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    dims = tl.arange(0, WIDTH)[None, :]
+    real = (head < kv_heads) & (dims < HEAD)
+    column = (tl.load(write_at + row * write_at_row) + token) * HEAD
+    new = tl.load(key + row * key_row + head * key_head + token * key_token + dims, mask=real)
+    tl.store(keys + row * keys_row + head * keys_head + column + dims, new, mask=real)
+    new = tl.load(value + row * value_row + head * value_head + token * value_token + dims, mask=real)
+    tl.store(values + row * values_row + head * values_head + column + dims, new, mask=real)

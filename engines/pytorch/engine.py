@@ -1,0 +1,88 @@
+"""Torch engine: the Hugging Face model itself, through the same hook. The numerical reference, and a GPU engine."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from engines.base import Engine, EngineSpec, Step
+from engines.pytorch.attention import default_attention, require
+from engines.pytorch.fixed_cache import scatter_in_place
+from engines.pytorch.hook import KERNEL, NAME, StepModel, still_rotation
+from mtad.errors import InvalidInput
+
+
+class TorchEngine(Engine):
+    """Runs the model's own operations; the cache is written in place.
+
+    On a GPU a step launches kernels and waits for none of them, so it can be recorded as part of a block
+    (`runtime.decoder.cuda_graph`), unless the model itself asks the device for a number: a mixture of experts that
+    looks at what its router chose is found out when it is to be recorded. Not executed on a GPU. `torch.compile` is not
+    used: what it would give was never measured.
+
+    Args:
+        source: a folder with the checkpoint, or the model.
+        spec: its specification.
+        device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it.
+        scratch: see `Engine`.
+        attention: one of `engines.pytorch.attention.ATTENTION`; default: see
+            `engines.pytorch.attention.default_attention`.
+
+    Attributes:
+        model: what runs, with the checkpoint's own model inside.
+
+    Raises:
+        InvalidInput: the attention cannot run (`engines.pytorch.attention.require`); or the device is a GPU and the
+            package that loads weights there is missing.
+    """
+
+    capturable = True
+    model: StepModel
+
+    def __init__(
+        self,
+        source: Path | PreTrainedModel,
+        spec: EngineSpec,
+        attention: str | None = None,
+        device: str = "cpu",
+        scratch: int = 0,
+    ) -> None:
+        super().__init__(spec, device, scratch)
+        attention = attention or default_attention(self.kv.device, spec.head_dim)
+        require(attention, self.kv.device, spec.head_dim)
+        if isinstance(source, Path):
+            source = _load(source, spec.torch_dtype, device)
+        elif source.device != self.kv.device:
+            source = source.to(self.kv.device)
+        still_rotation(source)
+        self.model = StepModel(source, scatter_in_place, KERNEL if attention == "triton" else NAME)
+
+    @torch.inference_mode()
+    def step(self, step: Step) -> Tensor:
+        """See `Engine.step`."""
+        rows = slice(step.first_row, step.first_row + step.tokens.shape[0])
+        layers = range(self.spec.layers)
+        keys = [self.kv[layer, 0, rows] for layer in layers]
+        values = [self.kv[layer, 1, rows] for layer in layers]
+        logits: Tensor
+        logits, _, _ = self.model(step.tokens, step.positions, step.mask, step.write_at, step.keep, keys, values)
+        return logits
+
+
+def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """The model of a folder, on a device; a GPU's is never in the host's memory as a whole."""
+    model: PreTrainedModel
+    if torch.device(device).type == "cpu":
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        return model
+    if find_spec("accelerate") is None:
+        problem = "loading weights on a GPU needs the package accelerate: pip install 'mtad[gpu]'"
+        raise InvalidInput("device", device, problem)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, device_map={"": torch.device(device)}
+    )
+    return model

@@ -1,0 +1,121 @@
+"""Caches of fixed size as transformers sees them: new keys and values go to columns that the step names.
+
+The engine writes in place; the exporter writes by ONNX operators, or to copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.pytorch.attention import store_columns
+
+Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(buffer [R, H, C, D], new [R, H, S, D], write_at [R]) -> buffer with S columns of each row replaced."""
+
+
+def scatter_in_place(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
+    """Write `new` at columns write_at[r] .. + S of each row of `buffer`, in place."""
+    return buffer.scatter_(2, _columns(new, write_at), new)
+
+
+def _columns(new: Tensor, write_at: Tensor) -> Tensor:
+    columns = write_at[:, None] + torch.arange(new.shape[2], device=new.device)
+    return columns[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+
+
+def scatter_operator(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
+    """The same as an ONNX `TensorScatter` node."""
+    return torch.onnx.ops.symbolic(
+        "TensorScatter",
+        (buffer, new, write_at),
+        attrs={"axis": 2, "mode": "linear"},
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        version=24,
+    )
+
+
+def scatter_copy(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
+    """The same, written to a copy."""
+    return buffer.scatter(2, _columns(new, write_at), new)
+
+
+class FixedCache:
+    """A transformers cache by duck typing: new keys and values are written where `write_at` says.
+
+    `update` returns the first `length` columns of the buffers, those the mask speaks of; `keys` and `values` hold the
+    whole buffers.
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], write_at: Tensor, length: int, scatter: Scatter
+    ) -> None:
+        self.keys, self.values = list(keys), list(values)
+        self.write_at, self.length, self.scatter = write_at, length, scatter
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
+        self.keys[layer] = self.scatter(self.keys[layer], key, self.write_at)
+        self.values[layer] = self.scatter(self.values[layer], value, self.write_at)
+        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Positions are explicit, so the model never needs this."""
+        return 0
+
+    def get_mask_sizes(self, query: Any, layer: int = 0) -> tuple[int, int]:
+        """The mask is explicit, so these sizes are never used to build one."""
+        return self.length, 0
+
+    def get_max_cache_shape(self, layer: int = 0) -> int:
+        """Columns of the buffer."""
+        return self.keys[0].shape[2]
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """No layer has a sliding window of its own: windows, if any, must come in the mask."""
+        return [False] * len(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class ColumnsCache(FixedCache):
+    """A cache for graphs that write nothing: attention reads a copy, and `keys` and `values` become the new columns.
+
+    Every row's new columns must lie within the mask, padding included.
+    """
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See `FixedCache.update`."""
+        past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+        self.keys[layer], self.values[layer] = key, value
+        return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
+
+
+class KernelCache(FixedCache):
+    """The cache of `engines.pytorch.attention`: keys and values of a layer are written by one kernel."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See `FixedCache.update`; the whole buffers are returned."""
+        store_columns(key, value, self.keys[layer], self.values[layer], self.write_at)
+        return self.keys[layer], self.values[layer]
+
+
+class ShapeCache(FixedCache):
+    """A cache that keeps nothing but the shapes of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__([], [], torch.zeros(0), 0, scatter_in_place)
+        self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See `FixedCache.update`."""
+        self.shapes[layer] = key.shape, value.shape
+        return key, value

@@ -1,0 +1,248 @@
+"""The one hook into Hugging Face models: attention over a fixed cache with an explicit mask.
+
+Any causal LM whose attention goes through `transformers.AttentionInterface` runs with it, unchanged. The same two
+objects serve the torch engine (the cache is written in place) and the exporter (`TensorScatter` and `Attention`
+operators of ONNX opset 24).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging
+
+from engines.pytorch.attention import attend_cached
+from engines.pytorch.fixed_cache import ColumnsCache, FixedCache, KernelCache, Scatter, ShapeCache
+from mtad.errors import InvalidInput
+
+NAME = "mtad"
+"""Under this name the attention is registered with transformers."""
+KERNEL = f"{NAME}-triton"
+"""Under this name the one of `engines.pytorch.attention`."""
+UNCAPPED, DECOMPOSED = f"{NAME}-uncapped", f"{NAME}-decomposed"
+"""The same, exported as its parts: only where the model caps its scores, which TensorRT's operator cannot; always."""
+
+CACHES = {DECOMPOSED: ColumnsCache, KERNEL: KernelCache}
+"""What an attention reads, by its name, where that is not a `FixedCache`."""
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
+    *,
+    name: str = NAME,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D].
+
+    `name` is the one it is registered under.
+    """
+    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    if sliding_window is not None:
+        if position_ids is None:
+            raise TypeError("the model has a sliding window, but does not tell its attention the positions")
+        mask = mask & _window(position_ids, mask.shape[3], sliding_window)
+    rows, heads, steps, dim = query.shape
+    group = heads // key.shape[1]
+    # A single query a KV head is a vector, and the CPU kernels for vectors add in another order than those for
+    # matrices: a row's bits would depend on how many tokens the rest of the batch runs. So it never is one.
+    if group > 1:
+        # query heads that share a KV head become more queries of that head, which also reads K and V once per group
+        query = query.reshape(rows, key.shape[1], group * steps, dim)
+        mask = mask.expand(rows, group, steps, mask.shape[3]).reshape(rows, 1, group * steps, mask.shape[3])
+    else:
+        query, mask = torch.cat([query, query[:, :, :1]], 2), torch.cat([mask, mask[:, :, :1]], 2)
+    exporting = torch.onnx.is_in_onnx_export()
+    if exporting and (name == NAME or (name == UNCAPPED and softcap is None)):
+        out = torch.onnx.ops.symbolic(
+            "Attention",
+            (query, key, value, mask),
+            attrs={"scale": scale} if softcap is None else {"scale": scale, "softcap": softcap},
+            dtype=query.dtype,
+            shape=query.shape,
+            version=24,
+        )
+    elif exporting or softcap is not None:
+        scores = (query * scale) @ key.transpose(2, 3)
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # finite: a row may attend to nothing
+        out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
+    else:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    out = out.reshape(rows, heads, steps, dim) if group > 1 else out[:, :, :steps]
+    return out.transpose(1, 2), None
+
+
+def _kernel_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
+    write_at: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The same by `engines.pytorch.attention`; models pass on `write_at`, which `StepModel` gives them."""
+    if write_at is None or (sliding_window is not None and position_ids is None):
+        raise InvalidInput("attention", "triton", "the model does not tell its attention where it stands; give sdpa")
+    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    out = attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids)
+    return out, None
+
+
+def _window(positions: Tensor, length: int, window: int) -> Tensor:
+    """Bool [R, 1, S, length]: which columns hold one of the `window` tokens up to each of `positions` [R, S].
+
+    A committed token lies in the column of its position. A drafted one may lie behind that, never before: it counts as
+    in the window, which is right as long as drafts are no deeper than the window (`export.checkpoint` sees to it).
+    """
+    columns = torch.arange(length, device=positions.device)
+    return (positions[:, None, :, None] - columns) < window
+
+
+for _name in (NAME, UNCAPPED, DECOMPOSED):
+    AttentionInterface.register(_name, functools.partial(_attention, name=_name))
+AttentionInterface.register(KERNEL, _kernel_attention)
+for _name in (NAME, UNCAPPED, DECOMPOSED, KERNEL):
+    AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' progress bars and warnings off stderr, where commands report; errors are still raised."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@contextlib.contextmanager
+def static_rotation(model: torch.nn.Module) -> Iterator[None]:
+    """The model with rotary frequencies that do not follow the longest text of a batch.
+
+    Some kinds change them behind a limit, which a fixed cache cannot follow; capacities are kept below it, so that the
+    check of every forward pass, which a graph cannot hold, is never needed.
+    """
+    changed = still_rotation(model)
+    try:
+        yield
+    finally:
+        for module, kind in changed:
+            module.rope_type = kind
+
+
+def still_rotation(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
+    """The same for good, see `static_rotation`; the modules changed, and what their `rope_type` was."""
+    changed: list[tuple[torch.nn.Module, Any]] = []
+    for module in model.modules():
+        if hasattr(module, "rope_type"):
+            changed.append((module, module.rope_type))
+            still: Any = dict.fromkeys(module.rope_type, "default") if isinstance(module.rope_type, dict) else "default"
+            module.rope_type = still
+    return changed
+
+
+def _logits(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    positions: Tensor,
+    mask: Tensor,
+    keep: Tensor,
+    cache: FixedCache,
+    **attention: Any,
+) -> Tensor:
+    """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do.
+
+    `attention` is what the model is to pass on to its attention.
+    """
+
+    def select(head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].index_select(1, keep),)
+
+    head = model.get_output_embeddings()
+    if head is None:
+        raise TypeError("it has no separate output embeddings")
+    selecting = head.register_forward_pre_hook(select)
+    try:
+        logits: Tensor = model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **attention,
+        ).logits
+    finally:
+        selecting.remove()
+    return logits
+
+
+@torch.no_grad()
+def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
+    """(layers, KV heads, head dimension, width of the logits) of a model, found by running it through the hook once.
+
+    Args:
+        model: on any device; on "meta" it takes no memory and no time.
+
+    Raises:
+        TypeError: the model does not run through the hook, or its cache is not one array of keys and values a layer.
+    """
+    device, cache = model.device, ShapeCache()
+    model.set_attn_implementation(NAME)
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
+    with static_rotation(model.eval()):
+        logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
+    found = {shape for pair in cache.shapes.values() for shape in pair}
+    if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:
+        raise TypeError("its layers do not keep keys and values of one shape")
+    ((_, heads, _, dim),) = found
+    return len(cache.shapes), heads, dim, logits.shape[-1]
+
+
+class StepModel(torch.nn.Module):
+    """A Hugging Face causal LM as the engine contract's step; `scatter` decides how the cache is written.
+
+    Args:
+        model: the model; its attention is replaced.
+        scatter: `scatter_copy` where `attention` is `DECOMPOSED`, which returns new columns in place of caches.
+        attention: one of the registered names.
+    """
+
+    def __init__(self, model: PreTrainedModel, scatter: Scatter, attention: str = NAME) -> None:
+        super().__init__()
+        model.set_attn_implementation(attention)
+        self.model, self.scatter = model.eval(), scatter
+        self.attention, self.cache = attention, CACHES.get(attention, FixedCache)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        write_at: Tensor,
+        keep: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
+        cache = self.cache(keys, values, write_at, mask.shape[-1], self.scatter)
+        more = {"write_at": write_at} if self.attention == KERNEL else {}
+        return _logits(self.model, tokens, positions, mask, keep, cache, **more), cache.keys, cache.values

@@ -1,0 +1,1 @@
+"""Engines on TensorRT and TensorRT-RTX."""

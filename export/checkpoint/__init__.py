@@ -1,0 +1,1 @@
+"""Reading checkpoints: configuration, weights and vocabulary."""

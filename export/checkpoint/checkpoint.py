@@ -1,0 +1,245 @@
+"""Reading Hugging Face checkpoints: a local folder or a hub id.
+
+There is no list of architectures. A checkpoint of any causal language model that transformers knows is tried: its shape
+is found by running it once without weights through the hook, its engine is compared with it before it is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import platform
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from engines.base import BLOCK, DTYPES, PRECISIONS, EngineSpec
+from engines.pytorch.hook import cache_shape
+from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
+from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Files with weights; the first kind that is there is read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found and may be exported.
+
+    Attributes:
+        name: which option it came from, `target` or `auxiliary`; for messages.
+        folder: where its files are.
+        config: its configuration, as transformers reads it.
+        digest: sha256 over configuration and weights.
+        source: where it was found: an absolute folder, or a hub id.
+        download: bytes of weights that are still on the hub; 0 if they are here.
+    """
+
+    name: str
+    folder: Path
+    config: PretrainedConfig
+    digest: str
+    source: str
+    download: int = 0
+
+    @property
+    def positions(self) -> int | None:
+        """Longest sequence one engine may hold, in tokens; None if the model sets no limit.
+
+        Some rotary embeddings turn keys otherwise once a text is longer than the model was first trained on
+        ("longrope"). Keys that are already in a cache cannot follow, so such an engine ends there.
+        """
+        text = self.config.get_text_config()
+        most = getattr(text, "max_position_embeddings", None)
+        rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+        for kind in (rotary, *(v for v in rotary.values() if isinstance(v, dict))):
+            if "longrope" in (kind.get("rope_type"), kind.get("type")):
+                most = kind.get(
+                    "original_max_position_embeddings", getattr(text, "original_max_position_embeddings", most)
+                )
+        return most
+
+    def load(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The model on the CPU.
+
+        Raises:
+            InvalidInput: the weights are damaged or not all there.
+        """
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+        except Exception as error:  # transformers and safetensors have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
+        if found["missing_keys"]:  # transformers would go on with random ones
+            missing = sorted(found["missing_keys"])
+            raise InvalidInput(self.name, str(self.folder), f"{len(missing)} weights are missing, such as {missing[0]}")
+        return model.eval()
+
+    def empty(self, dtype: str) -> PreTrainedModel:
+        """The model without weights; see `export.checkpoint.weights.empty_model`."""
+        return empty_model(self.config, DTYPES[dtype])
+
+    def weights(self) -> Weights:
+        """Its weights as they are stored: one at a time where the files allow it, else from memory.
+
+        Raises:
+            InvalidInput: they are damaged or not all there.
+        """
+        try:
+            found = stored_weights(self.folder, self.empty("float32"))
+        except Exception as error:  # safetensors and torch have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
+        if found is not None:
+            return found
+        loaded = self.load(stored_dtype(self.folder))
+        log.warning("%s: transformers converts these weights while it loads them, all at once", self.name)
+        return model_weights(loaded)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The checkpoint's tokenizer."""
+        try:
+            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except Exception as error:  # transformers and tokenizers have many for damaged files
+            raise InvalidInput(self.name, str(self.folder), f"its tokenizer cannot be loaded: {error}") from error
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text: of generation_config.json if it has them, else of config.json."""
+        path = self.folder / "generation_config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            found = values.get("eos_token_id", self.config.get_text_config().eos_token_id)
+            return tuple(map(int, found)) if isinstance(found, list) else () if found is None else (int(found),)
+        except (ValueError, TypeError, AttributeError):
+            raise InvalidInput(self.name, str(path), "its eos_token_id is neither an integer nor a list") from None
+
+    def spec(self, rows: int, capacity: int, precision: str, format: str) -> EngineSpec:
+        """The engine this checkpoint becomes.
+
+        Raises:
+            InvalidInput: the model is of a kind that cannot become one, or has fewer positions than `capacity`.
+        """
+        if self.positions is not None and capacity > self.positions:
+            problem = f"the {self.name} has {self.positions} positions; give at most {self.positions // BLOCK * BLOCK}"
+            raise InvalidInput("capacity", capacity, problem)
+        window = getattr(self.config.get_text_config(), "sliding_window", None)
+        if window is not None and window < BLOCK:  # of which drafts are never deeper
+            raise InvalidInput(self.name, str(self.folder), f"its sliding window of {window} is narrower than {BLOCK}")
+        layers, kv_heads, head_dim, vocab_size = self._shape()
+        return EngineSpec(
+            architecture=self.config.architectures[0],
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=vocab_size,
+            dtype=PRECISIONS[precision],
+            precision=precision,
+            rows=rows,
+            capacity=capacity,
+            eos_token_ids=self.eos_token_ids(),
+            format=format,
+            checkpoint_hash=self.digest,
+            versions={
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("mtad", "torch", "transformers", "onnx", "onnxscript")},
+            },
+            source=self.source,
+        )
+
+    def _shape(self) -> tuple[int, int, int, int]:
+        """`cache_shape` of the model, without its weights."""
+        noisy = logging.getLogger("torch._subclasses.fake_tensor")
+        level = noisy.level
+        noisy.setLevel(logging.CRITICAL)
+        try:
+            with FakeTensorMode():
+                return cache_shape(AutoModelForCausalLM.from_config(copy.deepcopy(self.config)))
+        except Exception as error:  # whatever a model that was never tried may do
+            architecture = self.config.architectures[0]
+            problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"
+            raise InvalidInput(self.name, str(self.folder), problem) from error
+        finally:
+            noisy.setLevel(level)
+
+
+def find(name: str, source: str, weights: bool = True) -> Checkpoint:
+    """Find a checkpoint and check that it can be exported; no weights are read into memory.
+
+    Args:
+        name: the option's name, for messages.
+        source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
+        weights: without, a hub id's weights are not downloaded, and the digest is empty where they are not there.
+
+    Raises:
+        InvalidInput: not there, incomplete, or no causal language model that transformers knows.
+    """
+    folder, size = Path(source), 0
+    origin = str(folder.absolute()) if folder.is_dir() else source
+    if not folder.is_dir():
+        folder, size = _download(name, source, weights)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InvalidInput(name, source, "the folder has no config.json; give a Hugging Face checkpoint")
+    try:
+        architecture = json.loads(path.read_text(encoding="utf-8"))["architectures"][0]
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # configurations check themselves, each in its own way
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        problem = f"its config.json is not that of a model that transformers {version('transformers')} knows: {reason}"
+        raise InvalidInput(name, source, problem) from error
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if known is None or known.__name__ != architecture:
+        wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
+        raise InvalidInput(name, source, f"{architecture} is not a causal language model of its type ({wanted})")
+    files = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), None)
+    if size:
+        return Checkpoint(name, folder, config, "", origin, size)
+    if files is None:
+        raise InvalidInput(name, source, f"the folder has no weights ({' or '.join(WEIGHTS)})")
+    digest = hashlib.sha256()
+    for file in [path, *files]:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return Checkpoint(name, folder, config, digest.hexdigest(), origin)
+
+
+def _download(name: str, source: str, weights: bool) -> tuple[Path, int]:
+    """The folder a hub id was downloaded to, and how many bytes of weights were left there."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
+    try:
+        common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
+        if not weights:
+            files = HfApi().model_info(source, files_metadata=True).siblings or []
+            sizes = [sum(f.size or 0 for f in files if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
+            if not any(sizes):
+                raise InvalidInput(name, source, f"the hub has no weights of it ({' or '.join(WEIGHTS)})")
+            return Path(snapshot_download(source, allow_patterns=common)), next(filter(None, sizes))
+        for kind in WEIGHTS:
+            folder = Path(snapshot_download(source, allow_patterns=[*common, kind]))
+            if any(folder.glob(kind)):
+                break
+        return folder, 0
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput(name, source, f"no such folder, and the hub did not give it: {reason}") from None

@@ -1,0 +1,189 @@
+"""`mtad-export`: two Hugging Face checkpoints to a pair folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from mtad.errors import InvalidInput
+from runtime.commands.entry import Parser, command
+
+
+@command
+def main() -> None:
+    """Entry point of `mtad-export`."""
+    parser = Parser(prog="mtad-export", description=__doc__)
+    parser.add_argument("pair", type=Path, help="folder to write")
+    parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
+    parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
+    parser.add_argument("--rows", type=int, default=8, help="requests at once (default %(default)s)")
+    parser.add_argument(
+        "--capacity", type=int, default=1024, help="KV columns a row, a multiple of 64 (default %(default)s)"
+    )
+    parser.add_argument(
+        "--precision",
+        default="float32",
+        help="of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static and "
+        "fp8 for TensorRT (default %(default)s)",
+    )
+    parser.add_argument("--auxiliary-precision", help="of the auxiliary (default: the target's)")
+    parser.add_argument(
+        "--calibration",
+        help="text to measure a quantised pair on: JSON lines with prompt, perhaps answer; tensorrt-llm: a data set to "
+        "quantise with, local folder or hub id",
+    )
+    parser.add_argument(
+        "--to",
+        default="onnx",
+        help="onnx (ONNX Runtime), torch (reference), tensorrt, tensorrt-rtx or tensorrt-llm (default %(default)s)",
+    )
+    parser.add_argument(
+        "--attention",
+        default="operator",
+        help="operator, or decomposed: for runtimes without the operators of opset 24 (default %(default)s)",
+    )
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        default=[],
+        metavar="M.N",
+        help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all it knows)",
+    )
+    parser.add_argument("--defaults", default="{}", help="decoding parameters for pair.json, as a JSON object")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the input, print disk, memory and time to expect; write nothing"
+    )
+    group = parser.add_argument_group("TensorRT-LLM", "of --to tensorrt-llm alone; see docs/tensorrt-llm.md")
+    group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
+    group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
+    group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
+    group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs an engine (default %(default)s)")
+    group.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
+    group.add_argument("--max-num-tokens", type=int, help="tokens an iteration (default: what prompts and drafts need)")
+    group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
+    options = parser.parse_args()
+    try:
+        defaults = json.loads(options.defaults)
+        if not isinstance(defaults, dict):
+            raise ValueError
+    except ValueError:
+        raise InvalidInput("defaults", options.defaults, "give a JSON object of decoding parameters") from None
+    if options.to == "tensorrt-llm":
+        for name in ("attention", "compute_capability", "auxiliary_precision"):
+            if getattr(options, name) != parser.get_default(name):
+                raise InvalidInput(name, getattr(options, name), "not an option of --to tensorrt-llm; leave it out")
+        _tensorrt_llm(options, defaults)
+        return
+    for name in ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "max_num_tokens"):
+        if getattr(options, name) != parser.get_default(name):
+            raise InvalidInput(name, getattr(options, name), "an option of --to tensorrt-llm; leave it out")
+    if options.plan:
+        raise InvalidInput("plan", True, "an option of --to tensorrt-llm; leave it out")
+
+    from tqdm import tqdm
+
+    from engines.pytorch.hook import quiet_transformers
+    from export.pair import export_pair
+
+    quiet_transformers()
+    if options.dry_run:
+        print(_dry_run(options, defaults))
+        return
+
+    stages = itertools.count()
+    form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
+    # shown on terminals only, and taken away again if the export fails: an error is one line
+    quantized = options.calibration is not None
+    with tqdm(
+        total=(12 if quantized else 7) if options.to.startswith("tensorrt") else 10 if quantized else 5,
+        desc="export",
+        bar_format=form,
+        file=sys.stderr,
+        disable=None,
+        leave=False,
+    ) as bar:
+
+        def progress(stage: str) -> None:
+            bar.update(next(stages) > 0)
+            bar.set_description_str(stage)
+
+        written = export_pair(
+            options.pair,
+            options.target,
+            options.auxiliary,
+            rows=options.rows,
+            capacity=options.capacity,
+            precision=options.precision,
+            auxiliary_precision=options.auxiliary_precision,
+            calibration=options.calibration and Path(options.calibration),
+            format=options.to,
+            attention=options.attention,
+            compute_capabilities=options.compute_capability,
+            defaults=defaults,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
+        bar.n, bar.leave = bar.total, True
+        bar.set_description_str("done" if written else "up to date")
+    print(options.pair)
+
+
+def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
+    """What the export would take, all of its input checked; weights are not downloaded."""
+    from export.estimate import describe, estimate_pair
+    from export.pair import check_folder
+    from export.plan import plan_pair
+
+    folder = options.pair.absolute()
+    plan = plan_pair(
+        options.target,
+        options.auxiliary,
+        options.rows,
+        options.capacity,
+        options.precision,
+        options.to,
+        defaults,
+        weights=False,
+        auxiliary_precision=options.auxiliary_precision,
+        calibration=options.calibration and Path(options.calibration),
+        attention=options.attention,
+        compute_capabilities=options.compute_capability,
+    )
+    if not check_folder(folder, plan, options.overwrite or any(model.download for model, _, _ in plan.engines)):
+        return "up to date; nothing to write"
+    return describe(estimate_pair(folder, plan))
+
+
+def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
+    """Plan the engines, print the plan, and build them unless the plan is all that was asked for."""
+    from engines.pytorch.hook import quiet_transformers
+    from export.tensorrt_llm.build import build_pair, plan_pair
+
+    quiet_transformers()
+    plan = plan_pair(
+        options.target,
+        options.auxiliary,
+        rows=options.rows,
+        capacity=options.capacity,
+        precision=options.precision,
+        draft_len=options.draft_len,
+        beam_width=options.beam_width,
+        drafting=options.drafting,
+        tensor_parallel=options.tensor_parallel,
+        quantization=options.quantize,
+        calibration=options.calibration,
+        max_num_tokens=options.max_num_tokens,
+        defaults=defaults,
+        weights=not (options.plan or options.dry_run),
+    )
+    print(plan, file=sys.stderr)
+    if options.plan:
+        print(json.dumps(plan.to_dict()))
+    if options.plan or options.dry_run:
+        return
+    build_pair(plan, options.pair, options.overwrite)
+    print(options.pair)

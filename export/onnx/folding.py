@@ -1,0 +1,140 @@
+"""Weights of a graph that was traced without any: what is done to them once, and writing them one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch._subclasses.fake_tensor import FakeTensor
+
+from export.checkpoint.weights import Weights
+
+FOLDED = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Add", "Mul", "Cast"}
+"""Operators on weights alone that are computed when the weights are written, and not in every step."""
+TRANSPOSED = ".transposed"
+"""Ends the name of an initializer that is a parameter with its two axes exchanged; a parameter as it is has its own."""
+SHARD = 2**31 - 1
+"""Bytes of one file with weights; models of more have several."""
+INLINE = 1024
+"""Bytes up to which an initializer stays in the graph's own file: shape arithmetic, not weights."""
+
+Read = Callable[[], np.ndarray]
+
+
+def set_aside(model: ir.Model) -> dict[str, torch.dtype]:
+    """Take the values of parameters, which are fake, out of a graph; returns their dtypes by name."""
+    found = {}
+    for name, value in model.graph.initializers.items():
+        raw = getattr(value.const_value, "raw", None)
+        if isinstance(raw, FakeTensor):
+            found[name] = raw.dtype
+            value.const_value = None
+    return found
+
+
+def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, prefix: str = "") -> None:
+    """Give the parameters their values back, which are read, converted and folded when they are written.
+
+    Args:
+        model: a graph after `set_aside`; changed in place.
+        parameters: what that returned.
+        weights: the weights.
+        prefix: what stands before their names in the graph; it is taken away.
+    """
+    graph, reads = model.graph, dict[ir.Value, Read]()
+    for name, dtype in parameters.items():
+        if (value := graph.initializers.get(name)) is not None:
+            reads[value] = _reader(weights, name.removeprefix(prefix), dtype)
+            _rename(graph, value, name.removeprefix(prefix))
+    for node in list(graph):
+        inputs = [value for value in node.inputs if value is not None]
+        constant = all(value in reads or value.const_value is not None for value in inputs)
+        if not (node.op_type in FOLDED and constant and any(value in reads for value in inputs)):
+            continue
+        (output,) = node.outputs
+        matrix = node.op_type == "Transpose" and output.shape is not None and len(output.shape) == 2
+        name = f"{inputs[0].name}{TRANSPOSED if matrix else '.folded'}"
+        folded = graph.initializers.get(name)
+        if folded is None:
+            folded = ir.Value(name=name, shape=output.shape, type=output.type)
+            graph.initializers[name] = folded
+            reads[folded] = _folded(node, reads)
+        output.replace_all_uses_with(folded)
+        graph.remove(node, safe=True)
+    for value, read in reads.items():
+        if value.uses():
+            value.const_value = _lazy(value, read)
+        else:
+            del graph.initializers[str(value.name)]
+
+
+def save(model: ir.Model, path: Path, shard: int | None = None) -> None:
+    """Write a graph and its weights, one at a time: `<path>.data`, or `<stem>-00001-of-0000n.data` of `shard` bytes.
+
+    A graph's own file is a protocol buffer, which ends at 2 GB; files with weights have no such limit, but many tools
+    and file systems do.
+    """
+    shard = SHARD if shard is None else shard
+    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    several = size > shard
+    ir.save(
+        model,
+        path,
+        external_data=f"{path.stem if several else path.name}.data",
+        size_threshold_bytes=INLINE,
+        max_shard_size_bytes=shard if several else None,
+    )
+
+
+def _reader(weights: Weights, name: str, dtype: torch.dtype) -> Read:
+    return lambda: _array(weights(name).to(dtype))
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor as numpy knows it, without a copy where there is one already."""
+    return ir.tensor(tensor.contiguous()).numpy() if tensor.dtype == torch.bfloat16 else tensor.contiguous().numpy()
+
+
+def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
+    """What `node` computes from weights, by the reference implementation of its operator."""
+    inputs = [value for value in node.inputs if value is not None]
+    sources = [reads.get(value, partial(_constant, value)) for value in inputs]
+    attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
+    if node.op_type == "Transpose":
+        axes = attributes.get("perm")
+        return lambda: np.ascontiguousarray(sources[0]().transpose(axes))
+    names = [f"input_{number}" for number in range(len(inputs))]
+    proto = onnx.helper.make_node(node.op_type, names, ["output"], **attributes)
+
+    def compute() -> np.ndarray:
+        evaluator = ReferenceEvaluator(proto)
+        (out,) = evaluator.run(None, dict(zip(names, (source() for source in sources), strict=True)))
+        return np.asarray(out)
+
+    return compute
+
+
+def _constant(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _lazy(value: ir.Value, read: Read) -> ir.LazyTensor:
+    dtype, shape = value.dtype, value.shape
+    assert dtype is not None
+    assert isinstance(shape, ir.Shape)
+    return ir.LazyTensor(lambda: ir.Tensor(read(), dtype=dtype), dtype=dtype, shape=shape, name=value.name)
+
+
+def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    if value.name != name:
+        del graph.initializers[str(value.name)]
+        value.name = name
+        graph.initializers[name] = value

@@ -1,0 +1,298 @@
+"""A Hugging Face causal LM as one ONNX graph for ONNX Runtime and TensorRT (standard operators only)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engines.base import BLOCK, EngineSpec
+from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
+from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, static_rotation
+from engines.tensorrt_plan import RUNTIMES
+from export.checkpoint.weights import Weights
+from export.onnx.folding import fill, save, set_aside
+
+OPSET = {"operator": 24, "decomposed": 18}
+"""By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
+DIMENSIONS = ("rows", "steps", "length", "kept")
+"""Dynamic dimensions: rows of the batch, tokens a row, mask columns, positions with logits. Capacity is static, as
+TensorRT's KVCacheUpdate asks."""
+
+
+class _RMSNormalization(torch.nn.Module):
+    """Stands in for a model's RMSNorm and emits the operator (ONNX RMSNormalization-23) instead of its parts.
+
+    A weight that is kept as its distance from one multiplies in float32, as transformers' Gemma norms do: the sum has
+    too many bits for 16. Any other multiplies in the model's dtype: the standard and Llama round what is normalised
+    before that as well. ONNX Runtime's CPU kernel rounds the product alone, which is nearer to float32: in float16 by
+    2.1e-4 of a value instead of 2.9e-4 (root mean square, random numbers).
+    """
+
+    def __init__(self, weight: Tensor, epsilon: float, distance: bool) -> None:
+        super().__init__()
+        self.weight, self.epsilon, self.distance = weight, epsilon, distance
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        x, scale = (hidden.float(), 1.0 + self.weight.float()) if self.distance else (hidden, self.weight)
+        normalized: Tensor = torch.onnx.ops.symbolic(
+            "RMSNormalization",
+            (x, scale),
+            attrs={"axis": -1, "epsilon": self.epsilon, "stash_type": 1},
+            dtype=x.dtype,
+            shape=x.shape,
+            version=23,
+        )
+        return normalized.to(hidden.dtype)
+
+
+def _norm_operator(module: torch.nn.Module) -> _RMSNormalization | None:
+    """The operator that computes what `module` computes, if there is one; found by trying, not by its name.
+
+    Tried with a random weight on a copy of the module, so that the module itself needs none.
+    """
+    weight = getattr(module, "weight", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float) or hasattr(module, "bias"):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    sample, some = torch.randn(2, 3, weight.shape[0], generator=generator).to(weight.dtype)
+    probe = copy.copy(module)
+    probe._parameters = {"weight": torch.nn.Parameter(some[0], requires_grad=False)}
+    for distance in (False, True):  # Gemma keeps the weight's distance from one
+        scale = some[0].float() + distance
+        expected = torch.nn.functional.rms_norm(sample.float(), weight.shape, scale, epsilon).to(weight.dtype)
+        if _same(lambda: probe(sample), expected):
+            return _RMSNormalization(weight, epsilon, distance)
+    return None
+
+
+class _HalfAngles(torch.nn.Module):
+    """A model's rotary embedding without the second half of its cosines and sines, which repeats the first."""
+
+    def __init__(self, whole: torch.nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = self.whole(*args, **kwargs)
+        half = cos.shape[-1] // 2
+        return cos[..., :half], sin[..., :half]
+
+
+def _rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Stands in for `apply_rotary_pos_emb` and emits the operator (ONNX RotaryEmbedding-23) for [R, H, S, D] each."""
+
+    def rotated(x: Tensor) -> Tensor:
+        part = 2 * cos.shape[-1]  # of the head's dimensions; the rest stays as it is
+        return torch.onnx.ops.symbolic(
+            "RotaryEmbedding",
+            (x, cos, sin),
+            attrs={"rotary_embedding_dim": part} if part < x.shape[-1] else {},
+            dtype=x.dtype,
+            shape=x.shape,
+            version=23,
+        )
+
+    return rotated(query), rotated(key)
+
+
+def _rotates_halves(function: Callable[..., Any]) -> bool:
+    """Whether an `apply_rotary_pos_emb` is the operator: halves are rotated, not pairs of neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 2, 3, 5, 8, generator=generator)
+    angle = torch.randn(2, 5, 4, generator=generator)
+    cos, sin = angle.cos(), angle.sin()
+
+    def rotated(x: Tensor) -> Tensor:
+        first, second, c, s = x[..., :4], x[..., 4:], cos[:, None], sin[:, None]
+        return torch.cat([first * c - second * s, second * c + first * s], -1)
+
+    return _same(
+        lambda: torch.stack(function(query, key, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))),
+        torch.stack([rotated(query), rotated(key)]),
+    )
+
+
+def _same(compute: Callable[[], Tensor], expected: Tensor) -> bool:
+    """Whether `compute` gives `expected` up to rounding; a model's own function may also raise."""
+    tolerance = 1e-5 if expected.dtype == torch.float32 else 1e-2
+    try:
+        with torch.no_grad():
+            return torch.allclose(compute(), expected, rtol=tolerance, atol=tolerance)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+@contextlib.contextmanager
+def _operators(model: PreTrainedModel) -> Iterator[None]:
+    """The model with its norms and rotary embeddings replaced by operators, for the duration of the export.
+
+    What is not recognised is exported as its parts; whether all of it is right, `export.verification.verify` finds out.
+    """
+    code = {sys.modules[type(module).__module__] for module in model.modules()}
+    rotating = [m for m in code if _rotates_halves(getattr(m, "apply_rotary_pos_emb", _rotary))]
+    originals = [(m, m.apply_rotary_pos_emb) for m in rotating]
+    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            operator: torch.nn.Module | None = _norm_operator(child)
+            if type(child).__name__.endswith("RotaryEmbedding") and sys.modules[type(child).__module__] in rotating:
+                operator = _HalfAngles(child)
+            if operator is not None:
+                setattr(parent, name, operator)
+                replaced.append((parent, name, child))
+    for module in rotating:
+        module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
+    try:
+        with static_rotation(model):
+            yield
+    finally:
+        for module, function in originals:
+            module.apply_rotary_pos_emb = function  # type: ignore[attr-defined]
+        for parent, name, child in replaced:
+            setattr(parent, name, child)
+
+
+def cache_names(layers: int, when: str) -> list[str]:
+    """Names of the cache inputs (`past`) or outputs (`present`, `new`): keys of all layers, then values."""
+    return [f"{when}_{kind}.{layer}" for kind in ("key", "value") for layer in range(layers)]
+
+
+def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path: Path) -> None:
+    """Export `model` to `path`, weights beside it in `<name>.data`, or in several files where they are many.
+
+    The graph is made from shapes; weights are read, converted and written one at a time while it is saved.
+
+    Inputs: tokens, positions int64 [rows, steps]; mask bool [rows, 1, steps, length]; write_at int64 [rows]; keep
+    int64 [kept]; past_key.i, past_value.i [rows, kv_heads, capacity, head_dim]. Outputs: logits [rows, kept, V];
+    present_key.i, present_value.i, to be bound to the addresses of their pasts.
+
+    With `spec.attention` decomposed, there is no operator newer than opset 18, and the graph writes no cache: in place
+    of the presents it returns new_key.i, new_value.i [rows, kv_heads, steps, head_dim]. Every row's new columns must
+    then lie within the mask. TensorRT formats get capped scores as their parts, because its Attention has no cap.
+
+    Args:
+        model: of `export.checkpoint.weights.empty_model`, in the engine's dtype.
+        weights: its weights, in any dtype.
+        spec: the engine it becomes.
+        path: the file to write.
+
+    Raises:
+        onnx.checker.ValidationError: the written file is not valid ONNX.
+    """
+    rows, steps, length = 2, 3, 2 * BLOCK
+
+    def buffers() -> list[Tensor]:
+        shape = (rows, spec.kv_heads, spec.capacity, spec.head_dim)
+        return [torch.zeros(shape, dtype=spec.torch_dtype) for _ in range(spec.layers)]
+
+    example = (
+        torch.zeros(rows, steps, dtype=torch.int64),
+        torch.arange(steps)[None].repeat(rows, 1),
+        torch.ones(rows, 1, steps, length, dtype=torch.bool),
+        torch.tensor([4, 9]),
+        torch.tensor([0, 2]),
+        buffers(),
+        buffers(),
+    )
+    dim: dict[str, Any] = dict.fromkeys(DIMENSIONS, torch.export.Dim.DYNAMIC)
+    cache = [{0: dim["rows"]} for _ in range(spec.layers)]
+    shapes = (
+        {0: dim["rows"], 1: dim["steps"]},
+        {0: dim["rows"], 1: dim["steps"]},
+        {0: dim["rows"], 2: dim["steps"], 3: dim["length"]},
+        {0: dim["rows"]},
+        {0: dim["kept"]},
+        cache,
+        cache,
+    )
+    if spec.attention == "decomposed":
+        step_model, operators, outputs = StepModel(model, scatter_copy, DECOMPOSED), static_rotation(model), "new"
+    else:
+        attention = UNCAPPED if spec.format in RUNTIMES else NAME
+        step_model, operators, outputs = StepModel(model, scatter_operator, attention), _operators(model), "present"
+    with operators, quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            step_model,
+            example,
+            dynamo=True,
+            opset_version=OPSET[spec.attention],
+            dynamic_shapes=shapes,
+            verbose=False,
+            optimize=False,
+            input_names=["tokens", "positions", "mask", "write_at", "keep", *cache_names(spec.layers, "past")],
+            output_names=["logits", *cache_names(spec.layers, outputs)],
+        )
+        assert program is not None
+        parameters = set_aside(program.model)
+        program.optimize()
+    fill(program.model, parameters, weights, prefix="model.")
+    save(program.model, path)
+    _tidy(path, spec)
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def _tidy(path: Path, spec: EngineSpec) -> None:
+    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor.
+
+    Of what it notes beside each node only the module it came from stays: the rest, most of the file, quotes lines of
+    source code with the paths of this machine.
+    """
+    cache = ("rows", spec.kv_heads, spec.capacity, spec.head_dim)
+    names: dict[str, tuple[str | int, ...]] = {
+        "tokens": ("rows", "steps"),
+        "positions": ("rows", "steps"),
+        "mask": ("rows", 1, "steps", "length"),
+        "write_at": ("rows",),
+        "keep": ("kept",),
+        "logits": ("rows", "kept", spec.vocab_size),
+        **{name: cache for when in ("past", "present") for name in cache_names(spec.layers, when)},
+        **dict.fromkeys(cache_names(spec.layers, "new"), ("rows", spec.kv_heads, "steps", spec.head_dim)),
+    }
+    graph = onnx.load(path, load_external_data=False)
+    del graph.graph.value_info[:]  # intermediate shapes still carry the invented names
+    for value in [*graph.graph.input, *graph.graph.output]:
+        shape = value.type.tensor_type.shape
+        for dim, name in zip(shape.dim, names[value.name], strict=True):
+            dim.Clear()
+            if isinstance(name, str):
+                dim.dim_param = name
+            else:
+                dim.dim_value = name
+    for node in graph.graph.node:
+        scopes = [entry for entry in node.metadata_props if entry.key == SCOPES]
+        node.ClearField("metadata_props")
+        node.metadata_props.extend(scopes)
+    graph.graph.ClearField("metadata_props")
+    graph.producer_name, graph.producer_version = "mtad", ""
+    onnx.save(graph, path)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter talks to stdout and warns about its own internals; neither is for our users."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        noisy = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+        levels = [logger.level for logger in noisy]
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(noisy, levels, strict=True):
+                logger.setLevel(level)

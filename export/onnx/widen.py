@@ -1,0 +1,122 @@
+"""A graph for a GPU, in 16 bits and perhaps with 8-bit products, as one that ONNX Runtime's CPU provider can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from export.checkpoint.weights import Weights
+from export.onnx.folding import save
+
+NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
+
+
+def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
+    """Write a copy of a graph in which every 16-bit number is a float32: weights, constants, casts, tensors.
+
+    Each such number is a float32 as well, so it stays what it is. The copy computes what the graph says, with the
+    graph's own weights, in float32 arithmetic; weights are widened one at a time. What is quantised to 8 bits is
+    computed as the standard defines QuantizeLinear and DequantizeLinear, by plain operators: those two themselves the
+    CPU provider moves about and fuses, into products of its own (int8) or operators that it does not have (float8).
+
+    Args:
+        path: a graph of `export.onnx.graph` or `export.quantization.qdq`.
+        copy: the file to write.
+        activations: quantise activations as well; without, their pairs of QuantizeLinear and DequantizeLinear go.
+    """
+    model = ir.load(path)
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type == "DequantizeLinear":
+            _settle(graph, node, activations)
+    graph.remove([n for n in graph if n.op_type == "QuantizeLinear" and not n.outputs[0].uses()], safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]
+        elif value.const_value is not None and value.const_value.dtype in NARROW:
+            value.const_value = _lazy(value.const_value, partial(_wide, value.const_value))
+            value.type = ir.TensorType(WIDE)
+    for value in (*graph.inputs, *(out for node in graph.all_nodes() for out in node.outputs)):
+        if value.dtype in NARROW:
+            value.type = ir.TensorType(WIDE)
+    for node in graph.all_nodes():
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in NARROW:
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(_wide(attribute.as_tensor()), dtype=WIDE))
+            elif name in ("to", "dtype") and attribute.as_int() in NARROW:
+                node.attributes[name] = ir.AttrInt64(name, int(WIDE))
+    save(model, copy)
+
+
+def _settle(graph: ir.Graph, node: ir.Node, activations: bool) -> None:
+    """Put in place of a DequantizeLinear the weight that it gives, or what its pair makes of activations."""
+    values, steps = node.inputs[:2]
+    assert values is not None
+    assert steps is not None
+    (output,) = node.outputs
+    if values.const_value is not None:
+        matrix, scale = values.const_value, steps.const_value
+        assert scale is not None
+        made = ir.Value(name=f"{output.name}_wide", shape=values.shape, type=ir.TensorType(WIDE))
+        made.const_value = _lazy(matrix, lambda: _wide(matrix) * _wide(scale))
+        graph.initializers[str(made.name)] = made
+    else:
+        pair = values.producer()
+        assert pair is not None
+        assert pair.inputs[0] is not None
+        made = _quantised(graph, node, pair.inputs[0], steps) if activations else pair.inputs[0]
+    output.replace_all_uses_with(made)
+    graph.remove(node, safe=True)
+
+
+def _quantised(graph: ir.Graph, node: ir.Node, x: ir.Value, step: ir.Value) -> ir.Value:
+    """`x` rounded to 8 bits and back, as the pair that ends in `node` does; half to even, saturating."""
+    kind = node.inputs[2].dtype if node.inputs[2] is not None else None
+    assert kind is not None
+    scaled = ir.node("Div", [x, step])
+    if kind.is_floating_point():
+        narrow = ir.node("Cast", [scaled.outputs[0]], {"to": int(kind)})
+        rounded = [narrow, ir.node("Cast", [narrow.outputs[0]], {"to": int(WIDE)})]
+    else:
+        limits = [
+            _limit(graph, name, value) for name, value in (("least", float(kind.min)), ("largest", float(kind.max)))
+        ]
+        whole = ir.node("Round", [scaled.outputs[0]])
+        rounded = [whole, ir.node("Clip", [whole.outputs[0], *limits])]
+    nodes = [scaled, *rounded, ir.node("Mul", [rounded[-1].outputs[0], step])]
+    for number, one in enumerate(nodes):
+        one.name = one.outputs[0].name = f"{node.outputs[0].name}_{number}"
+    graph.insert_before(node, nodes)
+    return nodes[-1].outputs[0]
+
+
+def _limit(graph: ir.Graph, name: str, value: float) -> ir.Value:
+    name = f"quantised_{name}"
+    if name not in graph.initializers:
+        tensor = ir.Tensor(np.array(value, np.float32), name=name)
+        graph.initializers[name] = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(WIDE), const_value=tensor)
+    return graph.initializers[name]
+
+
+def _wide(tensor: ir.TensorProtocol) -> np.ndarray:
+    return tensor.numpy().astype(np.float32)
+
+
+def _lazy(tensor: ir.TensorProtocol, read: Callable[[], np.ndarray]) -> ir.LazyTensor:
+    """A float32 tensor of another's shape that is computed when it is written."""
+    assert isinstance(tensor.shape, ir.Shape)
+    return ir.LazyTensor(lambda: ir.Tensor(read(), dtype=WIDE), dtype=WIDE, shape=tensor.shape, name=tensor.name)
+
+
+def rounded(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The weights as an engine of `dtype` has them."""
+    return partial(_rounded, weights, dtype)
+
+
+def _rounded(weights: Weights, dtype: torch.dtype, name: str) -> torch.Tensor:
+    return weights(name).to(dtype)

@@ -1,0 +1,129 @@
+"""What an export of two checkpoints will write, with its input checked before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from engines.base import BLOCK, PRECISIONS, EngineSpec
+from engines.folder import ATTENTION, vocabulary_hash
+from engines.tensorrt_plan import RUNTIMES
+from export.build_hash import build_hash
+from export.checkpoint.checkpoint import Checkpoint, find
+from export.checkpoint.vocabulary import common_vocabulary
+from export.quantization.model_optimizer import check_installed, optimizer_version
+from export.quantization.qdq import STATIC
+from export.quantization.report import Calibration, read_calibration
+from export.quantization.weight_only import QUANTIZED
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+
+FORMATS = ("onnx", "torch", *RUNTIMES)
+MEASURED = (*QUANTIZED, *STATIC)
+"""Precisions that are measured on text."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an export will write, its input checked.
+
+    Attributes:
+        engines: checkpoint, engine and tokenizer of the target and of the auxiliary.
+        description: content of `pair.json`.
+        calibration: text to measure quantised engines on; None if there are none.
+    """
+
+    engines: tuple[tuple[Checkpoint, EngineSpec, PreTrainedTokenizerBase], ...]
+    description: dict[str, object]
+    calibration: Calibration | None = None
+
+
+def plan_pair(
+    target: str,
+    auxiliary: str,
+    rows: int,
+    capacity: int,
+    precision: str,
+    format: str,
+    defaults: dict[str, object] | None,
+    progress: Callable[[str], None] = lambda stage: None,
+    weights: bool = True,
+    auxiliary_precision: str | None = None,
+    calibration: Path | None = None,
+    attention: str = "operator",
+    compute_capabilities: Sequence[str] = (),
+) -> Plan:
+    """Check all input of `export_pair` but the folder.
+
+    Args:
+        weights: download the weights of hub ids; without, the hashes of engines made of them are not an export's.
+
+    Raises:
+        InvalidInput: something is wrong with it.
+    """
+    if rows < 1:
+        raise InvalidInput("rows", rows, "give at least 1")
+    if capacity < 2 * BLOCK or capacity % BLOCK:
+        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}, at least {2 * BLOCK}")
+    if format not in FORMATS:
+        raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
+    precisions = precision, auxiliary_precision or precision
+    for field, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
+        _check_precision(field, value, format, attention)
+    quantized = any(value in MEASURED for value in precisions)
+    if quantized != (calibration is not None):
+        problem = "give text that such a pair will meet: how far a quantised engine is off depends on it"
+        raise InvalidInput(
+            "calibration",
+            calibration and str(calibration),
+            problem if quantized else "nothing is quantised; leave it out",
+        )
+    if attention not in ATTENTION or (format == "torch" and attention != ATTENTION[0]):
+        raise InvalidInput("attention", attention, f"choose one of {', '.join(ATTENTION)}; torch has the first alone")
+    if compute_capabilities and format not in RUNTIMES:
+        raise InvalidInput("compute-capability", " ".join(compute_capabilities), "only for --to tensorrt-rtx")
+    checked = DecodingParams.from_dict(defaults or {})
+    progress("checking")
+    models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
+    specs = [
+        replace(model.spec(rows, capacity, own, format), attention=attention)
+        for model, own in zip(models, precisions, strict=True)
+    ]
+    specs = [
+        replace(s, versions={**s.versions, "nvidia-modelopt": optimizer_version()}) if s.precision in STATIC else s
+        for s in specs
+    ]
+    if format in RUNTIMES:
+        from export.tensorrt import plan_for
+
+        specs = [replace(spec, plan=plan_for(format, spec, compute_capabilities)) for spec in specs]
+    tokenizers = [model.tokenizer() for model in models]
+    size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
+    text = None if calibration is None else read_calibration(calibration, tokenizers[0])
+    specs = [
+        replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
+        for s, t in zip(specs, tokenizers, strict=True)
+    ]
+    description: dict[str, object] = {
+        "vocab_size": size,
+        "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
+        "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
+    }
+    return Plan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
+
+
+def _check_precision(field: str, precision: str, format: str, attention: str) -> None:
+    if precision not in PRECISIONS:
+        raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
+    if precision in QUANTIZED and (format, attention) != ("onnx", ATTENTION[0]):
+        raise InvalidInput(
+            field, precision, f"is for ONNX Runtime (--to onnx), not for {format}, {attention} attention"
+        )
+    if precision in STATIC:
+        if format not in RUNTIMES or attention != ATTENTION[0]:
+            problem = f"is for TensorRT (--to {' or '.join(RUNTIMES)}), not for {format}, {attention} attention"
+            raise InvalidInput(field, precision, problem)
+        check_installed(field, precision)

@@ -1,0 +1,1 @@
+"""Weight-only and static quantization of ONNX graphs, and the report of what it costs."""

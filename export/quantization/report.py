@@ -1,0 +1,238 @@
+"""What quantising a pair cost and gained, measured on text against the same pair in float32: `quantization.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from engines import Engine, open_engine
+from engines.base import Step, mask_length
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime.llm import LLM
+from runtime.tuning.prompts import read_prompts
+
+REPORT = "quantization.json"
+TOKENS = 4096
+"""Tokens of text at most that logits are compared on."""
+CHUNK = 64
+"""Tokens of a text in one step."""
+PROMPTS, NEW_TOKENS = 24, 64
+"""Prompts decoded for the block efficiency, and tokens of each."""
+CONTEXT, REPEATS = 256, 41
+"""Columns attended to, and repetitions, when steps are timed."""
+METHODS = ("speculative", "mtad")
+"""Methods whose block efficiency is reported, with their default parameters."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Text to measure on.
+
+    Attributes:
+        name, sha256: of the file.
+        prompts: token ids of each line's prompt.
+        texts: token ids of each line, its answer included.
+    """
+
+    name: str
+    sha256: str
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+
+def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibration:
+    """Read JSON lines with `prompt` and, if known, `answer`.
+
+    Raises:
+        InvalidInput: not such a file, or no text of it has two tokens.
+    """
+    try:
+        examples = read_prompts(path)
+    except InvalidInput as error:
+        raise InvalidInput("calibration", str(path), error.problem) from error
+    prompts = [list(tokenizer(example.prompt).input_ids) for example in examples]
+    texts = [list(tokenizer(example.prompt + (example.answer or "")).input_ids) for example in examples]
+    if max(map(len, texts)) < 2:
+        raise InvalidInput("calibration", str(path), "no line of it has two tokens")
+    return Calibration(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), prompts, texts)
+
+
+@torch.inference_mode()
+def logits_on(engine: Engine, text: Sequence[int]) -> Tensor:
+    """Logits [len(text) - 1, V] in float32 before each token but the first, over row 0 of the cache."""
+    tokens = torch.tensor(text[:-1])
+    parts = []
+    for start in range(0, len(tokens), CHUNK):
+        part = tokens[start : start + CHUNK][None]
+        positions = torch.arange(start, start + part.shape[1])[None]
+        size = mask_length(start + part.shape[1], engine.spec.capacity)
+        mask = (torch.arange(size) <= positions[:, :, None])[:, None]
+        keep = torch.arange(part.shape[1])
+        parts.append(engine.step(Step(part, positions, torch.tensor([start]), mask, keep))[0].float())
+    return torch.cat(parts)
+
+
+def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """How far an engine's next-token distributions are from another's, and both perplexities.
+
+    Args:
+        reference: what it is compared with.
+        engine: what is compared.
+        texts: token ids; cut to the capacity, and after `TOKENS` in all.
+
+    Returns:
+        `tokens` predicted; of the logits the largest and the mean absolute difference; of the Kullback-Leibler
+        divergence from the reference mean and largest, in nats; the fraction of tokens with the same most likely one;
+        both perplexities.
+    """
+    tokens, most, total, agree = 0, 0.0, 0.0, 0
+    divergences, losses = list[Tensor](), ([0.0], [0.0])
+    width = min(reference.spec.vocab_size, engine.spec.vocab_size)
+    for text in texts:
+        part = text[: min(engine.spec.capacity, TOKENS + 1 - tokens)]
+        if len(part) < 2:
+            continue
+        expected, found = (logits_on(each, part)[:, :width] for each in (reference, engine))
+        difference = (expected - found).abs()
+        most, total = max(most, float(difference.max())), total + float(difference.double().mean(1).sum())
+        logs = torch.log_softmax(expected, -1), torch.log_softmax(found, -1)
+        divergences.append((logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0))
+        agree += int((expected.argmax(-1) == found.argmax(-1)).sum())
+        for loss, log in zip(losses, logs, strict=True):
+            loss[0] -= float(log.gather(1, torch.tensor(part[1:])[:, None]).double().sum())
+        tokens += len(part) - 1
+    for each in (reference, engine):
+        each.kv.zero_()
+    divergence = torch.cat(divergences)
+    return {
+        "tokens": tokens,
+        "logits": {"max": most, "mean": total / tokens},
+        "kl_nats": {"mean": float(divergence.mean()), "max": float(divergence.max())},
+        "argmax_agreement": agree / tokens,
+        "perplexity": {
+            name: math.exp(loss[0] / tokens) for name, loss in zip(("float32", "engine"), losses, strict=True)
+        },
+    }
+
+
+def time_steps(reference: Engine, engine: Engine, steps: int) -> dict[str, Any]:
+    """Milliseconds of a step of `steps` tokens of one row after `CONTEXT` columns, the two engines in turn.
+
+    Returns:
+        quartiles of either, and of the ratio engine / reference of neighbouring steps.
+    """
+    capacity = engine.spec.capacity
+    start = min(CONTEXT, capacity - steps)
+    size = mask_length(start + steps, capacity)
+    positions = torch.arange(start, start + steps)[None]
+    step = Step(
+        torch.zeros(1, steps, dtype=torch.int64),
+        positions,
+        torch.tensor([start]),
+        (torch.arange(size) <= positions[:, :, None])[:, None],
+        torch.arange(steps),
+    )
+    seconds: list[list[float]] = [[], []]
+    for repeat in range(REPEATS + 5):
+        for each, taken in zip((reference, engine), seconds, strict=True):
+            began = time.perf_counter()
+            each.step(step)
+            if repeat >= 5:  # the first ones allocate
+                taken.append(1e3 * (time.perf_counter() - began))
+    for each in (reference, engine):
+        each.kv.zero_()
+    ratios = [ours / theirs for theirs, ours in zip(*seconds, strict=True)]
+    names = ("float32_ms", "engine_ms", "ratio")
+    quartiles = {name: _quartiles(values) for name, values in zip(names, (*seconds, ratios), strict=True)}
+    return {"tokens": steps, "context": start, **quartiles}
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    found = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    return [round(float(value), 4) for value in found]
+
+
+def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], method: str) -> dict[str, float]:
+    """Tokens per target pass of a pair, and its standard error over prompts.
+
+    The same seeds in every call: two pairs differ by their engines alone.
+    """
+    params = [DecodingParams(method=method, max_tokens=NEW_TOKENS, seed=seed) for seed in range(len(prompts))]
+    draft_len, beam_width = params[0].draft_len, params[0].beam_width
+    llm = LLM(pair, threads=1, max_draft_len=draft_len, max_beam_width=beam_width)
+    room = llm.pair.target.spec.capacity - NEW_TOKENS - draft_len * beam_width - 8
+    results = llm.generate([list(prompt[-room:]) for prompt in prompts], params)
+    each = torch.tensor([result.statistics.block_efficiency for result in results], dtype=torch.float64)
+    passes = sum(result.statistics.target_passes for result in results)
+    return {
+        "tokens_per_pass": sum(len(result.token_ids) for result in results) / passes,
+        "standard_error": float(each.std() / len(each) ** 0.5) if len(each) > 1 else 0.0,
+    }
+
+
+def measure(
+    reference: Path, pair: Path, name: str, calibration: Calibration, engine: Path | None = None
+) -> dict[str, Any]:
+    """One engine's part of the report.
+
+    Args:
+        reference: the pair folder in float32.
+        pair: the folder that is measured.
+        name: `target` or `auxiliary`.
+        calibration: text.
+        engine: folder of the engine, if what the pair has in its place is run for it; its steps are not timed then.
+    """
+    engines = open_engine(reference / name), open_engine(pair / name)
+    sizes = [
+        sum(file.stat().st_size for file in folder.glob("model*"))
+        for folder in (reference / name, engine or pair / name)
+    ]
+    # the last committed tokens and a draft: a decoding step, and the target's pass over a chain of the default length
+    verify = 1 + DecodingParams().draft_len
+    return {
+        "precision": engines[1].spec.precision,
+        "bytes": {"float32": sizes[0], "engine": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)},
+        **(
+            {"executed": "the plan's graph, on a CPU: products of the dequantised numbers in float32"}
+            if engine
+            else {"step": {"decode": time_steps(*engines, 1), "verify": time_steps(*engines, verify)}}
+        ),
+        "text": {
+            "file": calibration.name,
+            "sha256": calibration.sha256,
+            **compare_on_text(*engines, calibration.texts),
+        },
+    }
+
+
+def compare_pairs(reference: Path, pair: Path, calibration: Calibration) -> dict[str, Any]:
+    """Block efficiency of both pairs, on the first prompts of the text."""
+    prompts = [prompt for prompt in calibration.prompts if prompt][:PROMPTS]
+    figures: dict[str, Any] = {"prompts": len(prompts), "max_tokens": NEW_TOKENS}
+    for method in METHODS:
+        figures[method] = {
+            "float32": block_efficiency(reference, prompts, method),
+            "pair": block_efficiency(pair, prompts, method),
+        }
+    return figures
+
+
+def runtime_version() -> str:
+    """Of ONNX Runtime, whichever of its packages is installed."""
+    for name in ("onnxruntime-gpu", "onnxruntime"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"

@@ -1,0 +1,297 @@
+"""Quantised graphs: ONNX Runtime's own quantisers over an exported float32 graph."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from transformers import PreTrainedModel
+
+from export.checkpoint.weights import Weights, parameter_names
+from export.onnx.folding import TRANSPOSED, save
+
+ACCURACY = 4
+"""`accuracy_level` of MatMulNBits: activations are quantised to int8, block by block, in registers. With 1 (float32) an
+int8 step takes some ten times as long."""
+CONTRIBUTED = "com.microsoft"
+"""Domain of MatMulNBits."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Weight-only quantisation in blocks along the axis that is summed over, each with a scale and a zero point.
+
+    Attributes:
+        bits: of a weight.
+        size: weights of a block. Smaller ones follow the weights better and cost more scales.
+    """
+
+    bits: int
+    size: int
+
+
+WEIGHT_ONLY = {"int8": Blocks(8, 128), "int4": Blocks(4, 32)}
+"""Schemes by precision; the sizes are those common for the widths, 0.16 and 1 bit a weight on top."""
+QUANTIZED = (*WEIGHT_ONLY, "int8-dynamic")
+"""Precisions made from a float32 graph by this module."""
+
+
+def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str] | None = None) -> int:
+    """Write a quantised copy of a float32 graph of `export.onnx.graph`.
+
+    Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
+    are. Weight-only schemes hold the quantised weights and one float32 weight in memory. `quantize_dynamic` is not made
+    for that: it holds the float32 model several times (`export.estimate.COPIES`).
+
+    Args:
+        source: the float32 graph.
+        path: the file to write, in another folder.
+        precision: one of `QUANTIZED`.
+        parameters: names of the model's parameters, which alone are quantised; None: every matrix there is.
+
+    Returns:
+        how many matrices were quantised.
+    """
+    model = ir.load(source)
+    products = matrices(model.graph, parameters)
+    if precision in WEIGHT_ONLY:
+        with _quiet():
+            _quantize_blocks(model, products, WEIGHT_ONLY[precision])
+        save(model, path)
+        return len(products)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _quiet():
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        plain, dynamic = Path(folder, "plain.onnx"), Path(folder, "dynamic.onnx")
+        save(model, plain)
+        # per column: one scale for a whole matrix loses an order of magnitude where columns differ
+        quantize_dynamic(
+            plain,
+            dynamic,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=[str(node.name) for node in products],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=True,
+        )
+        model = ir.load(dynamic)
+        for value in model.graph.all_nodes():
+            for output in value.outputs:
+                if not output.is_graph_output():
+                    output.shape = None  # inferred meanwhile; the engine's dimensions are those of its inputs
+        save(model, path)
+    return len(products)
+
+
+def matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.Node]:
+    """The products with one parameter each, all made MatMul: the quantisers know no Gemm.
+
+    Args:
+        graph: changed in place.
+        parameters: names of the model's parameters, which alone count; None: every matrix there is.
+    """
+    found = []
+    for node in list(graph):
+        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        if node.op_type == "Gemm" and plain and _parameter(node.inputs[1]) and not node.attributes.get_int("transA", 0):
+            node = _without_gemm(graph, node)
+        if node.op_type == "MatMul" and _parameter(node.inputs[1]):
+            name = str(node.inputs[1] and node.inputs[1].name).removesuffix(TRANSPOSED)
+            if parameters is None or name in parameters:
+                found.append(node)
+    return found
+
+
+def _parameter(value: ir.Value | None) -> bool:
+    """Whether it is a parameter, with its axes exchanged or as it is: a matrix of floating-point numbers."""
+    tensor = None if value is None else value.const_value
+    return tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
+
+
+def _without_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
+    a, b, *bias = node.inputs
+    assert a is not None
+    assert b is not None
+    if node.attributes.get_int("transB", 0):
+        b = _transposed(graph, b)
+    product = ir.node("MatMul", [a, b], name=f"{node.name}_product")
+    nodes, output = [product], product.outputs[0]
+    if bias:
+        total = ir.node("Add", [output, bias[0]], name=f"{node.name}_sum")
+        nodes, output = [product, total], total.outputs[0]
+    output.type, output.shape = node.outputs[0].type, node.outputs[0].shape
+    product.outputs[0].type, product.outputs[0].shape = output.type, output.shape
+    name, node.outputs[0].name = node.outputs[0].name, None
+    output.name = name
+    graph.insert_before(node, nodes)
+    ir.convenience.replace_all_uses_with(node.outputs[0], output, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    return product
+
+
+def _transposed(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """An initializer with the axes of another exchanged; it takes its place if nobody else needs it."""
+    name = f"{value.name}{TRANSPOSED}"
+    if name not in graph.initializers:
+        tensor = value.const_value
+        assert tensor is not None
+        shape = ir.Shape(tensor.numpy().T.shape)
+        lazy = ir.LazyTensor(
+            lambda: ir.Tensor(np.ascontiguousarray(tensor.numpy().T)), dtype=tensor.dtype, shape=shape, name=name
+        )
+        graph.initializers[name] = ir.Value(name=name, shape=shape, type=value.type, const_value=lazy)
+        if len(value.uses()) == 1:
+            del graph.initializers[str(value.name)]
+    return graph.initializers[name]
+
+
+def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -> None:
+    """Each of `products` as MatMulNBits, by ONNX Runtime's quantiser, in place."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+
+    config = DefaultWeightOnlyQuantConfig(block_size=blocks.size, accuracy_level=ACCURACY, bits=blocks.bits)
+    quantizer, graph = DefaultWeightOnlyQuantizer(config), model.graph
+    made: dict[str, list[ir.Value]] = {}
+    for node in products:
+        data, weight = node.inputs
+        assert weight is not None
+        assert weight.const_value is not None
+        holder = onnx.GraphProto()
+        holder.initializer.append(onnx.numpy_helper.from_array(weight.const_value.numpy(), str(weight.name)))
+        (proto,) = quantizer.quantize(ir.to_proto(node), [holder])
+        if weight.name not in made:
+            made[str(weight.name)] = [_initializer(graph, tensor) for tensor in holder.initializer[1:]]
+        quantized = ir.node(
+            "MatMulNBits",
+            [data, *made[str(weight.name)]],
+            attributes={attribute.name: attribute.i for attribute in proto.attribute},
+            domain=CONTRIBUTED,
+            name=node.name,
+        )
+        ((output,), (replaced,)) = quantized.outputs, node.outputs
+        output.type, output.shape = replaced.type, replaced.shape
+        name, replaced.name = replaced.name, None
+        output.name = name
+        graph.insert_before(node, quantized)
+        ir.convenience.replace_all_uses_with(replaced, output, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        if not weight.uses():
+            del graph.initializers[str(weight.name)]
+    model.opset_imports[CONTRIBUTED] = 1
+
+
+def _initializer(graph: ir.Graph, proto: onnx.TensorProto) -> ir.Value:
+    tensor = ir.from_proto(proto)
+    value = ir.Value(name=proto.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.initializers[proto.name] = value
+    return value
+
+
+def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
+    """The quantised matrices of a graph as the float32 [K, N] they stand for, by the name they had before."""
+    graph, found = ir.load(path).graph, dict[str, Callable[[], np.ndarray]]()
+
+    def arrays(names: list[str]) -> list[np.ndarray]:
+        tensors = [graph.initializers[name].const_value for name in names]
+        return [tensor.numpy() for tensor in tensors if tensor is not None]
+
+    stored = set(graph.initializers)
+    for node in graph:
+        names = [str(value.name) for value in node.inputs[1:] if value is not None]
+        if node.op_type == "MatMulNBits":
+            rows, columns, bits, size = (int(node.attributes[key].value) for key in ("K", "N", "bits", "block_size"))
+            name = names[0].removesuffix(f"_Q{bits}")
+            found[name] = partial(_unpacked, partial(arrays, names), (rows, columns), Blocks(bits, size))
+        elif node.op_type == "MatMulInteger":
+            name = names[0].removesuffix("_quantized")
+            parts = [f"{name}{part}" for part in ("_quantized", "_scale", "_zero_point")]
+            found[name] = partial(_scaled, partial(arrays, parts))
+        elif node.op_type == "DequantizeLinear" and (matrix := str(node.inputs[0] and node.inputs[0].name)) in stored:
+            found[matrix.removesuffix("_quantized")] = partial(_scaled, partial(arrays, [matrix, names[0]]))
+    return found
+
+
+def _scaled(arrays: Callable[[], list[np.ndarray]]) -> np.ndarray:
+    """[K, N] of 8-bit numbers with a scale, and perhaps a zero point, a column."""
+    values, scale, *zero = (array.astype(np.float32) for array in arrays())
+    return np.asarray((values - zero[0] if zero else values) * scale)
+
+
+def _unpacked(arrays: Callable[[], list[np.ndarray]], shape: tuple[int, int], blocks: Blocks) -> np.ndarray:
+    """[K, N] of a MatMulNBits weight: [N, blocks, bytes], the low half of a byte before the high one."""
+    rows, columns = shape
+    packed, scales, zeros = arrays()
+
+    def numbers(array: np.ndarray) -> np.ndarray:
+        if blocks.bits == 8:
+            return array
+        return np.stack([array & 15, array >> 4], -1).reshape(*array.shape[:-1], -1)
+
+    count = -(-rows // blocks.size)
+    values = numbers(packed.reshape(columns, count, -1)).astype(np.float32)
+    zero = numbers(zeros.reshape(columns, -1))[:, :count, None].astype(np.float32)
+    whole = (values - zero) * scales.reshape(columns, count, 1)
+    return np.ascontiguousarray(whole.reshape(columns, -1)[:, :rows].T)
+
+
+def quantized_weights(path: Path, weights: Weights, model: PreTrainedModel) -> Weights:
+    """The weights a checkpoint would have if it were what a quantised graph says.
+
+    A tied embedding is quantised where it is the head and stays as it is where tokens are looked up.
+
+    Args:
+        path: the quantised graph.
+        weights: the checkpoint's.
+        model: the model, for its names.
+    """
+    matrices, stand = dequantized(path), dict[str, tuple[Callable[[], np.ndarray], bool]]()
+    tables = {f"{prefix}.weight" for prefix, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
+    for names in parameter_names(model).values():
+        for alias, suffix in itertools.product(names, ("", TRANSPOSED)):
+            if alias + suffix in matrices:
+                users = [name for name in names if name not in tables]
+                stand |= dict.fromkeys(users, (matrices.pop(alias + suffix), bool(suffix)))
+    if matrices:
+        raise ValueError(f"quantised matrices that are no parameters: {', '.join(matrices)}")
+
+    def read(name: str) -> torch.Tensor:
+        if name not in stand:
+            return weights(name)
+        matrix, transposed = stand[name]
+        return torch.from_numpy(matrix().T if transposed else matrix())
+
+    return read
+
+
+def write_exact(path: Path, copy: Path) -> None:
+    """A copy of a weight-only graph, beside it, that computes with the same weights in float32: `accuracy_level` 1."""
+    model = onnx.load(path, load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                attribute.i = 1
+    onnx.save(model, copy)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """ONNX Runtime's quantisers give the root logger a handler when they are imported, and report to it."""
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -1,0 +1,1 @@
+"""Building TensorRT-LLM engines."""

@@ -1,0 +1,244 @@
+"""`mtad-export --to tensorrt-llm`: what would be built, as data; and the building, which was never executed.
+
+The plan needs no GPU and not the library. Engines are built by `trtllm-build`, one a role; see docs/tensorrt-llm.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import OPTForCausalLM
+
+from engines.base import BLOCK
+from engines.folder import vocabulary_hash, write_folder, write_json
+from engines.tensorrt_llm_spec import FORMAT, ExecutorSpec, write_executor_spec
+from export.checkpoint.checkpoint import find
+from export.checkpoint.vocabulary import common_vocabulary
+from export.tensorrt_llm.engine_plan import (
+    ARCHITECTURES,
+    QUANTIZATIONS,
+    TYPES,
+    EnginePlan,
+    plan_engine,
+    tokens_of,
+)
+from export.tensorrt_llm.opt_checkpoint import write_opt_checkpoint
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a pair is made.
+
+    Attributes:
+        target, auxiliary: its engines.
+        description: of `pair.json`.
+    """
+
+    target: EnginePlan
+    auxiliary: EnginePlan
+    description: dict[str, Any]
+
+    @property
+    def engines(self) -> tuple[EnginePlan, EnginePlan]:
+        """Both."""
+        return self.target, self.auxiliary
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "format": FORMAT,
+            **self.description,
+            "engines": {
+                plan.spec.role: {
+                    "source": str(plan.checkpoint.folder),
+                    "engine": asdict(plan.spec),
+                    "convert": plan.convert,
+                    "build": list(plan.build),
+                    "memory": {**asdict(plan.memory), "total": plan.memory.total},
+                }
+                for plan in self.engines
+            },
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.engines))
+
+
+def plan_pair(
+    target: str,
+    auxiliary: str,
+    *,
+    rows: int = 8,
+    capacity: int = 1024,
+    precision: str = "float16",
+    draft_len: int = 8,
+    beam_width: int = 4,
+    drafting: str = "search",
+    tensor_parallel: int = 1,
+    quantization: str = "none",
+    calibration: str | None = None,
+    max_num_tokens: int | None = None,
+    defaults: dict[str, object] | None = None,
+    weights: bool = True,
+) -> Plan:
+    """Plan the engines of a pair. Reads the checkpoints' configurations and tokenizers, nothing else; writes nothing.
+
+    Args:
+        target, auxiliary: local checkpoint folders or hub ids.
+        rows: texts decoded at once.
+        capacity: tokens of a text at most, prompt and new ones and one draft, a multiple of 64.
+        precision: `float16` or `bfloat16`.
+        draft_len, beam_width: largest draft.
+        drafting: how the auxiliary is to be used (`runtime.tensorrt_llm.drafting.Drafting`): one request a draft with
+            beams, or as many requests as beams.
+        tensor_parallel: GPUs of each engine.
+        quantization: of the target's weights: `none`, `fp8`, `int4_awq`. The auxiliary's stay as they are: it is small,
+            and a draft is only as good as its likelihoods.
+        calibration: data set that Model Optimizer calibrates with: a local folder or a hub id.
+        max_num_tokens: tokens an iteration runs at most, of both engines; default: enough for the longest prompt and
+            for all rows' drafts at once.
+        defaults: decoding parameters to put into `pair.json`.
+        weights: download the weights of hub ids; without, nothing can be built from the plan.
+
+    Raises:
+        InvalidInput: something cannot be built, or would not be what was asked for.
+    """
+    for name, value, least in (
+        ("rows", rows, 1),
+        ("draft_len", draft_len, 1),
+        ("beam_width", beam_width, 1),
+        ("tensor_parallel", tensor_parallel, 1),
+        ("max_num_tokens", 1 if max_num_tokens is None else max_num_tokens, 1),
+    ):
+        if value < least:
+            raise InvalidInput(name, value, f"give at least {least}")
+    for name, given, known in (
+        ("precision", precision, TYPES),
+        ("quantize", quantization, tuple(QUANTIZATIONS)),
+        ("drafting", drafting, ("search", "samples", "steps")),
+    ):
+        if given not in known:
+            raise InvalidInput(name, given, f"TensorRT-LLM engines: choose one of {', '.join(known)}")
+    if capacity < 2 * BLOCK or capacity % BLOCK:
+        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}, at least {2 * BLOCK}")
+    if draft_len * beam_width >= capacity:
+        raise InvalidInput("draft_len", draft_len, f"draft_len x beam_width must stay below the capacity, {capacity}")
+    if (quantization == "none") != (calibration is None):
+        problem = "quantized weights need a data set to be calibrated with, others none: a local folder or a hub id"
+        raise InvalidInput("calibration", calibration, problem)
+    checked = DecodingParams.from_dict(defaults or {})
+    for name, asked, most in (
+        ("draft_len", checked.drafted, draft_len),
+        ("beam_width", checked.draft_width, beam_width),
+    ):
+        if asked > most:
+            problem = f"requests ask for {asked} unless they say otherwise; build for that, or give other --defaults"
+            raise InvalidInput(name, most, problem)
+    models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
+    shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
+    tokenizers = [model.tokenizer() for model in models]
+    size = common_vocabulary(*tokenizers, *(shape.vocab_size for shape in shapes))
+    engines = []
+    for role, model, shape in zip(("target", "auxiliary"), models, shapes, strict=True):
+        is_target = role == "target"
+        beams = beam_width if drafting == "search" and not is_target else 1
+        batch = rows * beam_width // beams
+        spec = ExecutorSpec(
+            role="target" if is_target else "auxiliary",
+            architecture=shape.architecture,
+            vocab_size=shape.vocab_size,
+            dtype=precision,
+            quantization=quantization if is_target else "none",
+            tensor_parallel=tensor_parallel,
+            rows=rows,
+            capacity=capacity,
+            draft_len=draft_len,
+            beam_width=beam_width,
+            max_batch_size=batch,
+            max_input_len=capacity,
+            max_seq_len=capacity,
+            max_num_tokens=tokens_of(role, max_num_tokens, batch, draft_len if is_target else 0, beams, capacity),
+            max_beam_width=beams,
+            max_draft_len=draft_len if is_target else 0,
+            eos_token_ids=shape.eos_token_ids,
+            checkpoint_hash=shape.checkpoint_hash,
+            versions={
+                "python": platform.python_version(),
+                **{n: version(n) for n in ("mtad", "torch", "transformers")},
+            },
+        )
+        engines.append(plan_engine(spec, model, shape, calibration))
+    description = {
+        "vocab_size": size,
+        "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
+        "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
+    }
+    return Plan(engines[0], engines[1], description)
+
+
+def build_pair(plan: Plan, folder: Path, overwrite: bool = False, run: Callable[..., Any] = subprocess.run) -> None:
+    """Build what is planned into `folder`. Not executed.
+
+    Args:
+        plan: of the pair.
+        folder: the pair folder.
+        overwrite: replace an existing pair folder.
+        run: starts `trtllm-build`.
+
+    Raises:
+        InvalidInput: the library is missing, the folder is in use, or the library refuses; nothing is left behind.
+    """
+    if folder.exists() and not (overwrite and (folder / "pair.json").is_file()):
+        raise InvalidInput("pair", str(folder), "exists already; give another name, or --overwrite for a pair folder")
+    if shutil.which("trtllm-build") is None:
+        problem = "trtllm-build is not on PATH; install 'mtad[tensorrt-llm]' (docs/tensorrt-llm.md), or look at --plan"
+        raise InvalidInput("to", FORMAT, problem)
+    with write_folder(folder.absolute()) as temporary:
+        for each in plan.engines:
+            role = each.spec.role
+            _converted(each, temporary / f"{role}.checkpoint")
+            done = run(list(each.build), cwd=temporary, check=False)
+            if done.returncode:
+                raise InvalidInput(role, str(each.checkpoint.folder), f"trtllm-build failed: {' '.join(each.build)}")
+            shutil.rmtree(temporary / f"{role}.checkpoint")
+            each.checkpoint.tokenizer().save_pretrained(temporary / role)
+            used = dict(each.spec.versions)
+            with contextlib.suppress(PackageNotFoundError):
+                used["tensorrt-llm"] = version("tensorrt-llm")
+            write_executor_spec(temporary / role, replace(each.spec, versions=used))
+        write_json(temporary / "pair.json", plan.description)
+
+
+def _converted(plan: EnginePlan, folder: Path) -> None:
+    """Write the library's checkpoint."""
+    spec, arguments = plan.spec, dict(plan.convert["arguments"])
+    if ARCHITECTURES[spec.architecture] is None:
+        model = plan.checkpoint.load(torch.float32)
+        assert isinstance(model, OPTForCausalLM)
+        write_opt_checkpoint(model, folder, spec.dtype, spec.tensor_parallel)
+        return
+    mapping, models = import_module("tensorrt_llm").Mapping, import_module("tensorrt_llm.models")
+    owner = getattr(models, str(ARCHITECTURES[spec.architecture]))
+    parallel = arguments.pop("mapping")
+    if spec.quantization != "none":
+        quantized = arguments.pop("quant_config")
+        quantized["quant_algo"] = import_module("tensorrt_llm.quantization").QuantAlgo[quantized["quant_algo"]]
+        config = import_module("tensorrt_llm.models.modeling_utils").QuantConfig(**quantized)
+        owner.quantize(**arguments, output_dir=str(folder), mapping=mapping(**parallel), quant_config=config)
+        return
+    for rank in range(spec.tensor_parallel):
+        model = owner.from_hugging_face(**arguments, mapping=mapping(**parallel, rank=rank))
+        model.save_checkpoint(str(folder), save_config=rank == 0)
+        del model  # the next rank's weights take its place

@@ -1,0 +1,1 @@
+"""Comparing an engine with its checkpoint."""

@@ -1,0 +1,296 @@
+"""Does an engine compute what its checkpoint computes, or what another engine does; and if not, where does it begin?
+
+The batches, references and tolerances are those of `export/verification/verify.py`; what runs is put side by side by
+Polygraphy's `Comparator`. Layer by layer, outputs of modules are compared relative to the largest value of the
+reference, in the order in which the engine computes them: the first one that differs is where to look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from polygraphy.backend.base import BaseRunner
+from polygraphy.common import TensorMetadata
+from polygraphy.comparator import Comparator, SimpleCompareFunc
+from polygraphy.logger import G_LOGGER
+from torch import Tensor
+
+from engines.base import EngineSpec
+from engines.folder import open_engine, read_spec
+from engines.placement import Placement
+from engines.pytorch.engine import TorchEngine
+from export.checkpoint.checkpoint import Checkpoint, find
+from export.quantization.report import REPORT
+from export.verification.layers import MarkedGraph, Place, checkpoint_layers, torch_layers
+from export.verification.verify import (
+    ACTIVATIONS,
+    Case,
+    make_cases,
+    run_checkpoint,
+    run_engine,
+    sliding_window,
+    tolerance,
+)
+from mtad.errors import InvalidInput
+
+LAYER_TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.16}
+"""Largest difference accepted of what a module gives, as a share of its largest value, by engine dtype."""
+ROWS = 3
+"""Cache rows a check opens an engine with, all that `make_cases` uses."""
+
+Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output, compared over all cases.
+
+    Attributes:
+        name: `logits`, or the module's path in the checkpoint.
+        place: where the engine's graph writes it, if it has one.
+        error: largest absolute difference.
+        mean_error: mean absolute difference.
+        largest: largest absolute value of the reference.
+        allowed: largest absolute difference that is accepted.
+        same: whether all cases are within it.
+    """
+
+    name: str
+    place: Place | None
+    error: float
+    mean_error: float
+    largest: float
+    allowed: float
+    same: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """An engine beside a reference.
+
+    Attributes:
+        engine, reference: what was compared, in words.
+        tolerance: accepted difference of a logit.
+        layer_tolerance: accepted difference of a module's output, as a share of its largest value; None: not compared.
+        argmax_agreement: share of compared positions with the same likeliest token.
+        positions: compared positions, of all cases.
+        outputs: in the order in which the engine computes them; `logits` last.
+    """
+
+    engine: str
+    reference: str
+    tolerance: float
+    layer_tolerance: float | None
+    argmax_agreement: float
+    positions: int
+    outputs: tuple[Output, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether everything compared is within its tolerance."""
+        return all(output.same for output in self.outputs)
+
+    @property
+    def first_different(self) -> Output | None:
+        """The first output that is not within its tolerance."""
+        return next((output for output in self.outputs if not output.same), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; numbers that are not finite become text."""
+        first = self.first_different
+        values = {**asdict(self), "same": self.same, "first_different": first and first.name}
+        for output in values["outputs"]:
+            for name in ("error", "mean_error", "largest"):
+                if not torch.isfinite(torch.tensor(output[name])):
+                    output[name] = str(output[name])
+        return values
+
+
+class _Runner(BaseRunner):  # type: ignore[misc]
+    """What a case gives, to Polygraphy's comparator."""
+
+    def __init__(self, name: str, compute: Callable[[Case], Outputs]) -> None:
+        super().__init__(name)
+        self._compute = compute
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """A case's four tensors."""
+        names = ("tokens", "lengths", "drafted", "parents")
+        shapes = ((None, None), (None,), (None, None), (None, None))
+        metadata = TensorMetadata()
+        for name, shape in zip(names, shapes, strict=True):
+            metadata.add(name, torch.int64, shape)
+        return metadata
+
+    def infer_impl(self, feed_dict: dict[str, Any]) -> dict[str, Any]:
+        """Outputs by name."""
+        started = time.perf_counter()
+        outputs = self._compute(Case(**{name: torch.as_tensor(value) for name, value in feed_dict.items()}))
+        self.inference_time = time.perf_counter() - started
+        return {name: value.numpy() for name, value in outputs.items()}
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """One side of a comparison: its name, how it computes, and where its outputs are written."""
+
+    name: str
+    compute: Callable[[Case], Outputs]
+    places: dict[str, Place]
+
+
+def check(
+    folder: Path,
+    other: Path | None = None,
+    *,
+    checkpoint: str | None = None,
+    layers: bool = False,
+    allowed: float | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int], None] = lambda total, done: None,
+) -> Check:
+    """Compare an engine with its checkpoint, or with another engine of the same model.
+
+    Args:
+        folder: the engine's folder.
+        other: another engine's; without it the checkpoint is what the engine is compared with.
+        checkpoint: where the checkpoint is, a folder or hub id; default: where the engine was exported from.
+        layers: compare what every module gives as well.
+        allowed: accepted difference of a logit, instead of the one for the engines' dtypes.
+        seed: of the random batches and trees.
+        threads: CPU threads of an engine.
+        progress: called with how many texts the reference has to run, and how many it ran since the last call.
+
+    Raises:
+        InvalidInput: a folder is no engine, the checkpoint is not there, or the two are of different models.
+    """
+    spec = read_spec(folder)
+    shared, window, specs = spec, None, [spec]
+    if other is None:
+        source = _find(folder, spec, checkpoint)
+        window = sliding_window(source.config)
+    else:
+        if checkpoint is not None:
+            raise InvalidInput("checkpoint", checkpoint, "compare with a checkpoint or with another engine, not both")
+        second = read_spec(other)
+        for name in ("architecture", "layers", "vocab_size"):
+            ours, theirs = getattr(spec, name), getattr(second, name)
+            if ours != theirs:
+                raise InvalidInput(name, f"{ours} and {theirs}", "these are engines of two models")
+        shared = replace(spec, rows=min(spec.rows, second.rows), capacity=min(spec.capacity, second.capacity))
+        specs.append(second)
+    for one in specs:
+        if one.precision in ACTIVATIONS and allowed is None:
+            problem = f"an engine of precision {one.precision} has other weights than its checkpoint; give --tolerance"
+            raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
+    cases = make_cases(shared, window, seed)
+    total = sum(len(case.compared[0]) for case in cases) if other is None else len(cases)
+    each = partial(progress, total)
+    each(0)
+    engine = _engine(folder, spec, layers, threads)
+    if other is None:
+        reference = _checkpoint(source, spec, layers, lambda lengths: each(len(lengths)))
+    else:
+        reference = _engine(other, second, layers, threads, lambda: each(1))
+    limit = sum(map(tolerance, specs)) if allowed is None else allowed
+    share = sum(LAYER_TOLERANCE[one.dtype] for one in specs) if layers else None
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        return _compare(engine, reference, cases, limit, share)
+
+
+def _engine(
+    folder: Path, spec: EngineSpec, layers: bool, threads: int, each: Callable[[], None] = lambda: None
+) -> _Subject:
+    engine = open_engine(folder, Placement(threads=threads), min(spec.rows, ROWS))
+    run: Callable[[Case], Outputs]
+    places: dict[str, Place] = {}
+    if not layers:
+
+        def run(case: Case) -> Outputs:
+            return {"logits": run_engine(engine, case)}
+
+    elif isinstance(engine, TorchEngine):
+        run = partial(torch_layers, engine)
+    elif spec.format == "onnx":
+        marked = MarkedGraph(folder, threads)
+        run, places = partial(marked.layers, engine), marked.places
+    else:
+        problem = f"{spec.format} engines show nothing but their logits; check the onnx engine of the same checkpoint"
+        raise InvalidInput("layers", str(folder), problem)
+
+    def compute(case: Case) -> Outputs:
+        outputs = run(case)
+        each()
+        return outputs
+
+    return _Subject(f"{folder} ({spec.format}, {spec.dtype})", compute, places)
+
+
+def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
+    """The checkpoint of an engine.
+
+    Raises:
+        InvalidInput: it is not there, or is not of the engine's model.
+    """
+    if given is None and not spec.source:
+        raise InvalidInput("checkpoint", None, f"{folder} does not say where its checkpoint is; give --checkpoint")
+    source = find("checkpoint", given or spec.source)
+    architecture = source.config.architectures[0]
+    if architecture != spec.architecture:
+        raise InvalidInput("checkpoint", str(source.folder), f"is a {architecture}, the engine a {spec.architecture}")
+    if given is None and source.digest != spec.checkpoint_hash:
+        problem = "has changed since the engine was exported from it; give --checkpoint to compare all the same"
+        raise InvalidInput("checkpoint", spec.source, problem)
+    return source
+
+
+def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Subject:
+    model = source.load(torch.float32)
+    if model.config.get_text_config().vocab_size != spec.vocab_size:
+        width = model.config.get_text_config().vocab_size
+        raise InvalidInput("checkpoint", str(source.folder), f"has {width} logits, the engine {spec.vocab_size}")
+    model.set_attn_implementation("eager")
+
+    def compute(case: Case) -> Outputs:
+        return checkpoint_layers(model, case, each) if layers else {"logits": run_checkpoint(model, case, each)}
+
+    return _Subject(f"{source.folder} (checkpoint, float32)", compute, {})
+
+
+def _compare(
+    engine: _Subject, reference: _Subject, cases: tuple[Case, ...], limit: float, share: float | None
+) -> Check:
+    feeds = [{name: value.numpy() for name, value in vars(case).items()} for case in cases]
+    runs = Comparator.run([_Runner(one.name, one.compute) for one in (engine, reference)], data_loader=feeds)
+    (_, ours), (_, theirs) = runs
+    names = [name for name in ours[0].keys() if name in theirs[0].keys() and name != "logits"]  # noqa: SIM118
+    if share is not None and not names:
+        raise InvalidInput("layers", engine.name, "it has no module in common with what it is compared with")
+    for name in names:
+        shapes = [run[0][name].shape for run in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise InvalidInput(name, f"{shapes[0]} and {shapes[1]}", "these are outputs of two models")
+    largest = {name: max(float(abs(one[name]).max()) for one in theirs) for name in [*names, "logits"]}
+    limits = {name: (share or 0) * largest[name] for name in names} | {"logits": limit}
+    found = Comparator.compare_accuracy(
+        runs, compare_func=SimpleCompareFunc(atol=limits, rtol=0, check_error_stat="max")
+    )
+    ((results,),) = (result.values() for result in found)
+    outputs = []
+    for name in limits:
+        of_cases = [result[name] for result in results]
+        errors = torch.tensor([float(one.max_absdiff) for one in of_cases])
+        mean = torch.tensor([float(one.mean_absdiff) for one in of_cases]).mean()
+        same, place = all(map(bool, of_cases)), engine.places.get(name)
+        outputs.append(Output(name, place, float(errors.max()), float(mean), largest[name], limits[name], same))
+    agree = [(a["logits"].argmax(-1) == b["logits"].argmax(-1)) for a, b in zip(ours, theirs, strict=True)]
+    positions = sum(map(len, agree))
+    agreement = float(sum(one.sum() for one in agree)) / positions
+    return Check(engine.name, reference.name, limit, share, agreement, positions, tuple(outputs))

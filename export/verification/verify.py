@@ -1,0 +1,285 @@
+"""Does an engine compute what the checkpoint computes? Checked on every export, before the folder gets its name.
+
+The same batches, references and tolerances serve `mtad-check` (`export/verification/check.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from engines.base import Engine, EngineSpec, Step, mask_length
+from mtad.errors import VerificationFailed
+from mtad.tree import attend
+
+TOLERANCE = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 1.0}
+"""Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32. With
+quantised weights the reference has the same ones, and both compute in float32. bfloat16 has three bits fewer than
+float16; up to 0.72 was seen, of random models with large logits. A wrong graph is off by 10 and more."""
+WIDENED = {"float16": 0.0125, "bfloat16": 0.1}
+"""Largest difference of a logit that is accepted of a graph of this dtype computed in float32, against the checkpoint
+with weights rounded to it: up to 2e-5 where all that is rounded are weights, but constants of the graph are as well,
+such as the factor of Gemma's embeddings."""
+ACTIVATIONS = {"int8": 0.1, "int4": 0.1, "int8-dynamic": 0.3, "int8-static": 0.3, "fp8": 0.3}
+"""Root mean square of the differences that is accepted, in standard deviations of the logits, where activations are
+quantised too: by precision, weights being those of the reference. A wrong graph differs by 1 and more."""
+CHUNK = 256
+"""Tokens stored in one step."""
+NODES = 6
+"""Drafted tokens a row."""
+LOGITS = 2**26
+"""Logits of the reference at most in one pass, which gives them for every position."""
+LONG = 512
+"""Contexts longer than this are compared at the root and the last node alone: each costs a pass without a cache."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A ragged batch with a token tree on each row's last token.
+
+    Attributes:
+        tokens: int64 [R, T], contexts, right-padded.
+        lengths: int64 [R], tokens of each context.
+        drafted: int64 [R, N], the trees' tokens.
+        parents: int64 [R, N], -1 is the context's last token; every parent comes before its children.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    drafted: Tensor
+    parents: Tensor
+
+    @property
+    def ancestors(self) -> Tensor:
+        """Bool [R, N, N]: which nodes lie on the path to each node, itself included."""
+        return ancestors_of(self.parents)
+
+    @property
+    def compared(self) -> tuple[Tensor, Tensor]:
+        """Rows and positions in the step that are compared, int64 [K] each; position 0 is the root, 1 the first."""
+        nodes = self.drafted.shape[1]
+        where = [
+            (row, position)
+            for row, length in enumerate(self.lengths.tolist())
+            for position in (range(nodes + 1) if length <= LONG else (0, nodes))
+        ]
+        rows, positions = torch.tensor(where).T
+        return rows, positions
+
+
+def tolerance(spec: EngineSpec) -> float:
+    """Largest difference of a logit that is accepted of an engine, against its checkpoint in float32."""
+    return TOLERANCE[spec.dtype]
+
+
+def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
+    """Parents of random trees, int64 [R, N]; -1 is the root."""
+    draws = torch.rand(rows, nodes, generator=generator)
+    return (draws * torch.arange(1, nodes + 1)).long() - 1
+
+
+def ancestors_of(parents: Tensor) -> Tensor:
+    """Bool [R, N, N] from parents [R, N] in which every parent comes before its children."""
+    rows, nodes = parents.shape
+    seen = torch.zeros(rows, nodes, nodes, dtype=torch.bool)
+    for node in range(nodes):
+        up = parents[:, node]
+        above = seen[torch.arange(rows), up.clamp(min=0)] & (up >= 0)[:, None]
+        seen[:, node] = above
+        seen[:, node, node] = True
+    return seen
+
+
+def make_cases(spec: EngineSpec, window: int | None, seed: int = 0) -> tuple[Case, Case]:
+    """Ragged rows with a chain, and the same rows with random trees.
+
+    Args:
+        spec: rows, capacity and vocabulary they must fit.
+        window: the model's sliding window; where the capacity exceeds it, one row is longer than it.
+        seed: of the random tokens and trees.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows, window = min(3, spec.rows), window or 0
+    longest = max(37, window + 9) if window < spec.capacity else 37
+    lengths = torch.tensor([longest, 9, 21][:rows]).clamp(max=spec.capacity - NODES - 1)
+    tokens = torch.randint(spec.vocab_size, (rows, int(lengths.max())), generator=generator)
+    drafted = torch.randint(spec.vocab_size, (rows, NODES), generator=generator)
+    chain = Case(tokens, lengths, drafted, torch.arange(-1, NODES - 1).repeat(rows, 1))
+    return chain, replace(chain, parents=random_tree(rows, NODES, generator))
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """Tokens that the narrowest attention of a model reaches back; None: all."""
+    window: int | None = getattr(config.get_text_config(), "sliding_window", None)
+    return window
+
+
+def run_engine(engine: Engine, case: Case) -> Tensor:
+    """Logits float32 [K, V] of an engine at what a case compares; its cache is overwritten."""
+    return compared(case, engine.step(begin(engine, case)).flip(1))
+
+
+def begin(engine: Engine, case: Case) -> Step:
+    """Store a case's contexts in an engine's cache, but for their last tokens; return the step that scores the trees.
+
+    The step keeps all positions in reverse, so that selecting them is checked as well.
+    """
+    lengths, ancestors = case.lengths, case.ancestors
+    rows, nodes = case.drafted.shape
+    _prefill(engine, case.tokens)
+    size = mask_length(case.tokens.shape[1] + nodes, engine.spec.capacity)
+    root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
+    columns = (torch.arange(size) - (lengths - 1)[:, None]).clamp(0, nodes + 1)  # as `tree_columns` counts
+    return Step(
+        tokens=torch.cat([case.tokens.gather(1, lengths[:, None] - 1), case.drafted], 1),
+        positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
+        write_at=lengths - 1,
+        mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
+        keep=torch.arange(nodes, -1, -1),
+    )
+
+
+@torch.inference_mode()
+def run_checkpoint(
+    model: PreTrainedModel, case: Case, each: Callable[[list[int]], None] = lambda lengths: None
+) -> Tensor:
+    """Logits float32 [K, V] of a checkpoint at what a case compares.
+
+    The model's own forward pass without a cache, on the full token sequence of each tree path, several at once, padded
+    behind their ends: nothing of the hook, the masks or the cache is shared with what is being checked.
+
+    Args:
+        model: the checkpoint in float32, with its own attention.
+        case: what to run.
+        each: called after each pass with the lengths of its sequences, in the order of what is compared.
+    """
+    ancestors, paths = case.ancestors, []
+    for row, position in zip(*(part.tolist() for part in case.compared), strict=True):
+        path = case.drafted[row][ancestors[row, position - 1]] if position else case.drafted[row, :0]
+        paths.append(torch.cat([case.tokens[row, : case.lengths[row]], path]))
+    together = max(1, LOGITS // (max(map(len, paths)) * model.config.get_text_config().vocab_size))
+    last = []
+    for start in range(0, len(paths), together):
+        part = paths[start : start + together]
+        lengths = list(map(len, part))
+        logits = model(torch.nn.utils.rnn.pad_sequence(part, batch_first=True), use_cache=False).logits
+        last.append(logits[torch.arange(len(part)), torch.tensor(lengths) - 1].float())
+        each(lengths)
+    return torch.cat(last)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an engine said, kept so that it can be closed before its checkpoint is read.
+
+    Attributes:
+        spec: the engine's.
+        cases: what it was asked.
+        logits: its answers, [K, V] each.
+    """
+
+    spec: EngineSpec
+    cases: tuple[Case, ...]
+    logits: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between an engine's logits and a model's.
+
+    Attributes:
+        worst: the largest absolute difference of a logit.
+        relative: root mean square of the differences, in standard deviations of the model's logits.
+    """
+
+    worst: float
+    relative: float
+
+
+@torch.inference_mode()
+def observe(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Observation:
+    """Run an engine on ragged rows, a chain and a random tree.
+
+    Args:
+        engine: freshly opened; its cache is overwritten, and zero at the end.
+        model: the checkpoint's model; only its configuration is looked at.
+        seed: of `make_cases`.
+    """
+    cases = make_cases(engine.spec, sliding_window(model.config), seed)
+    logits = tuple(run_engine(engine, case) for case in cases)
+    engine.kv.zero_()
+    return Observation(engine.spec, cases, logits)
+
+
+@torch.inference_mode()
+def compare(observed: Observation, model: PreTrainedModel) -> Difference:
+    """Compare what an engine said with what its checkpoint says, the model in float32 with its own attention."""
+    expected = torch.cat([run_checkpoint(model, case) for case in observed.cases])
+    difference = torch.cat(observed.logits) - expected
+    return Difference(float(difference.abs().max()), float(difference.square().mean().sqrt() / expected.std()))
+
+
+def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0, allowed: float | None = None) -> float:
+    """`observe`, unless that was done, and `compare`: refuse what is further off than `allowed`, or `tolerance`.
+
+    Returns:
+        the largest absolute difference of a logit.
+
+    Raises:
+        VerificationFailed: it exceeds the tolerance, or is not a number.
+    """
+    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
+    spec, worst = observed.spec, compare(observed, model).worst
+    limit = tolerance(spec) if allowed is None else allowed
+    if not worst <= limit:
+        raise VerificationFailed(
+            f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
+            f"(allowed for {spec.precision}: {limit}); the engine was not written"
+        )
+    return worst
+
+
+def verify_activations(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) -> float:
+    """The same for an engine that quantises activations: refuse what is further off than `ACTIVATIONS`.
+
+    Args:
+        engine: with quantised weights.
+        model: with the same weights, in float32.
+
+    Returns:
+        `Difference.relative`.
+
+    Raises:
+        VerificationFailed: it exceeds the tolerance, or is not a number.
+    """
+    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
+    precision, relative = observed.spec.precision, compare(observed, model).relative
+    if not relative <= ACTIVATIONS[precision]:
+        raise VerificationFailed(
+            f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "
+            f"of their spread (allowed: {ACTIVATIONS[precision]}): quantised activations cost this model too much; "
+            "choose another precision; the engine was not written"
+        )
+    return relative
+
+
+def compared(case: Case, values: Tensor) -> Tensor:
+    """Float32 [K, ..] at what a case compares, of [R, 1 + N, ..]."""
+    rows, positions = case.compared
+    return values[rows, positions].float()
+
+
+def _prefill(engine: Engine, tokens: Tensor) -> None:
+    """All but each row's last token, right-padded; padding is overwritten by later steps."""
+    rows, longest = tokens.shape
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for start in range(0, longest, CHUNK):
+        part = tokens[:, start : start + CHUNK].contiguous()
+        positions = torch.arange(start, start + part.shape[1]).repeat(rows, 1)
+        size = mask_length(start + part.shape[1], engine.spec.capacity)
+        mask = (torch.arange(size) <= positions[:, :, None])[:, None]
+        engine.step(Step(part, positions, torch.full((rows,), start), mask, nothing))

@@ -1,0 +1,1 @@
+"""The command-line tools that open a pair, and the parser all commands share."""

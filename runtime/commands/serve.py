@@ -1,0 +1,186 @@
+"""`mtad-serve`: a pair of engines behind an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtad.errors import InvalidInput
+from runtime.commands.entry import Parser, command
+from runtime.commands.placement_options import add_placement, placement_of
+
+if TYPE_CHECKING:
+    import socket
+
+    from runtime.server.options import ServerOptions
+
+log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "MTAD_API_KEY"
+PORT = 8000
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `mtad-serve`."""
+    described = Parser(
+        prog="mtad-serve",
+        description="Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. "
+        "Parameters that a request leaves out come from the pair's tuned defaults, not from OpenAI's.",
+        epilog=f"API keys also come from the variable {KEY_VARIABLE}. SIGTERM drains: accepted requests end, new ones "
+        "get 503, then the server stops; a second signal cancels what still runs.",
+    )
+    described.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
+    described.add_argument("--port", type=int, default=PORT, help="port; 0 takes a free one (default %(default)s)")
+    described.add_argument("--model", help="name the pair is served under (default: the folder's)")
+    described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
+    keys = described.add_argument_group("who may use it, and how much")
+    keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
+    keys.add_argument("--api-key-file", type=Path, help="file with one key a line")
+    keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
+    keys.add_argument("--body-seconds", type=float, default=30, help="for a request to arrive (default %(default)s)")
+    keys.add_argument("--request-seconds", type=float, default=600, help="for a request to end (default %(default)s)")
+    keys.add_argument("--drain-seconds", type=float, default=60, help="after SIGTERM, to end (default %(default)s)")
+    engine = described.add_argument_group("engine; see runtime.LLM")
+    size = engine.add_mutually_exclusive_group()
+    size.add_argument("--rows", type=int, help="requests decoded at once (default: what the pair was exported with)")
+    size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
+    engine.add_argument(
+        "--tensor-parallel", type=int, default=1, help="GPUs the target is divided over (default %(default)s)"
+    )
+    engine.add_argument("--max-waiting", type=int, default=1024, help="longest queue (default %(default)s)")
+    engine.add_argument("--max-draft-len", type=int, default=8, help="largest draft_len (default %(default)s)")
+    engine.add_argument("--max-beam-width", type=int, default=8, help="largest beam_width (default %(default)s)")
+    engine.add_argument(
+        "--max-prefill-tokens", type=int, default=256, help="prompt tokens a turn (default %(default)s)"
+    )
+    engine.add_argument("--prefix-tokens", type=int, help="prompt tokens kept for reuse (default: two rows' worth)")
+    add_placement(engine)
+    group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
+    group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
+    group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
+    group.add_argument(
+        "--replica-cpus", type=float, default=1, help="of each, for Ray's accounts (default %(default)s)"
+    )
+    group.add_argument("--replica-gpus", type=float, default=0, help="of each (default %(default)s)")
+    group.add_argument("--ray-address", help="of a running Ray cluster (default: one of this machine's own)")
+    watch = described.add_argument_group("watching it")
+    watch.add_argument("--trace", action="store_true", help="OpenTelemetry spans; needs opentelemetry-api")
+    watch.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
+    watch.add_argument("--access-log", action="store_true", help="log a line for each request")
+    return described
+
+
+@command
+def main() -> None:
+    """Entry point of `mtad-serve`."""
+    options = parser().parse_args()
+    if not 0 <= options.port < 2**16:
+        raise InvalidInput("port", options.port, "give 0 to 65535")
+    keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None
+
+    import torch
+
+    from engines.memory import parse_bytes
+    from engines.pytorch.hook import quiet_transformers
+    from runtime.async_llm import AsyncLLM
+    from runtime.server.app import create_app
+    from runtime.server.chat import read_template
+    from runtime.server.options import ServerOptions
+    from runtime.server.uvicorn_server import bind, serve
+
+    quiet_transformers()
+    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    settings = ServerOptions(  # bad options are refused before the engines are opened
+        model=options.model or options.pair.resolve().name,
+        api_keys=keys,
+        max_body_bytes=parse_bytes(options.max_body),
+        body_seconds=options.body_seconds,
+        request_seconds=options.request_seconds,
+        drain_seconds=options.drain_seconds,
+        trace=options.trace,
+    )
+    if options.max_replicas is not None and options.replicas is None:
+        raise InvalidInput("max-replicas", options.max_replicas, "only with --replicas, the least of them")
+    if options.tensor_parallel > 1:
+        from engines.parallel.engine import follow_if_told
+
+        follow_if_told()  # one process listens
+    bound = bind(options.host, options.port)
+    if not keys and not is_loopback(options.host):
+        log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
+    names = ("rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
+    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")} | placement_of(options)
+    if options.replicas is not None:
+        if options.tensor_parallel != 1:
+            raise InvalidInput("tensor-parallel", options.tensor_parallel, "not together with --replicas")
+        _serve_cluster(options, settings, limits, bound)
+        return
+    engine = AsyncLLM(options.pair, tensor_parallel=options.tensor_parallel, **limits)
+    if options.chat_template:
+        template = read_template(options.chat_template, engine.llm.pair.tokenizer)
+        settings = ServerOptions(**{**vars(settings), "chat_template": template})
+    app = create_app(engine, settings)
+    serve(app, engine, bound, settings, options.log_level, options.access_log)
+    if engine.cause is not None:
+        sys.exit(f"mtad-serve: failed: the engine stopped: {engine.cause}")
+
+
+def _serve_cluster(
+    options: argparse.Namespace, settings: ServerOptions, limits: dict[str, Any], bound: socket.socket
+) -> None:
+    """Serve with several replicas; the engines are theirs."""
+    from transformers import AutoTokenizer
+
+    from engines.folder import read_spec
+    from runtime.cluster.options import ClusterOptions
+    from runtime.cluster.run import serve_cluster
+    from runtime.server.chat import read_template
+
+    sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
+    cluster = ClusterOptions(*sizes, options.ray_address)
+    read_spec(options.pair / "target")  # a folder that is no pair is refused before anything is started
+    if options.chat_template:
+        tokenizer = AutoTokenizer.from_pretrained(options.pair / "target", local_files_only=True)
+        settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
+    serve_cluster(options.pair, limits, settings, cluster, bound, options.log_level, options.access_log)
+
+
+def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:
+    """API keys from all three places.
+
+    Raises:
+        InvalidInput: the file cannot be read, or holds no key.
+    """
+    found = [*given, *([variable] if variable else [])]
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput("api-key-file", str(file), f"cannot be read: {error}") from None
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise InvalidInput("api-key-file", str(file), "holds no key; one a line")
+        found += keys
+    return tuple(found)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,188 @@
+"""`mtad-tune`: the decoding parameters of a pair, chosen on prompts of yours and written into its `pair.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtad.errors import InvalidInput
+from mtad.params import METHODS, DecodingParams
+from runtime.commands.entry import Parser, command
+from runtime.commands.placement_options import add_placement, placement_of
+
+if TYPE_CHECKING:
+    from runtime.tuning.search import Tuning
+
+LARGEST = 8
+"""`draft_len` and `beam_width` that `LLM` takes without being told to."""
+
+
+@command
+def main() -> None:
+    """Entry point of `mtad-tune`."""
+    parser = Parser(
+        prog="mtad-tune",
+        description="Choose draft length, beam width and acceptance threshold of a pair on prompts of yours, print "
+        "what was measured, and make the choice the pair's default. Goal speed: the most tokens/s within the bounds on "
+        "quality; goal quality: the best text within the bound on speed. Use prompts that are not used to report.",
+    )
+    parser.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    parser.add_argument(
+        "--prompts", type=Path, required=True, help='JSON lines with "prompt" and perhaps "answer" (the text, exactly)'
+    )
+    parser.add_argument("--method", default="mtad", help="what to tune (default %(default)s)")
+    parser.add_argument("--goal", default="speed", help="speed or quality (default %(default)s)")
+    bounds = (
+        ("max-perplexity", 1.0, "goal speed: perplexity at most, as a multiple of sample's"),
+        ("accuracy-loss", 0.0, "goal speed: share of right answers below sample's at most, where answers are given"),
+        ("min-speed", 1.0, "goal quality: tokens/s at least, as a multiple of speculative's"),
+        ("min-distinct", 0.0, "distinct-2 at least, as a multiple of sample's: a bound on repetition"),
+    )
+    for name, default, text in bounds:
+        parser.add_argument(f"--{name}", type=float, default=default, help=f"{text} (default %(default)s)")
+    parser.add_argument("--search", default="coordinate", help="coordinate or grid (default %(default)s)")
+    for name in ("draft-len", "beam-width", "accept-threshold", "draft-confidence"):
+        parser.add_argument(f"--{name}", help="values to try, separated by commas")
+    parser.add_argument("--params", default="{}", help="all other decoding parameters, as a JSON object")
+    parser.add_argument("--limit", type=int, help="use the first prompts only")
+    parser.add_argument("--seeds", type=int, default=1, help="texts a prompt (default %(default)s)")
+    add_placement(parser)
+    parser.add_argument("--dry-run", action="store_true", help="leave pair.json as it is")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    options = parser.parse_args()
+
+    if options.method not in METHODS:
+        raise InvalidInput("method", options.method, f"unknown; choose one of {', '.join(METHODS)}")
+    for name in ("limit", "seeds"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise InvalidInput(name, getattr(options, name), "give at least 1")
+    given = _object(options.params)
+    for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
+        if name in given:
+            raise InvalidInput("params", name, "is not for --params; see mtad-tune --help")
+    DecodingParams.from_dict({**given, "method": options.method})
+
+    from runtime.tuning.prompts import read_prompts
+    from runtime.tuning.search import GRID, Objective, describe, grid_of, tune
+
+    own = grid_of(METHODS[options.method])
+    grid = {name: _values(name, getattr(options, name)) or values for name, values in own.items()}
+    for name in GRID:
+        if getattr(options, name) and name not in own:
+            raise InvalidInput(name, getattr(options, name), f"{options.method} does not use it")
+    bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
+    for name in ("draft_len", "beam_width"):
+        if name in grid and max(grid[name]) > LARGEST:
+            problem = f"{LARGEST} is the most that engines are opened for by default, and the choice becomes a default"
+            raise InvalidInput(name, getattr(options, name), problem)
+    objective = Objective(options.goal, **bound)
+    if options.search not in ("coordinate", "grid"):
+        raise InvalidInput("search", options.search, "give coordinate or grid")
+    examples = read_prompts(options.prompts)[: options.limit]
+    if len(examples) < 2:
+        raise InvalidInput("prompts", str(options.prompts), "give at least two prompts")
+
+    import torch
+    from tqdm import tqdm
+
+    from engines.folder import exported_defaults, read_json
+    from engines.pytorch.hook import quiet_transformers
+    from runtime.llm import LLM
+    from runtime.pair import write_tuning
+
+    quiet_transformers()
+    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    llm = LLM(options.pair, prefix_tokens=0, **placement_of(options))
+    exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
+    base = DecodingParams.from_dict({**exported, **given, "method": options.method})
+    with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        found = tune(
+            llm,
+            [example.prompt for example in examples],
+            base,
+            objective,
+            grid,
+            options.search,
+            options.seeds,
+            lambda number, text: examples[number].right(text),
+            progress,
+        )
+    report = {
+        "method": options.method,
+        **describe(found, objective),
+        "search": options.search,
+        "prompts": {"sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(), "count": len(examples)},
+        "seeds": options.seeds,
+        "params": given,
+        "versions": {"mtad": version("mtad")},
+    }
+    print(json.dumps(report) if options.json else curve(found))
+    if not found.fits:
+        problem = f"no setting keeps the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
+        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is as it was; widen a bound")
+    if not options.dry_run:
+        write_tuning(options.pair, {**given, "method": options.method, **found.choice.values}, report)
+    if not options.json:
+        print(f"\n{'chosen' if options.dry_run else f'written to {options.pair}'}: {json.dumps(found.choice.values)}")
+
+
+def curve(found: Tuning) -> str:
+    """All points of a search as a table; the chosen one is marked."""
+    names = list(found.choice.values)
+    heads = [*names, "tokens/s", "x sample", "x speculative", "perplexity", "x sample", "accuracy %", "distinct-2"]
+    lines = [[*heads, "tokens a pass", ""]]
+    for point in sorted(found.points, key=lambda point: tuple(point.values.values())):
+        accuracy = "-"
+        if point.accuracy is not None:
+            accuracy = f"{point.accuracy:.1%} ({point.accuracy_gain:+.1%} ±{point.accuracy_gain_error:.1%})"
+        lines.append(
+            [
+                *(f"{point.values[name]:g}" for name in names),
+                f"{point.tokens_per_second:.0f}",
+                f"{point.speed:.2f} ±{point.speed_error:.2f}",
+                f"{point.speed_vs_speculative:.2f}",
+                f"{point.perplexity:.2f}",
+                f"{point.perplexity_ratio:.3f} ±{point.perplexity_ratio_error:.3f}",
+                accuracy,
+                f"{point.distinct_2:.2f}",
+                f"{point.block_efficiency:.2f}",
+                "<- chosen" if point is found.choice else "",
+            ]
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _values(name: str, text: str | None) -> tuple[Any, ...]:
+    """Values of an option, each one that `DecodingParams` takes."""
+    if text is None:
+        return ()
+    kind = int if name in ("draft_len", "beam_width") else float
+    try:
+        found = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(name, text, "give numbers separated by commas") from None
+    for value in found:
+        DecodingParams.from_dict({name: value})
+    if len(set(found)) < len(found):
+        raise InvalidInput(name, text, "a value is given twice")
+    return found
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidInput("params", text, 'give a JSON object such as {"temperature": 0.8}')
+    return value

@@ -1,0 +1,1 @@
+"""Constrained decoding: penalties, biases, grammars and schemas as masks over the vocabulary."""

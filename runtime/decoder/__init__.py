@@ -1,0 +1,1 @@
+"""One block of decoding: draft, score, accept, commit."""

@@ -1,0 +1,297 @@
+"""How a block's input is laid out, in memory that stays the same from block to block."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.base import mask_length
+from engines.buffers import Slab, packed, size_of, views
+from engines.graphs.runner import bucket_length
+from mtad.draft import Level, root
+from mtad.live import Beams, Live
+from mtad.noise import Draws, Noise, node_noise
+from mtad.params import DecodingParams
+from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
+from runtime.constraints.constraint import Constraint, Constraints
+from runtime.decoder.batch import Batch, Padded
+
+KEPT, KEPT_BYTES = 64, 2**22
+"""Batches of parameters whose tensors are kept, and the memory they may take together; the latest is always kept."""
+
+
+class Buckets(NamedTuple):
+    """Batches of few shapes, for devices that record a block once for each of them.
+
+    Rows are padded to a power of two, masks to a power of two of 64 columns, candidates to a power of two; each
+    within its limit. A padded row has the last row's parameters and two committed tokens.
+
+    Attributes:
+        rows, capacity: of the engines.
+        few: pad; else rows and candidates stay as they are, and masks are multiples of 64 columns.
+        pinned: whether batches lie in memory of the host that a GPU copies without its help.
+    """
+
+    rows: int
+    capacity: int
+    few: bool
+    pinned: bool
+
+    def padded(self, rows: int) -> int:
+        """Rows of the batch."""
+        return min(1 << (rows - 1).bit_length(), self.rows) if self.few else rows
+
+    def shape(self, shape: Shape, vocab_size: int) -> Shape:
+        """The shape of its blocks."""
+        candidates = min(1 << (shape.candidates - 1).bit_length(), vocab_size)
+        return shape._replace(candidates=candidates) if self.few else shape
+
+    def length(self, longest: int, shape: Shape) -> int:
+        """Columns of its masks, where the longest row has `longest` committed tokens."""
+        end = longest + shape.draft_len * shape.width
+        return (bucket_length if self.few else mask_length)(end, self.capacity)
+
+
+class Batches:
+    """Makes batches, all in the same memory. Owns it: what others keep of a batch keeps nothing else alive.
+
+    Parameters are made tensors once for as long as rows ask for the same, whichever requests they are.
+
+    Args:
+        vocab_size: V.
+        eos: tokens that end a text.
+        buckets: what batches are padded to; None leaves them as they are.
+    """
+
+    def __init__(self, vocab_size: int, eos: Sequence[int], buckets: Buckets | None = None) -> None:
+        self._vocab_size, self._eos, self._buckets = vocab_size, eos, buckets
+        self._layouts: OrderedDict[tuple[object, ...], _Layout] = OrderedDict()
+        self._slab = Slab(pinned=buckets is not None and buckets.pinned)
+        self._places: OrderedDict[tuple[int, Shape], _Place] = OrderedDict()
+        self._placed: tuple[_Layout, _Place] | None = None
+
+    def batch(
+        self,
+        params: Sequence[DecodingParams],
+        last_two: Sequence[tuple[int, int]],
+        committed: Sequence[int],
+        keys: Sequence[tuple[int, int]],
+        constraints: Sequence[Constraint | None] = (),
+        beams: Sequence[Beams] = (),
+    ) -> Batch:
+        """The input of a block; its tensors are valid until the next call.
+
+        Args:
+            params: of each row, as far as this block goes: a draft may be shorter or narrower than the request's.
+            last_two: the last two committed tokens of each row.
+            committed: committed tokens of each row.
+            keys: (seed, block index) of each row.
+            constraints: of each row; () where none asks for anything.
+            beams: live beams of each row; () where there are none.
+        """
+        layout, place = self._place(params)
+        tail, counts, accept, bonus, nodes, gumbel = place.arrays
+        tail[: layout.count], counts[: layout.count] = last_two, committed
+        layout.draws.into(gumbel, accept, bonus, nodes, keys)
+        if place.live is not None:
+            alive = [*(beams or [[]] * layout.count), *[[]] * (len(tail) - layout.count)]
+            for ours, given in zip(place.live, Live.of(alive, layout.shape.draft_len, layout.shape.width), strict=True):
+                ours.copy_(given)
+        asked = None
+        if any(x is not None for x in constraints):
+            asked = Constraints.of([*constraints, *[None] * (len(tail) - layout.count)])
+        batch = place.batch(layout, max(committed), asked, partial(self._cut, params))
+        return place.padded(batch, layout, self._buckets) if self._buckets else batch
+
+    def _cut(self, params: Sequence[DecodingParams], batch: Batch, levels: int) -> Batch:
+        """See `Batch.cut`. A row's noise is what it has drawn for its whole draft."""
+        if levels == batch.shape.draft_len:
+            return batch
+        assert self._placed is not None, "a batch has been laid out"
+        tail, counts, accept, bonus, nodes, _ = (values.copy() for values in self._placed[1].arrays)
+        layout, place = self._place([replace(p, draft_len=min(p.draft_len, levels)) for p in params])
+        kept = tail, counts, accept[:, :levels], bonus, nodes[:, :levels, : layout.shape.score_width]
+        for ours, theirs in zip(place.arrays, kept, strict=False):
+            ours[:] = theirs
+        return place.batch(layout, batch.longest, batch.constraints, partial(self._cut, params))
+
+    def _place(self, params: Sequence[DecodingParams]) -> tuple[_Layout, _Place]:
+        """Lay out the memory for a batch of these rows, unless it is."""
+        content = tuple(map(_content, params))
+        layout = self._layouts.get(content)
+        if layout is None:
+            while len(self._layouts) >= KEPT or sum(len(kept.packed) for kept in self._layouts.values()) > KEPT_BYTES:
+                self._layouts.popitem(last=False)
+            layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos, self._buckets)
+        else:
+            self._layouts.move_to_end(content)
+        if self._placed is None or self._placed[0] is not layout:
+            key = layout.rows, layout.shape
+            place = self._places.get(key)
+            if place is None:
+                if len(self._places) >= KEPT:
+                    self._places.popitem(last=False)
+                place = self._places[key] = _Place(layout, self._slab)
+            else:
+                self._places.move_to_end(key)
+            place.hold(layout)
+            self._placed = layout, place
+        return self._placed
+
+
+def _content(p: DecodingParams) -> tuple[object, ...]:
+    """What of a row's parameters the tensors of a batch depend on."""
+    return (
+        p.method,
+        p.draft_len,
+        p.beam_width,
+        p.branching,
+        p.replacement,
+        p.accept_threshold,
+        p.draft_confidence,
+        p.temperature,
+        p.top_k,
+        p.top_p,
+        p.ignore_eos,
+    )
+
+
+class _Layout:
+    """Parameters of a batch as tensors.
+
+    Attributes:
+        count, rows: rows with a request, and all.
+        shape: of the batch's blocks.
+        packed: `Rows`, the root's `Level`, the places, `by_target` and `real` of `Batch`, see `engines.buffers.packed`;
+            `tensors` are views of it. Which of the two there are follows from the shape, and from the kind of batches.
+        draws: what the rows draw.
+        stops, by_auxiliary: of `Batch`.
+    """
+
+    def __init__(
+        self, params: Sequence[DecodingParams], vocab_size: int, eos: Sequence[int], buckets: Buckets | None
+    ) -> None:
+        self.count = self.rows = len(params)
+        self.draws = Draws(params, vocab_size)
+        self.shape, real = block_shape(params, vocab_size), None
+        if buckets:
+            self.rows = buckets.padded(self.count)
+            self.shape = buckets.shape(self.shape, vocab_size)
+            real = torch.arange(self.rows) < self.count
+            params = [*params, *[params[-1]] * (self.rows - self.count)]
+        rows = stack_rows(params, self.shape, vocab_size, eos)
+        by_target = [p.spec.drafter == "target" for p in params]
+        drafting = torch.tensor(by_target) if any(by_target) else None
+        tensors = rows, root(rows, self.shape), places(rows, self.shape), drafting, real
+        self.packed = packed(tensors)
+        self.tensors = views(tensors, self.packed)
+        self.by_auxiliary = any(p.assisted for p in params)
+        # two drafters' levels are put together, so there are as many of each; live beams keep all of theirs
+        one = not (any(by_target) and self.by_auxiliary) and not self.shape.live
+        self.stops = one and any(p.drafted and p.confidence > 0 for p in params)
+
+
+class _Place:
+    """Where in the slab the tensors of batches of one shape lie: the same tensors, whatever their rows ask for.
+
+    Attributes:
+        arrays: what changes from block to block, numpy views: last two tokens, committed tokens; noise `accept`,
+            `bonus`, `nodes` by levels, `gumbel`.
+        live: live beams, which change as well; None where no row has any.
+    """
+
+    def __init__(self, layout: _Layout, slab: Slab) -> None:
+        shape, count = layout.shape, layout.rows
+        self._shape = shape
+
+        def like(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(sizes, dtype=dtype, device="meta")
+
+        changing = (
+            like(count, 2, dtype=torch.int64),
+            like(count, dtype=torch.int64),
+            like(count, shape.draft_len),
+            like(count),
+            like(count, *node_noise(shape)),
+            like(shape.draft_len, count, shape.width, shape.candidates),
+        )
+        live = Live(
+            tokens=like(count, shape.draft_len, shape.width, dtype=torch.int64),
+            lengths=like(count, shape.width, dtype=torch.int64),
+            weights=like(count, shape.width),
+        )
+        whole = layout.tensors, changing, live if shape.live else None
+        self._like = views(whole, torch.empty(size_of(whole), dtype=torch.uint8, device="meta"))
+        self._memory = slab.bytes(size_of(whole))
+        self._held, self._zeroed = self._memory[: len(layout.packed)], self._memory[len(layout.packed) :]
+        self._parts = self._over(self._memory)
+        _, of_block, self.live = views(whole, self._memory)
+        self.arrays = [tensor.numpy() for tensor in of_block]
+
+    def hold(self, layout: _Layout) -> None:
+        """Take over what rows ask for; noise they do not draw is 0."""
+        self._held.copy_(layout.packed)
+        self._zeroed.zero_()
+        self.arrays[1][layout.count :] = 2
+
+    def batch(
+        self, layout: _Layout, longest: int, constraints: Constraints | None, cut: Callable[[Batch, int], Batch]
+    ) -> Batch:
+        """A batch of what the memory holds."""
+        parts = self._parts
+        return Batch(
+            last_two=parts.last_two,
+            committed=parts.committed,
+            longest=longest,
+            rows=parts.rows,
+            root=parts.root,
+            places=parts.places,
+            shape=self._shape,
+            noise=parts.noise,
+            cut=cut,
+            constraints=constraints,
+            stops=layout.stops,
+            by_target=parts.by_target,
+            by_auxiliary=layout.by_auxiliary,
+            live=parts.live,
+        )
+
+    def padded(self, batch: Batch, layout: _Layout, buckets: Buckets) -> Batch:
+        """The batch as one for devices."""
+        length, count = buckets.length(batch.longest, self._shape), layout.count
+
+        def on(memory: Tensor, static: bool) -> Batch:
+            parts = self._over(memory) if static else self._parts
+            assert parts.real is not None
+            padded = Padded(count, parts.real, length, memory, partial(on, static=True))
+            shared = {name: value for name, value in parts._asdict().items() if name != "real"}
+            return replace(batch, **shared, padded=padded, static=static)
+
+        return on(self._memory, static=False)
+
+    def _over(self, memory: Tensor) -> _Parts:
+        """The batch's tensors as views of `memory`."""
+        (rows, root, places, by_target, real), of_block, live = views(self._like, memory)
+        last_two, committed, accept, bonus, nodes, gumbel = of_block
+        noise = Noise(gumbel.unbind(), accept, bonus, nodes.flatten(1))
+        return _Parts(last_two, committed, rows, root, places, noise, by_target, live, real)
+
+
+class _Parts(NamedTuple):
+    """The tensors of a `Batch`, and of its `Padded`."""
+
+    last_two: Tensor
+    committed: Tensor
+    rows: Rows
+    root: Level
+    places: tuple[Place, ...]
+    noise: Noise
+    by_target: Tensor | None
+    live: Live | None
+    real: Tensor | None

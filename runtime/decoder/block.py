@@ -1,0 +1,101 @@
+"""A block of the loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mtad.accept import Accepted
+from mtad.block import Draft
+from mtad.live import Beams
+from runtime.decoder.batch import Batch
+from runtime.decoder.roles import Auxiliary, Target
+
+
+class Block(NamedTuple):
+    """What a block of R rows gave. Tensors are valid until the next block begins.
+
+    Attributes:
+        levels: drafted tokens of each row's longest path; None where that is what its parameters say.
+        logits: of the target, float32 [R, 1 + N, V].
+        path: int64 [R, draft_len], see `mtad.accept.Accepted`.
+        tokens, log_probs, lengths: what was decided, as lists by row: emitted tokens and their log-probabilities, of
+            which the first length + 1 count, and accepted draft tokens (-1: none, and no other either).
+        finite: whether each row's draft has likelihoods that are numbers.
+        beams: of each row whose method keeps some, those that the next block goes on with; None if none does.
+        drafted, scored: `time.perf_counter()` when the draft was there, and when it was scored. Of a block that a
+            device runs as a whole: when it was launched, and when its result was there.
+    """
+
+    levels: list[int] | None
+    logits: Tensor
+    path: Tensor
+    tokens: list[list[int]]
+    log_probs: list[list[float]]
+    lengths: list[int]
+    finite: list[bool]
+    beams: list[Beams] | None
+    drafted: float
+    scored: float
+
+
+class Ran(NamedTuple):
+    """What a block's steps and functions gave, before the host looks at it.
+
+    Attributes:
+        draft: None where nothing was drafted.
+        logits, drafted, scored: see `Block`.
+        accepted: what was decided.
+    """
+
+    draft: Draft | None
+    logits: Tensor
+    accepted: Accepted
+    drafted: float
+    scored: float
+
+    @property
+    def levels(self) -> Tensor:
+        """Drafted tokens of each row's longest path, int64 [R]."""
+        assert self.draft is not None
+        tree = self.draft.tree
+        return tree.drafted.view(-1, tree.levels, tree.width).any(-1).sum(-1)
+
+
+def run_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Ran:
+    """Draft, score, accept, commit. Of a `static` batch, work that a CUDA graph can hold."""
+    draft = None
+    if batch.shape.draft_len:
+        batch, draft = auxiliary.draft(batch)
+    drafted = time.perf_counter()
+    logits = target.score(batch, draft.tree if draft else None)
+    scored = time.perf_counter()
+    accepted = target.accept(batch, draft, logits)
+    if draft:
+        target.commit(batch, accepted)
+        auxiliary.commit(batch, draft, accepted)
+    return Ran(draft, logits, accepted, drafted, scored)
+
+
+def decode_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Block:
+    """A block, and what the host needs of it."""
+    ran = run_block(auxiliary, target, batch)
+    draft, accepted = ran.draft, ran.accepted
+    finite = [True] * len(batch.committed)
+    if draft:
+        finite = [not any(map(math.isnan, row)) for row in draft.tree.log_q.tolist()]
+    return Block(
+        levels=ran.levels.tolist() if draft and batch.stops else None,
+        logits=ran.logits,
+        path=accepted.path,
+        tokens=accepted.tokens.tolist(),
+        log_probs=accepted.log_probs.tolist(),
+        lengths=accepted.length.tolist(),
+        finite=finite,
+        beams=accepted.live.beams() if accepted.live is not None else None,
+        drafted=ran.drafted,
+        scored=ran.scored,
+    )

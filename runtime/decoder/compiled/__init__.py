@@ -1,0 +1,1 @@
+"""The functions of `mtad.block` compiled for ONNX Runtime."""

@@ -1,0 +1,253 @@
+"""The functions of `mtad.block`, compiled for ONNX Runtime (CPU)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from operator import is_not
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.buffers import Slab, leaves, size_of
+from engines.onnx.binding import Binding, open_session
+from mtad import block
+from mtad.accept import Accepted
+from mtad.block import Begun, Context, Draft, Grown, Inputs
+from mtad.distribution import Candidates
+from mtad.draft import Level
+from mtad.errors import InvalidInput
+from mtad.live import Live
+from mtad.noise import Noise
+from mtad.params import Rule
+from mtad.rows import Place, Rows, Shape, choose_rows
+from mtad.tree import TokenTree
+from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, GraphFolder
+from runtime.decoder.eager import BlockFunctions, EagerBlock, filtered_levels
+
+PLANS = 64
+"""Block shapes whose bindings are kept. All have the same memory."""
+
+
+class CompiledFunctions:
+    """The graphs of `graphs/`. Owns their sessions, the memory they write to and, for each shape, bindings.
+
+    A draft and its scoring may be of different shapes, so each of the two has memory of its own.
+
+    Args:
+        folder: of the graphs.
+        threads: intra-op threads of a graph; more than one only costs.
+
+    Raises:
+        InvalidInput: the graphs are missing or were not made from this version of `mtad`.
+    """
+
+    def __init__(self, folder: Path = GRAPHS, threads: int = 1) -> None:
+        self._folder, self._threads = GraphFolder(folder), threads
+        self._sessions: dict[str, Any] = {}
+        self._plans: OrderedDict[tuple[int, Shape, int], _Plan] = OrderedDict()
+        self._slabs = Slab(), Slab()
+
+    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
+        """See `Functions.of`."""
+        key = rows, shape, length
+        plan = self._plans.get(key)
+        if plan is None:
+            if shape.candidates < shape.width:
+                problem = "the vocabulary is smaller; give at most its size"
+                raise InvalidInput("beam_width", shape.width, problem)
+            if len(self._plans) >= PLANS:
+                self._plans.popitem(last=False)
+            plan = self._plans[key] = _Plan(self.session, shape, *self._slabs)
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+    def session(self, name: str) -> Any:
+        """The session of a graph, opened when first asked for."""
+        if name not in self._sessions:
+            self._sessions[name] = open_session(self._folder.path(name), self._threads, shared=True)
+        return self._sessions[name]
+
+
+class _Plan:
+    """The calls of one block shape, in order, each on its part of the memory."""
+
+    def __init__(self, session: Callable[[str], Any], shape: Shape, drafting: Slab, scoring: Slab) -> None:
+        self._session, self._shape, self._eager = session, shape, EagerBlock(shape)
+        self._drafting, self._scoring = _Memory(drafting), _Memory(scoring)
+        self._calls: dict[tuple[str, int], _Call] = {}
+        self._levels: _Levels | None = None
+        self._draft: Draft | None = None
+
+    def begin(self, context: Context, rows: Rows) -> Begun:
+        call = self._calls.get(("begin", 0))
+        if call is None:
+            call = self._add("begin", "begin", self._drafting.like(block.begin(context, rows)))
+        call(context, rows)
+        begun: Begun = call.outcome
+        return begun
+
+    def grow(
+        self,
+        depth: int,
+        above: Level,
+        sees: Tensor,
+        logits: Tensor,
+        noise: Tensor,
+        place: Place,
+        begun: Begun,
+        context: Context,
+        rows: Rows,
+        live: Live | None = None,
+    ) -> Grown:
+        if live is not None:
+            return self._eager.grow(depth, above, sees, logits, noise, place, begun, context, rows, live)
+        arguments = above, sees, logits, noise, place, begun.holds, context, rows
+        call = self._calls.get(("grow", depth))
+        if call is None:
+            like = block.grow(*arguments, self._shape.children > 0)
+            if self._levels is None:
+                self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
+            kind = ("_branches" if self._shape.children else "") + ("_first" if above.tokens.shape[1] == 1 else "")
+            inputs, candidates = self._drafting.like((like.inputs, like.above))
+            memory = self._levels.at(depth - 1, inputs, candidates)
+            call = self._add("grow", f"grow{kind}", memory, depth)
+        call(*arguments)
+        grown: Grown = call.outcome
+        return grown
+
+    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
+        if self._shape.live:
+            return self._eager.finish(levels, rows)
+        if self._levels is None:  # a draft that stopped early was grown as one of another shape
+            self._levels = self._drafting.like(_Levels.of(levels[0], len(levels)))
+        if levels[0].level.tokens.data_ptr() != self._levels.level.tokens.data_ptr():
+            self._levels.take(levels)
+        call = self._calls.get(("finish", 0))
+        if call is None:
+            kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
+            tree, origin, *_ = self._eager.finish(levels, rows)
+            call = self._add("finish", f"finish_{kind}", self._drafting.like((tree, origin)))
+            tree, origin = call.outcome
+            self._draft = Draft(tree, origin, self._levels.first)
+        call(self._levels.level, rows)
+        assert self._draft is not None
+        return self._draft._replace(above=filtered_levels(levels)) if self._shape.children else self._draft
+
+    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
+        call = self._calls.get(("arrange", 0))
+        if call is None:
+            kind = "root" if tree is None else "chain" if tree.width == 1 else "tree"
+            call = self._add("arrange", f"arrange_{kind}", self._scoring.like(block.arrange(tree, context, rows)))
+        call(tree, context, rows)
+        inputs: Inputs = call.outcome
+        return inputs
+
+    def decide(
+        self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
+    ) -> Accepted:
+        rules = self._shape.rules if draft else ()
+        outcomes = [self._decide(rule, draft, adjusted, logits, noise, committed, rows) for rule in rules or (None,)]
+        accepted = outcomes[0]
+        for number, other in enumerate(outcomes[1:], 1):
+            accepted = choose_rows(rows.rule == number, other, accepted)
+        return accepted
+
+    def _decide(
+        self,
+        rule: Rule | None,
+        draft: Draft | None,
+        adjusted: Tensor,
+        logits: Tensor,
+        noise: Noise,
+        committed: Tensor,
+        rows: Rows,
+    ) -> Accepted:
+        """The outcome under one rule, for all rows."""
+        if rule is not None and rule not in COMPILED:
+            return block.decide(draft, adjusted, logits, noise, committed, rows, (rule,))
+        plain = draft._replace(above=(), live=None) if draft and (draft.above or draft.live) else draft
+        arguments = plain, adjusted, logits, noise.accept, noise.bonus, committed, rows
+        name = "decide_root" if draft is None else f"decide_{rule}_{'chain' if draft.tree.width == 1 else 'tree'}"
+        call = self._calls.get((name, 0))
+        if call is None:
+            rules = () if rule is None else (rule,)
+            accepted = block.decide(draft, adjusted, logits, noise, committed, rows, rules)
+            call = self._add(name, name, self._scoring.like(accepted))
+        call(*arguments)
+        decided: Accepted = call.outcome
+        return decided
+
+    def _add(self, name: str, graph: str, memory: Any, at: int = 0) -> _Call:
+        call = self._calls[name, at] = _Call(self._session(graph), memory, self._shape.draft_len)
+        return call
+
+
+class _Memory:
+    """One plan's part of a slab, from its beginning on."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab, self._end = slab, 0
+
+    def like(self, tensors: Any) -> Any:
+        """The next part, shaped like `tensors`."""
+        start = self._end
+        self._end += size_of(tensors)
+        return self._slab.like(tensors, start)
+
+
+class _Levels(NamedTuple):
+    """Memory of a draft's levels, stacked: what each `grow` writes a slice of and `finish` reads whole."""
+
+    level: Level
+    first: Candidates
+
+    @classmethod
+    def of(cls, grown: Grown, count: int) -> _Levels:
+        """The shapes of `count` levels like `grown`."""
+
+        def stacked(x: Tensor) -> Tensor:
+            return torch.empty(count, *x.shape, dtype=x.dtype, device="meta")
+
+        return cls(Level(*map(stacked, grown.level)), Candidates(*map(stacked, grown.first)))
+
+    def at(self, index: int, inputs: Inputs, above: Candidates | None) -> Grown:
+        """One level's memory, and that of what is not stacked."""
+        first = Candidates(*(x[index] for x in self.first))
+        return Grown(Level(*(x[index] for x in self.level)), first, inputs, above)
+
+    def take(self, levels: Sequence[Grown]) -> None:
+        """Copy levels that lie in other memory."""
+        for index, grown in enumerate(levels):
+            for ours, theirs in zip((*self.level, *self.first), (*grown.level, *grown.first), strict=True):
+                ours[index] = theirs
+
+
+class _Call:
+    """One function on its own memory, `outcome`. Arguments are bound again only where they are other tensors."""
+
+    def __init__(self, session: Any, outcome: Any, levels: int) -> None:
+        self.outcome = outcome
+        self._binding, self._levels = Binding(session), levels
+        self._inputs = [(x.name, int(x.name.removeprefix(ARGUMENT)), len(x.shape)) for x in session.get_inputs()]
+        self._arguments: tuple[Any, ...] = ()
+        for output, tensor in zip(session.get_outputs(), leaves(outcome), strict=True):
+            self._binding.output(output.name, tensor)
+
+    def __call__(self, *arguments: Any) -> None:
+        bound = self._arguments
+        if not bound or any(map(is_not, arguments, bound)):
+            tensors = leaves(arguments)
+            for name, number, rank in self._inputs:
+                tensor = tensors[number]
+                self._binding.input(name, tensor, self._by_level(tensor) if rank > tensor.dim() else None)
+            self._arguments = arguments
+        self._binding.run()
+
+    def _by_level(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of [R, N, ..] with its nodes by levels and slots, as a graph takes them."""
+        levels = max(self._levels, 1)
+        return tensor.shape[0], levels, tensor.shape[1] // levels, *tensor.shape[2:]

@@ -1,0 +1,63 @@
+"""A folder of compiled functions of `mtad`, and the proof that they are those of this version of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import mtad
+from engines.folder import read_json, write_json
+from mtad.errors import InvalidInput
+from mtad.params import Rule
+
+SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "rows", "scored", "tree")
+"""Modules of `mtad` that the functions are made of."""
+COMPILED: tuple[Rule, ...] = ("lossless", "block", "joint", "modal", "typical", "threshold", "rollback", "whole")
+"""Acceptance rules that are compiled; `rounds` takes as many rounds as a node has children, and is not."""
+ARGUMENT = "argument_"
+"""An input's name is this and its number among the function's tensors; those that it does not use are left out."""
+GRAPHS = Path(__file__).parent / "graphs"
+"""The compiled functions, part of the package; `python -m export.onnx.block_functions` writes them."""
+REMEDY = "run python -m export.onnx.block_functions"
+
+
+def sources_hash() -> str:
+    """Sha256 over the sources of the compiled modules."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((Path(mtad.__file__).parent / f"{name}.py").read_bytes())
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, names: list[str], versions: dict[str, str]) -> None:
+    """Write `graphs.json`."""
+    values = {"sources": sources_hash(), "graphs": sorted(names), "versions": versions}
+    write_json(folder / "graphs.json", values)
+
+
+class GraphFolder:
+    """Compiled functions on disk.
+
+    Args:
+        folder: what `export.onnx.block_functions` wrote.
+
+    Raises:
+        InvalidInput: it is missing, incomplete, or was made from other sources.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            values = read_json(folder, "graphs.json")
+        except InvalidInput as error:
+            raise InvalidInput("graphs", str(folder), f"the compiled functions cannot be read; {REMEDY}") from error
+        if values.get("sources") != sources_hash():
+            raise InvalidInput("graphs", str(folder), f"they were not compiled from this version of mtad; {REMEDY}")
+        self.names = frozenset(values.get("graphs", ()))
+        missing = sorted(name for name in self.names if not self.path(name).is_file())
+        if missing:
+            raise InvalidInput("graphs", str(folder), f"{', '.join(missing)} missing; {REMEDY}")
+
+    def path(self, name: str) -> Path:
+        """The file of a function."""
+        return self.folder / f"{name}.onnx"

@@ -1,0 +1,1 @@
+"""Blocks captured as CUDA graphs."""

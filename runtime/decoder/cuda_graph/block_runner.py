@@ -1,0 +1,276 @@
+"""Blocks on a device: one copy in, the whole block as one CUDA graph, one copy out.
+
+What runs is `runtime.decoder.block.run_block`, on the batch's copy in the device's memory; there is no second block.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from engines.buffers import Slab, views
+from engines.graphs.capture import Uncapturable, Watched, Work
+from engines.graphs.runner import MOST, NoRecorder, Recorder
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.batch import Batch
+from runtime.decoder.batch_builder import Batches, Buckets
+from runtime.decoder.block import Block
+from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock, Results
+from runtime.decoder.target import EngineTarget
+
+log = logging.getLogger(__name__)
+
+
+class DeviceBlocks:
+    """Runs blocks on the device of two engines. The only owner of their graphs and of the memory those work on.
+
+    A batch's bytes are copied into memory that a graph was recorded on, the graph is launched, and what the host needs
+    comes back in one copy, which it waits for: once a block. A block that cannot be recorded runs the same work
+    unrecorded, on memory of the same kind, and is counted.
+
+    Padded rows have tokens, positions and masks like others; what they write goes behind the capacity, and nobody
+    reads what they give. Every replay overwrites its whole input.
+
+    CUDA itself: not executed. Tested on other memory with a recorder that replays operations.
+
+    Args:
+        auxiliary, target: the roles, whose tensors are on the engines' device.
+        batches: makes the batches.
+        recorder: how blocks are recorded, or `NoRecorder`.
+        most: graphs kept.
+
+    Attributes:
+        batches: as given.
+        recorded: blocks recorded so far.
+        unrecorded: blocks that ran unrecorded, by reason.
+    """
+
+    def __init__(
+        self,
+        auxiliary: EngineAuxiliary,
+        target: EngineTarget,
+        batches: Batches,
+        recorder: Recorder,
+        most: int = MOST,
+    ) -> None:
+        self._auxiliary, self._target, self.batches = auxiliary, target, batches
+        self._recorder, self._most = recorder, most
+        device = target.device
+        self._in, self._out = Slab(device), Slab(device)
+        self._read = Slab(pinned=device.type == "cuda")
+        self._blocks: OrderedDict[Key, RecordedBlock] = OrderedDict()
+        self._waits: str | None = None
+        self.recorded = 0
+        self.unrecorded: Counter[str] = Counter()
+
+    @classmethod
+    def of(
+        cls,
+        auxiliary: EngineAuxiliary,
+        target: EngineTarget,
+        eos: Sequence[int],
+        recorder: Recorder,
+        tokens: int,
+    ) -> DeviceBlocks:
+        """Those of two roles, with batches padded to buckets if blocks can be recorded.
+
+        Args:
+            auxiliary, target: the roles.
+            eos: tokens that end a text.
+            recorder: how blocks are recorded.
+            tokens: of the widest step.
+
+        Raises:
+            InvalidInput: the engines have fewer columns for padded rows than that.
+        """
+        engines = target.engine, auxiliary.engine
+        few = all(engine.capturable for engine in engines)
+        scratch = min(engine.scratch for engine in engines)
+        if few and scratch < tokens:
+            problem = f"the pair was opened for steps of {scratch} tokens a row; open it for {tokens - 1} nodes"
+            raise InvalidInput("max_draft_len", tokens - 1, problem)
+        spec = engines[0].spec
+        buckets = Buckets(spec.rows, spec.capacity, few, pinned=target.device.type == "cuda")
+        return cls(auxiliary, target, Batches(target.vocab_size, eos, buckets), recorder)
+
+    @property
+    def records(self) -> bool:
+        """Whether blocks are recorded, as far as the engines go."""
+        return self._never is None
+
+    @property
+    def _never(self) -> str | None:
+        """Why no block is recorded."""
+        if isinstance(self._recorder, NoRecorder):
+            return "graphs are switched off"
+        for engine in (self._target.engine, self._auxiliary.engine):
+            if not engine.capturable:
+                return f"steps of {type(engine).__name__} cannot be part of a recording"
+        return self._waits
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """What there are graphs for, the one used last at the end."""
+        return tuple(self._blocks)
+
+    def capturable(self, batch: Batch) -> str | None:
+        """Why a batch's block cannot be recorded; None if it can."""
+        if batch.constraints:
+            return "constraints are followed on the host"
+        return self._never
+
+    def decode(self, batch: Batch) -> Block:
+        """Run a block, and give what the host needs of it."""
+        assert batch.padded is not None, "a batch of buckets"
+        reason = self.capturable(batch)
+        with self._recorder.ordered():
+            try:
+                block = self._launch(batch) if reason is None else self._once(batch, reason)
+                read = self._back(block)
+                launched = time.perf_counter()
+            finally:
+                self._recorder.wait()  # also if it broke: the next batch may not overwrite what is still being copied
+        return _listed(block, read, batch.padded.requests, launched)
+
+    def prepare(self, params: Sequence[DecodingParams]) -> None:
+        """Record blocks of these parameters for every bucket of rows and columns, largest first.
+
+        Smaller graphs then fit into the memory that the largest made. Only while no row is in use: the caches are
+        written, and zeroed at the end.
+
+        Args:
+            params: of requests that are to come.
+        """
+        if not self.records or not params:
+            return
+        batches: dict[Key, tuple[int, int, DecodingParams]] = {}
+        rows, capacity = self._target.engine.spec.rows, self._target.engine.spec.capacity
+        for p in params:
+            for count in {min(1 << power, rows) for power in range(rows.bit_length() + 1)}:
+                nodes = p.drafted * p.draft_width
+                for length in {min(64 << power, capacity) for power in range(capacity.bit_length())}:
+                    committed = length - nodes
+                    if committed >= 2:
+                        batch = self._dummy(count, committed, p)
+                        batches[Key.of(batch)] = count, committed, p
+        for key in sorted(batches, key=lambda key: key.size, reverse=True):
+            if key not in self._blocks:
+                self.decode(self._dummy(*batches[key]))
+        for role in (self._auxiliary, self._target):
+            role.engine.kv.zero_()
+
+    def timed(self, step: Callable[[], object], again: bool) -> Callable[[], float]:
+        """A step of an engine, recorded if blocks are, that gives the seconds until it is done.
+
+        Args:
+            step: runs it, on tensors that stay.
+            again: time the second of two in a row.
+        """
+
+        def work() -> None:
+            step()
+
+        launch: Work = work
+        if self.records:
+            with self._recorder.ordered():
+                try:
+                    launch = self._recorder.record(Watched(work))
+                except Uncapturable as problem:
+                    self._waits = str(problem)
+
+        def run() -> float:
+            with self._recorder.ordered():
+                if again:
+                    launch()
+                    self._recorder.wait()
+                started = time.perf_counter()
+                launch()
+                self._recorder.wait()
+                return time.perf_counter() - started
+
+        return run
+
+    def _dummy(self, rows: int, committed: int, params: DecodingParams) -> Batch:
+        return self.batches.batch([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows)
+
+    def _launch(self, batch: Batch) -> RecordedBlock:
+        """Launch the batch's graph, recorded now if it is the first of its kind."""
+        assert batch.padded is not None
+        key = Key.of(batch)
+        block = self._blocks.get(key)
+        if block is not None:
+            self._blocks.move_to_end(key)
+            block.load(batch)
+            block.launch()
+            return block
+        log.info("recording a block of %s", key)
+        block = self._new(batch)
+        watched = Watched(block)
+        try:
+            block.launch, block.kept = self._recorder.record(watched), watched.kept
+        except Uncapturable as problem:
+            self._waits = str(problem)
+            return self._count(block, self._waits)
+        self.recorded += 1
+        self._blocks[key] = block
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
+        block.launch()
+        return block
+
+    def _once(self, batch: Batch, reason: str) -> RecordedBlock:
+        """Launch a block unrecorded."""
+        block = self._count(self._new(batch), reason)
+        block()
+        return block
+
+    def _new(self, batch: Batch) -> RecordedBlock:
+        """A block on the memory that all share, with the batch in it."""
+        assert batch.padded is not None
+        memory = self._in.bytes(len(batch.padded.memory))
+        static = replace(batch.padded.over(memory), constraints=batch.constraints)
+        block = RecordedBlock(memory, static, self._auxiliary, self._target, self._out)
+        block.load(batch)
+        return block
+
+    def _count(self, block: RecordedBlock, reason: str) -> RecordedBlock:
+        if reason not in self.unrecorded:
+            log.warning("blocks run unrecorded, as separate kernels: %s", reason)
+        self.unrecorded[reason] += 1
+        return block
+
+    def _back(self, block: RecordedBlock) -> Results:
+        """Start the copy of a block's results to the host."""
+        memory = self._read.bytes(len(block.out))
+        memory.copy_(block.out, non_blocking=True)
+        read: Results = views(block.results, memory)
+        return read
+
+
+def _listed(block: RecordedBlock, read: Results, count: int, launched: float) -> Block:
+    """The block's results as lists, of the rows with a request."""
+
+    def rows(values: Tensor) -> list[Any]:
+        found: list[Any] = values[:count].tolist()
+        return found
+
+    return Block(
+        levels=None if read.levels is None else rows(read.levels),
+        logits=block.logits,
+        path=block.results.path,
+        tokens=rows(read.tokens),
+        log_probs=rows(read.log_probs),
+        lengths=rows(read.length),
+        finite=[True] * count if read.finite is None else rows(read.finite),
+        beams=None if read.live is None else read.live.beams()[:count],
+        drafted=launched,
+        scored=time.perf_counter(),
+    )

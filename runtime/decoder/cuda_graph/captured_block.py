@@ -1,0 +1,115 @@
+"""One block as work that can be recorded: what it is recorded for, the memory it runs on, what the host reads of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from engines.buffers import Slab, leaves, size_of, views
+from engines.graphs.capture import Work
+from mtad.live import Live
+from mtad.rows import Shape
+from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.batch import Batch
+from runtime.decoder.block import Ran, run_block
+from runtime.decoder.target import EngineTarget
+
+
+class Key(NamedTuple):
+    """What a block is recorded for.
+
+    Attributes:
+        rows: of the batch, padded ones included.
+        length: columns of its masks.
+        shape: of its draft.
+        stops: whether rows may stop before the last level.
+    """
+
+    rows: int
+    length: int
+    shape: Shape
+    stops: bool
+
+    @classmethod
+    def of(cls, batch: Batch) -> Key:
+        """That of a batch."""
+        assert batch.padded is not None, "a batch of buckets"
+        return cls(len(batch.committed), batch.padded.length, batch.shape, batch.stops)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Larger ones need more memory."""
+        return self.rows * (1 + self.shape.scored), self.length, self.shape.candidates
+
+
+class Results(NamedTuple):
+    """What the host reads of a block, or the logits' users later; see `runtime.decoder.block.Block`.
+
+    Attributes:
+        tokens, log_probs, length, path, live: of `mtad.accept.Accepted`.
+        levels: int64 [R]; None where nobody asks.
+        finite: bool [R]; None where nothing was drafted.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    length: Tensor
+    path: Tensor
+    levels: Tensor | None
+    finite: Tensor | None
+    live: Live | None
+
+    @classmethod
+    def of(cls, ran: Ran, stops: bool) -> Results:
+        """Those of a block; `stops` as of its batch."""
+        draft, accepted = ran.draft, ran.accepted
+        return cls(
+            tokens=accepted.tokens,
+            log_probs=accepted.log_probs,
+            length=accepted.length,
+            path=accepted.path,
+            levels=ran.levels if draft and stops else None,
+            finite=~draft.tree.log_q.isnan().any(-1) if draft else None,
+            live=accepted.live,
+        )
+
+
+class RecordedBlock:
+    """One block on static memory: called, it launches its work.
+
+    Attributes:
+        launch: launches its recording.
+        out: uint8, the memory of its results.
+        results: of the latest launch, views of that.
+        logits: of the target.
+        kept: tensors that a recording reads and does not own.
+    """
+
+    out: Tensor
+    results: Results
+    logits: Tensor
+
+    def __init__(
+        self, memory: Tensor, batch: Batch, auxiliary: EngineAuxiliary, target: EngineTarget, out: Slab
+    ) -> None:
+        self._memory, self._batch, self._roles = memory, batch, (auxiliary, target)
+        self._slab: Slab | None = out
+        self.launch: Work = self
+        self.kept: list[Tensor] = []
+
+    def load(self, batch: Batch) -> None:
+        """Copy a batch of this kind into the memory."""
+        assert batch.padded is not None
+        self._memory.copy_(batch.padded.memory, non_blocking=True)
+
+    def __call__(self) -> None:
+        """Run the block; its results go to the memory of all blocks' results, of which the first run takes a view."""
+        ran = run_block(*self._roles, self._batch)
+        results = Results.of(ran, self._batch.stops)
+        if self._slab is not None:
+            self.out, self._slab = self._slab.bytes(size_of(results)), None
+            self.results = views(results, self.out)
+        for ours, given in zip(leaves(self.results), leaves(results), strict=True):
+            ours.copy_(given)
+        self.logits = ran.logits

@@ -1,0 +1,106 @@
+"""What each row of the two KV caches holds, and how it gets there other than by decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engines.prefix_cache import PrefixCache, common_prefix
+from runtime.decoder.roles import Auxiliary, Target
+from runtime.scheduler.request import Request
+
+
+class Caches:
+    """The two caches, row by row; row r of both always carries the same request.
+
+    A request's `target_held` and `auxiliary_held` say how many leading columns of its row are right. The auxiliary's
+    may lag behind where nothing is drafted: it is brought up to date when a draft is due.
+
+    Args:
+        auxiliary, target: the roles.
+        prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
+    """
+
+    def __init__(
+        self, auxiliary: Auxiliary, target: Target, prefixes: tuple[PrefixCache, PrefixCache] | None = None
+    ) -> None:
+        self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
+
+    def store(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
+        """Store up to `budget` more tokens of a prompt in `row`; returns how many.
+
+        Args:
+            request: not running yet.
+            both: in the auxiliary's cache as well, not in the target's only.
+            row: where it joins.
+            budget: at least 1.
+            running: requests whose rows may be copied from, by row.
+        """
+        prompt, end = request.prompt, len(request.prompt) - 1
+        if not request.target_held:
+            request.target_held = self._reuse(self.target, request, row, running)
+            request.statistics.reused_tokens = request.target_held
+        if both and not request.auxiliary_held:
+            request.auxiliary_held = self._reuse(self.auxiliary, request, row, running)
+        held = min(request.target_held, request.auxiliary_held) if both else request.target_held
+        upto = min(end, held + budget)
+        if request.target_held < upto:
+            self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
+            request.target_held = upto
+            if upto == end and self.prefixes:
+                self.prefixes[1].store(row, prompt[:end])
+        if both:
+            self._extend(request, row, upto)
+        return upto - held
+
+    def catch_up(self, request: Request, row: int, budget: int, running: Sequence[Request]) -> int:
+        """Bring a running request's auxiliary cache up to date, by at most `budget` tokens; returns how many."""
+        if not request.auxiliary_held:
+            request.auxiliary_held = self._reuse(self.auxiliary, request, row, running)
+        held = request.auxiliary_held
+        self._extend(request, row, min(request.committed - 2, held + budget))
+        return request.auxiliary_held - held
+
+    @staticmethod
+    def lags(request: Request) -> bool:
+        """Whether a running request's auxiliary cache lacks tokens that a draft needs."""
+        return request.auxiliary_held < request.committed - 2
+
+    def _extend(self, request: Request, row: int, upto: int) -> None:
+        """Store the sequence in the auxiliary's cache, from what it holds to column `upto`."""
+        held, end = request.auxiliary_held, len(request.prompt) - 1
+        if held < upto:
+            tokens = (request.prompt + request.tokens)[held:upto] if upto > end else request.prompt[held:upto]
+            self.auxiliary.prefill(row, tokens, held)
+            request.auxiliary_held = upto
+            if held < end <= upto and self.prefixes:
+                self.prefixes[0].store(row, request.prompt[:end])
+
+    def _reuse(self, role: Auxiliary | Target, request: Request, row: int, running: Sequence[Request]) -> int:
+        """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
+        if self.prefixes is None:
+            return 0
+        tokens, best, source = request.prompt[:-1], 0, -1
+        for at, other in enumerate(running):
+            held = other.target_held if role is self.target else other.auxiliary_held
+            if held > best and other is not request:
+                shared = min(common_prefix(tokens, other.prompt[:-1]), held)
+                if shared > best:
+                    best, source = shared, at
+        if best:
+            role.move_row(source, row, best)
+        return self.prefixes[role is self.target].restore(row, tokens, best)
+
+    def move(self, request: Request, source: int, to: int) -> None:
+        """A request moves to another row."""
+        self.target.move_row(source, to, request.target_held)
+        self.auxiliary.move_row(source, to, request.auxiliary_held)
+
+    def clear(self, row: int) -> None:
+        """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
+        self.target.clear_row(row)
+        self.auxiliary.clear_row(row)
+
+    def check_integrity(self) -> None:
+        """Invariants of the kept prefixes; raises AssertionError."""
+        for prefixes in self.prefixes or ():
+            prefixes.check_integrity()

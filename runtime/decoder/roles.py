@@ -1,0 +1,64 @@
+"""The two roles of the loop: an auxiliary that drafts, a target that scores. Implemented once for all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from mtad.accept import Accepted
+from mtad.block import Draft
+from mtad.tree import TokenTree
+from runtime.decoder.batch import Batch
+
+
+class Auxiliary(Protocol):
+    """Drafts."""
+
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
+
+    def draft(self, batch: Batch) -> tuple[Batch, Draft]:
+        """Grow a tree under each row; `batch.shape.draft_len` >= 1.
+
+        Returns:
+            the tree, and the batch to go on with: `batch`, or its cut if the draft has stopped before its last level.
+        """
+
+    def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
+        """Keep the accepted nodes, drop the others."""
+
+    def move_row(self, source: int, to: int, columns: int) -> None:
+        """Move a request's first `columns` columns to another row."""
+
+    def clear_row(self, row: int) -> None:
+        """Zero a row."""
+
+
+class Target(Protocol):
+    """Scores."""
+
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
+
+    def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
+        """Logits after the root and after each node, float32 [R, 1 + N, V], in one pass; valid until the next."""
+
+    def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
+        """Decide the block.
+
+        Args:
+            batch: of the block.
+            draft: what was scored.
+            logits: what `score` returned.
+        """
+
+    def commit(self, batch: Batch, accepted: Accepted) -> None:
+        """Keep the accepted nodes, drop the others."""
+
+    def move_row(self, source: int, to: int, columns: int) -> None:
+        """Move a request's first `columns` columns to another row."""
+
+    def clear_row(self, row: int) -> None:
+        """Zero a row."""

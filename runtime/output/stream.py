@@ -1,0 +1,158 @@
+"""What comes back of a request while it runs: pieces, and the stream that an event loop takes them from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from runtime.output.detokenizer import settled
+from runtime.scheduler.request import FinishReason, Request, Result
+from runtime.scheduler.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one turn added to one choice.
+
+    Attributes:
+        text: new text; never part of a stop string, complete characters only.
+        token_ids, logprobs, top_logprobs: of the new tokens, as in `Result`. Text may lag behind its tokens.
+        offsets: where in the choice's whole text each of them begins, in characters.
+        drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
+            the target's own (the bonus token).
+        index: the choice; counts on over the prompts of `submit_many`.
+        finish_reason: on the choice's last piece, else None.
+        statistics: on the choice's last piece, else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
+    offsets: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    index: int = 0
+    finish_reason: FinishReason | None = None
+    statistics: Statistics | None = None
+
+
+@dataclass(eq=False)
+class Choice:
+    """A request and how much of it was sent; owned by the engine's thread."""
+
+    request: Request
+    stream: Stream
+    index: int
+    tokens: int = 0
+    characters: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def piece(self) -> Piece | None:
+        """What is new since the last call; None if nothing is."""
+        request, at = self.request, self.tokens
+        ended = request.finish_reason is not None
+        upto = len(request.text) if ended else settled(request.text, request.params.stop_strings)
+        if not ended and at == len(request.tokens) and self.characters >= upto:
+            return None
+        text, self.characters = request.text[self.characters : upto], max(self.characters, upto)
+        self.tokens = len(request.tokens)
+        drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
+        accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
+        return Piece(
+            text=text,
+            token_ids=request.tokens[at:],
+            logprobs=request.log_probs[at:],
+            top_logprobs=request.top_log_probs[at:],
+            offsets=request.offsets[at:],
+            drafted=drafted,
+            accepted=accepted,
+            index=self.index,
+            finish_reason=request.finish_reason,
+            statistics=request.statistics if ended else None,
+        )
+
+
+class Stream:
+    """The pieces of what was submitted: `async for piece in stream`. Leaving the loop early cancels the requests.
+
+    Belongs to the event loop that makes it.
+
+    Args:
+        requests: one a choice.
+        cancel: ends them, from this event loop.
+    """
+
+    def __init__(self, requests: list[Request], cancel: Callable[[Sequence[Request]], None]) -> None:
+        self.requests, self._cancel = requests, cancel
+        self.loop = asyncio.get_running_loop()
+        self._pieces: list[Piece] = []
+        self._reader: asyncio.Future[None] | None = None
+        self._open = len(requests)  # choices whose last piece has not been taken
+
+    def put(self, piece: Piece) -> None:
+        """A piece has come. In the stream's event loop."""
+        self._pieces.append(piece)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def take(self) -> list[Piece]:
+        """The pieces that have come and were not taken yet, at least one; none once every choice has ended.
+
+        For one reader at a time.
+
+        Raises:
+            RequestFailed: something broke under a choice, whose pieces before were taken; the cause is chained.
+        """
+        while self._open and not self._pieces:
+            self._reader = self.loop.create_future()
+            await self._reader
+        failed = next((at for at, piece in enumerate(self._pieces) if piece.finish_reason == "error"), None)
+        if failed == 0:
+            Result.of(self.requests[self._pieces[0].index])  # raises
+        taken, self._pieces = self._pieces[:failed], [] if failed is None else self._pieces[failed:]
+        self._open -= sum(piece.finish_reason is not None for piece in taken)
+        return taken
+
+    async def __aiter__(self) -> AsyncGenerator[Piece]:
+        try:
+            while taken := await self.take():
+                for piece in taken:
+                    yield piece
+        finally:
+            self.cancel()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice's last piece was taken."""
+        return not self._open
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Each choice's prompt as token ids, as it is run."""
+        return [request.prompt for request in self.requests]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Each choice's seed."""
+        return [request.seed for request in self.requests]
+
+    def cancel(self) -> None:
+        """End all its choices; their rows are free by the next turn. What was produced by then is still delivered."""
+        self._cancel(self.requests)
+
+    async def results(self) -> list[Result]:
+        """Wait for the end: the result of each choice. Being cancelled cancels the request.
+
+        Raises:
+            RequestFailed: something broke under it; the cause is chained.
+        """
+        async for _ in self:
+            pass
+        return [Result.of(request) for request in self.requests]
+
+    async def result(self) -> Result:
+        """The first choice of `results`."""
+        return (await self.results())[0]

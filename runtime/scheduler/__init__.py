@@ -1,0 +1,1 @@
+"""Requests, the queue and the KV rows. Nothing here imports torch."""

@@ -1,0 +1,131 @@
+"""A request and what becomes of it. No torch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mtad.errors import Failed
+from mtad.params import DecodingParams
+from runtime.scheduler.statistics import Statistics
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class RequestFailed(Failed):
+    """A request that ended because something broke under it; the cause is chained."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One request in flight; owned by the scheduler, written by the loop only.
+
+    Attributes:
+        id: unique within the loop.
+        prompt: token ids, at least one.
+        params: validated parameters.
+        seed: key of its random numbers (`params.seed`, or the one drawn for it).
+        index: which of the prompt's `n` choices it is.
+        priority: larger ones are admitted first; equal ones in the order they came.
+        arrived: `time.perf_counter()` when it was made.
+        tokens: new tokens so far, end-of-sequence included.
+        log_probs: the target's unprocessed log-probability of each.
+        top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
+        blocks: decoding blocks run; the second half of the noise key.
+        beams: live beams, of a method that keeps some: tokens behind `tokens` and joint log-likelihood of each.
+        target_held, auxiliary_held: leading columns of its row that are right in either cache.
+        text: decoded text of `tokens`, cut before a stop string.
+        offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
+        finish_reason: `stop` (end of sequence or stop string), `length` (max_tokens), `cancelled` or `error`; None
+            until it ends.
+        error: what ended it, with `error`.
+    """
+
+    id: int
+    prompt: list[int]
+    params: DecodingParams
+    seed: int
+    index: int = 0
+    priority: int = 0
+    arrived: float = field(default_factory=time.perf_counter)
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    blocks: int = 0
+    beams: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
+    target_held: int = 0
+    auxiliary_held: int = 0
+    text: str = ""
+    offsets: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def __post_init__(self) -> None:
+        self.statistics.prompt_tokens = len(self.prompt)
+
+    @property
+    def committed(self) -> int:
+        """Tokens of the sequence so far; the caches hold all of them but the last."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def last_two(self) -> tuple[int, int]:
+        """The last two committed tokens; a sequence of one token repeats it."""
+        tail = (self.prompt[-2:] + self.tokens)[-2:] if len(self.tokens) < 2 else self.tokens[-2:]
+        return tail[0], tail[-1]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the user gets.
+
+    Attributes:
+        text: the new text, without stop string and special tokens.
+        token_ids: the new tokens; a final end-of-sequence token, or the tokens that completed a stop string, included.
+        finish_reason: `stop` or `length`; `cancelled`, with what there was by then.
+        logprobs: the target's log-probability of each token, at temperature 1 without filters, penalties, constraints.
+        top_logprobs: with the parameter of that name, as many of the target's likeliest tokens at each, likeliest
+            first: (token id, log-probability); else empty.
+        index: which of the prompt's `n` choices it is.
+        statistics: what it cost.
+        seed: reproduces the result, unless its drafts were adaptive and its temperature above 0.
+        prompt_token_ids: the prompt as it was run.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
+    statistics: Statistics
+    seed: int
+    index: int
+    prompt_token_ids: list[int]
+
+    @classmethod
+    def of(cls, request: Request) -> Result:
+        """The result of a request that ended.
+
+        Raises:
+            RequestFailed: it ended by an error; the cause is chained.
+        """
+        assert request.finish_reason is not None, "the request has not ended"
+        if request.finish_reason == "error":
+            raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error
+        return cls(
+            text=request.text,
+            token_ids=request.tokens,
+            finish_reason=request.finish_reason,
+            logprobs=request.log_probs,
+            top_logprobs=request.top_log_probs,
+            statistics=request.statistics,
+            seed=request.seed,
+            index=request.index,
+            prompt_token_ids=request.prompt,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**self.__dict__, "statistics": self.statistics.to_dict()}

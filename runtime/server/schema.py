@@ -1,0 +1,269 @@
+"""What a request's body may hold: OpenAI's fields, and every field of `DecodingParams` under its own name.
+
+The decoder's fields are read off `DecodingParams`, so a new one is served, documented and advertised without a word
+here. What is neither is refused by name; null means "not given".
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from mtad.errors import InvalidInput
+from mtad.params import METHODS, DecodingParams
+
+UNSUPPORTED = {
+    "best_of": "ask for n choices and choose by their logprobs",
+    "suffix": "text is continued, not filled in",
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"), "no tools here"),
+    **dict.fromkeys(("audio", "modalities"), "text only"),
+    **dict.fromkeys(("store", "metadata"), "nothing is stored"),
+    **dict.fromkeys(("reasoning_effort", "verbosity"), "the model has no such setting"),
+    "prediction": "drafts come from the auxiliary model; see draft_len and beam_width",
+    "service_tier": "see priority",
+    "web_search_options": "there is no web search",
+    "logprobs_mode": "log-probabilities are the target's, unprocessed",
+}
+"""Fields of OpenAI's that cannot be honoured, and why."""
+
+Token = Annotated[int, Field(ge=0)]
+Prompt = str | list[str] | list[Token] | list[list[Token]]
+Stop = Annotated[str, Field(max_length=1024)]
+
+_TYPES: dict[str, Any] = {  # where JSON has another type than Python
+    "method": Literal[tuple(METHODS)],
+    "stop": Stop | Annotated[list[Stop], Field(max_length=16)],
+    "logit_bias": dict[str, float],
+    "json_schema": str | dict[str, Any],
+}
+
+
+def _described() -> dict[str, str]:
+    """What `DecodingParams` says about each of its fields, from its docstring."""
+    text = inspect.cleandoc(DecodingParams.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(words.split()) for names, words in entries for name in names.split(", ")}
+
+
+DESCRIPTIONS = _described()
+PARAMETERS = {f.name: f for f in fields(DecodingParams)}
+
+
+def parameter_types() -> dict[str, Any]:
+    """The JSON type of each field of `DecodingParams`."""
+    hints = get_type_hints(DecodingParams)
+    return {name: _TYPES.get(name) or _of_json(hints[name]) for name in PARAMETERS}
+
+
+def _of_json(hint: Any) -> Any:
+    """A type with lists for tuples, which JSON does not have."""
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]]  # type: ignore[misc]
+    if isinstance(hint, UnionType):
+        return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
+    return hint
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        """Null is "not given", for OpenAI's fields that are not supported too; those are refused otherwise."""
+        if not isinstance(values, dict):
+            return values
+        known = cls.model_fields
+        for name, reason in UNSUPPORTED.items():
+            if name not in known and values.get(name) is not None:
+                raise InvalidInput(name, values[name], f"not supported: {reason}")
+        return {
+            name: value for name, value in values.items() if value is not None or name not in known | UNSUPPORTED.keys()
+        }
+
+
+class StreamOptions(_Part):
+    """OpenAI's, as far as it can be honoured."""
+
+    include_usage: bool = Field(False, description="a last chunk with the usage of the whole request")
+
+
+class JsonSchema(_Part):
+    """A named JSON schema."""
+
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool = Field(True, description="the text always satisfies the schema: false cannot be told from true")
+
+
+class ResponseFormat(_Part):
+    """Which texts are allowed."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def language(self) -> str | None:
+        """The JSON schema it comes to, as JSON text."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise InvalidInput("response_format", self.type, "give `json_schema` with the type json_schema, only there")
+        if self.type == "text":
+            return None
+        return json.dumps(self.json_schema.schema_) if self.json_schema else '{"type": "object"}'
+
+
+class TextPart(_Part):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Part):
+    """One message of a chat."""
+
+    role: Literal["developer", "system", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+    annotations: None = None
+    tool_calls: None = None
+
+    def plain(self) -> dict[str, str]:
+        """What a chat template gets."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+
+
+class Body(_Part):
+    """What both kinds of request share, besides the decoder's own fields."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = Field(None, description="goes into the request's trace, nowhere else")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait")
+    return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """What fields of `DecodingParams` are called here, where it differs."""
+        return {"json_schema": "response_format"} if self.response_format else {}
+
+    @property
+    def alternatives(self) -> int | None:
+        """Likeliest tokens to report at each token; None for no log-probabilities at all."""
+        raise NotImplementedError
+
+    def parameters(self, defaults: DecodingParams) -> DecodingParams:
+        """The decoding parameters it asks for, on top of the pair's.
+
+        Raises:
+            InvalidInput: they cannot be used, or contradict each other.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set & PARAMETERS.keys()}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        values["top_logprobs"] = self.alternatives or 0
+        if isinstance(values.get("json_schema"), Mapping):
+            values["json_schema"] = json.dumps(values["json_schema"])
+        if self.response_format and self.response_format.language is not None:
+            if "json_schema" in values:
+                raise InvalidInput("response_format", self.response_format.type, "give it or json_schema, not both")
+            values["json_schema"] = self.response_format.language
+        if self.stream_options and not self.stream:
+            raise InvalidInput("stream_options", self.stream_options.model_dump(), "only with stream = true")
+        return DecodingParams.from_dict(values, defaults)
+
+
+class CompletionBody(Body):
+    """Body of `/v1/completions`."""
+
+    prompt: Prompt
+    echo: bool = Field(False, description="repeat the prompt before the text; not with logprobs")
+    logprobs: int | None = Field(None, ge=0, le=20, description="log-probabilities, with so many alternatives each")
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        return super().renamed | {"top_logprobs": "logprobs"}
+
+    @property
+    def alternatives(self) -> int | None:
+        if self.echo and self.logprobs is not None:
+            raise InvalidInput("echo", True, "log-probabilities of prompts are not computed; leave logprobs out")
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry a prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        one = bool(self.prompt) and isinstance(self.prompt[0], int)
+        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
+
+
+class ChatBody(Body):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = False
+    max_completion_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        longest = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return super().renamed | {"prompt": "messages"} | longest
+
+    @property
+    def alternatives(self) -> int | None:
+        wanted: int | None = getattr(self, "top_logprobs", None)
+        if wanted and not self.logprobs:
+            raise InvalidInput("top_logprobs", wanted, "only with logprobs = true")
+        return (wanted or 0) if self.logprobs else None
+
+    def parameters(self, defaults: DecodingParams) -> DecodingParams:
+        params, longest = super().parameters(defaults), self.max_completion_tokens
+        if longest is None:
+            return params
+        if getattr(self, "max_tokens", None) not in (None, longest):
+            raise InvalidInput("max_completion_tokens", longest, "max_tokens says something else; give one of them")
+        return DecodingParams.from_dict({"max_tokens": longest}, params)
+
+
+B = TypeVar("B", bound=Body)
+
+
+def _with_parameters(name: str, base: type[B], but: frozenset[str] = frozenset()) -> type[B]:
+    """A body with every field of `DecodingParams` as well."""
+    added: dict[str, Any] = {
+        field: (kind | None, Field(None, description=DESCRIPTIONS.get(field, "")))
+        for field, kind in parameter_types().items()
+        if field not in but
+    }
+    return create_model(name, __base__=base, **added)
+
+
+CompletionRequest = _with_parameters("CompletionRequest", CompletionBody, frozenset({"top_logprobs"}))
+ChatCompletionRequest = _with_parameters("ChatCompletionRequest", ChatBody)
+
+
+def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:
+    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default."""
+    properties = ChatCompletionRequest.model_json_schema()["properties"]
+    found = {}
+    for name, field in PARAMETERS.items():
+        schema = {key: value for key, value in properties[name].items() if key not in ("title", "default")}
+        value = getattr(defaults, name)
+        assert field.default is not MISSING or field.default_factory is not MISSING
+        found[name] = schema | {"default": list(value) if isinstance(value, tuple) else value}
+    return found

@@ -1,0 +1,113 @@
+"""The process around the application: listening, and draining when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol, cast
+
+import uvicorn
+
+from mtad.errors import InvalidInput
+from runtime.server.http_limits import LimitedProtocol
+from runtime.server.options import ServerOptions
+
+log = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """What requests end in: an engine, or a gateway before several."""
+
+    async def close(self, drain: bool = True) -> None:
+        """Take no more requests, and return when those submitted have ended; or cancel them."""
+
+
+class DrainingServer(uvicorn.Server):
+    """Listens on while it drains, so that new requests get 503 rather than a refused connection.
+
+    The first signal (or `drain`) stops admission; when what was accepted has ended, the server stops. After
+    `drain_seconds`, or on a second signal, what still runs is cancelled.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: Closable, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._engine, self._drain_seconds = engine, drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def _serve(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super()._serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say where."""
+        await super().startup(sockets)
+        for listening in self.servers[0].sockets if self.servers else ():
+            host, port = listening.getsockname()[:2]
+            log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal arrived; runs between two bytecodes of the main thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """Begin to drain; a second call cancels what still runs. In the event loop."""
+        if self._draining is None:
+            log.info("draining: no new requests, accepted ones may end (up to %g s)", self._drain_seconds)
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            log.info("cancelling what still runs")
+            self._hurry = asyncio.ensure_future(self._engine.close(drain=False))
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._drain_seconds):
+                await self._engine.close(drain=True)
+        except TimeoutError:
+            log.warning("cancelling what has not ended after %g s", self._drain_seconds)
+            await self._engine.close(drain=False)
+        finally:
+            self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket with the address, not listening yet; port 0 takes a free one.
+
+    Raises:
+        InvalidInput: the address cannot be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise InvalidInput("host and port", f"{host}:{port}", f"cannot be used: {error.strerror}") from None
+    return bound
+
+
+def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config:
+    """Uvicorn's configuration; without an address it takes a free port of this host."""
+    return uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, head_seconds=options.body_seconds)),
+        ws="none",
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, math.ceil(options.drain_seconds)),
+        **{"port": 0, **others},
+    )
+
+
+def serve(
+    app: Any, engine: Closable, bound: socket.socket, options: ServerOptions, log_level: str, access_log: bool
+) -> None:
+    """Serve on a bound socket until drained; returns when the last response is out."""
+    config = configure(app, options, log_level=log_level, access_log=access_log)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(DrainingServer(config, engine, options.drain_seconds).serve(sockets=[bound]))

@@ -1,0 +1,1 @@
+"""Choosing decoding parameters for a pair from measurements."""

@@ -1,0 +1,208 @@
+"""Choosing draft length, beam width and acceptance threshold for a pair, on prompts like those it will get.
+
+Every setting is measured against `sample` and `speculative` in the same run, all of them in turns on each prompt, one
+request at a time. Its figures are paired ratios to these two, so that what was measured in one sweep can be compared
+with what was measured in another. Two goals:
+
+* `speed`: the most tokens/s, among settings whose perplexity is at most `max_perplexity` times `sample`'s, whose
+  accuracy (where right answers are known) is at most `accuracy_loss` below `sample`'s, and whose distinct-2 is at least
+  `min_distinct` times `sample`'s.
+* `quality`: the highest accuracy where right answers are known, else the lowest perplexity, among settings at least
+  `min_speed` times as fast as `speculative` and within `min_distinct`. Low perplexity may be repetition: look at
+  distinct-2, or bound it.
+
+Choices are by the figures themselves, not by their errors: more prompts and seeds make better choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from mtad.errors import InvalidInput
+from mtad.params import Method, Rule
+from runtime import LLM, DecodingParams
+from runtime.tuning.measure import Point, Values, measure
+
+GRID: dict[str, tuple[Any, ...]] = {
+    "draft_len": (2, 3, 4, 6, 8),
+    "beam_width": (1, 2, 4, 8),
+    "accept_threshold": (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
+    "draft_confidence": (0.0, 0.03, 0.1, 0.3),
+}
+"""Values tried, by parameter, in the order in which a coordinate search takes them up; see `grid_of`."""
+
+THRESHOLDS: dict[Rule, tuple[float, ...]] = {
+    "modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
+    "typical": (0.01, 0.03, 0.09, 0.2, 0.3),
+    "rollback": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
+    "beams": (0.0, 0.5, 0.8, 0.95),
+}
+"""Thresholds tried of rules that bound something else than a ratio."""
+
+ROUNDS = 3
+"""Of a coordinate search at most."""
+
+
+def tunable(method: Method) -> tuple[str, ...]:
+    """Parameters of `GRID` that do anything for a method."""
+    used = {
+        "draft_len": method.drafter is not None,
+        "beam_width": method.form == "beams",
+        "accept_threshold": method.threshold is not None,
+        "draft_confidence": method.drafter == "auxiliary" and not method.live,
+    }
+    return tuple(name for name in GRID if used[name])
+
+
+def grid_of(method: Method) -> dict[str, tuple[Any, ...]]:
+    """Values tried for a method."""
+    own = {"accept_threshold": THRESHOLDS.get(method.rule, GRID["accept_threshold"])}
+    return {name: own.get(name, GRID[name]) for name in tunable(method)}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is looked for; see the module's description. Bounds are relative to `sample`, `min_speed` to `speculative`.
+
+    Raises:
+        InvalidInput: a value is not usable.
+    """
+
+    goal: Literal["speed", "quality"] = "speed"
+    max_perplexity: float = 1.0
+    accuracy_loss: float = 0.0
+    min_speed: float = 1.0
+    min_distinct: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.goal not in ("speed", "quality"):
+            raise InvalidInput("goal", self.goal, "give speed or quality")
+        for name, low in (("max_perplexity", 1e-9), ("accuracy_loss", 0.0), ("min_speed", 0.0), ("min_distinct", 0.0)):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= low):
+                raise InvalidInput(name, value, f"give a number {'above' if low else 'of at least'} 0")
+
+    def excess(self, point: Point) -> float:
+        """How far a point is beyond the bounds, as a share of them; 0 within."""
+        beyond = [self.min_distinct - point.distinct_ratio]
+        if self.goal == "speed":
+            beyond.append(point.perplexity_ratio / self.max_perplexity - 1)
+            if point.accuracy_gain is not None:
+                beyond.append(-self.accuracy_loss - point.accuracy_gain)
+        else:
+            beyond.append(self.min_speed - point.speed_vs_speculative)
+        return max(0.0, *beyond)
+
+    def better(self, point: Point) -> tuple[float, ...]:
+        """Larger is better: within the bounds first, then nearer to them, then the goal."""
+        excess = self.excess(point)
+        if self.goal == "speed":
+            return (-excess, point.speed)
+        return (-excess, point.accuracy_gain or 0.0, -point.perplexity_ratio)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found.
+
+    Attributes:
+        choice: the best point.
+        points: all that were measured, in the order they were.
+        fits: whether the choice keeps the bounds; if not, no point did, and it is the nearest.
+    """
+
+    choice: Point
+    points: list[Point]
+    fits: bool
+
+
+def tune(
+    llm: LLM,
+    prompts: Sequence[str],
+    base: DecodingParams,
+    objective: Objective,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    search: Literal["coordinate", "grid"] = "coordinate",
+    seeds: int = 1,
+    right: Callable[[int, str], bool | None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Tuning:
+    """Search for the best setting of `base.method`.
+
+    Args:
+        llm: an idle pair, large enough for the grid's drafts.
+        prompts: what to decode.
+        base: the method, everything that is not tuned, and where a coordinate search begins.
+        objective: what is looked for.
+        grid: values by parameter; those the method does not use are not varied. Default: `grid_of`.
+        search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
+            (at most 3 rounds); `grid` measures every combination.
+        seeds: texts a prompt.
+        right: whether a text answers the prompt of that number, where that is known.
+        progress: called with the answers given in this sweep, and how many it has.
+
+    Raises:
+        InvalidInput: the method has nothing to tune, or a prompt or value does not fit the engines; nothing was run.
+    """
+    if search not in ("coordinate", "grid"):
+        raise InvalidInput("search", search, "give coordinate or grid")
+    if seeds < 1 or len(prompts) < 2:
+        raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
+    base = replace(base, n=1, seed=None)
+    grid = grid_of(base.spec) if grid is None else grid
+    names = [name for name in grid if name in tunable(base.spec)]
+    if not names:
+        raise InvalidInput("method", base.method, "it has nothing to tune")
+    every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
+    for values in every:
+        replace(base, **dict(values))  # refuses what is no value
+    largest = {name: max(grid[name]) for name in names if name in ("draft_len", "beam_width")}
+    for prompt in prompts:
+        llm.requests(prompt, replace(base, **largest))  # refuses what does not fit
+    measured: dict[Values, Point] = {}
+
+    def sweep(settings: Sequence[Values]) -> None:
+        fresh = [values for values in settings if values not in measured]
+        if fresh:
+            measured.update(measure(llm, prompts, base, fresh, seeds, right, progress))
+
+    def best(settings: Sequence[Values]) -> Values:
+        return max(settings, key=lambda values: objective.better(measured[values]))
+
+    if search == "grid":
+        sweep(every)
+    else:
+        here: Values = tuple((name, _nearest(grid[name], _now(base, name))) for name in names)
+        for _ in range(ROUNDS):
+            before = here
+            for name in names:
+                line = [tuple((n, v if n == name else own) for n, own in here) for v in grid[name]]
+                sweep(line)
+                here = best([*line, here] if here in measured else line)
+            if here == before:
+                break
+    choice = measured[best(list(measured))]
+    return Tuning(choice, list(measured.values()), objective.excess(choice) == 0)
+
+
+def _now(params: DecodingParams, name: str) -> Any:
+    """A parameter's value, be it the method's own."""
+    own = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
+    return own.get(name, getattr(params, name))
+
+
+def _nearest(values: Sequence[Any], wanted: Any) -> Any:
+    return min(values, key=lambda value: abs(value - wanted))
+
+
+def describe(tuning: Tuning, objective: Objective) -> dict[str, Any]:
+    """Plain values, for `pair.json`."""
+    return {
+        "objective": asdict(objective),
+        "choice": asdict(tuning.choice),
+        "curve": [asdict(point) for point in tuning.points],
+    }

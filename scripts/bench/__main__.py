@@ -1,0 +1,90 @@
+"""Measure the runtime on the demo pair.
+
+    python -m scripts.bench tune        choose accept_threshold for each kind of text, on the development split
+    python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
+    python -m scripts.bench serving     throughput and latency under load, against outside baselines
+    python -m scripts.bench server      the HTTP server under load, against plain AsyncLLM
+
+`python -m scripts.evaluation` compares methods. `overhead` times single blocks of 1 and 8 rows, after prompts of 100
+and of 500 tokens, methods interleaved, and reports medians.
+
+Prints tables and, as its last line, one JSON object; `tune` writes scripts/demo/tuned.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtad.errors import InvalidInput
+from mtad.params import METHODS
+from runtime import LLM
+from runtime.commands.entry import Parser, command
+from runtime.commands.placement_options import add_placement, placement_of
+from scripts.bench.methods import KINDS
+from scripts.bench.overhead import measure_overhead
+from scripts.bench.tune import tune
+from scripts.paths import ROOT
+
+
+@command
+def main() -> None:
+    """Entry point."""
+    parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
+    parser.add_argument("what", choices=("tune", "overhead", "serving", "server"))
+    parser.add_argument(
+        "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
+    )
+    parser.add_argument("--sql", type=int, default=300, help="SQL questions (default %(default)s)")
+    parser.add_argument("--code", type=int, default=80, help="code prompts (default %(default)s)")
+    parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
+    add_placement(parser)
+    serving = parser.add_argument_group("serving")
+    serving.add_argument(
+        "--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="of prompts (default both)"
+    )
+    serving.add_argument("--loads", type=int, nargs="+", help="requests in flight (default 1 2 4 8 16)")
+    serving.add_argument("--rounds", type=int, help="slices of each system at each load (default 4)")
+    serving.add_argument("--seconds", type=float, help="length of a slice (default 1.0)")
+    serving.add_argument("--baselines", choices=("all", "huggingface", "none"), default="all", help="(default all)")
+    serving.add_argument("--quick", action="store_true", help="a minute, to see that it works; into build/results")
+    serving.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
+    server = parser.add_argument_group("server")
+    server.add_argument("--connections", type=int, nargs="+", help="(default 1 2 4 8 16 32 64)")
+    server.add_argument("--duration", type=float, help="seconds in all (default 60)")
+    server.add_argument("--method", choices=tuple(METHODS), default="mtad", help="(default %(default)s)")
+    server.add_argument("--rows", type=int, default=16, help="requests decoded at once (default %(default)s)")
+    options = parser.parse_args()
+    if options.what == "server":
+        from scripts.bench.server_load import run as run_server
+
+        run_server(options)
+        return
+    if options.what == "serving":
+        from scripts.bench.serving import run
+
+        run(options)
+        return
+    for name, least in (("sql", 2), ("code", 2), ("blocks", 4)):
+        if getattr(options, name) < least:
+            raise InvalidInput(name, getattr(options, name), f"give at least {least}")
+    if options.what == "overhead" and options.device != "cpu":
+        problem = "a GPU runs a block as a whole, so its steps cannot be timed; give cpu"
+        raise InvalidInput("device", options.device, problem)
+    torch.set_num_threads(1)
+    llm = LLM(options.pair, **placement_of(options))
+    count = {"sql": options.sql, "code": options.code}
+    found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
+    if options.what == "tune":
+        found |= tune(llm, count)
+    if options.what == "overhead":
+        found["overhead"] = measure_overhead(llm, options.blocks)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Running generated SQL and code, and judging the result."""

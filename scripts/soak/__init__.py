@@ -1,0 +1,1 @@
+"""Thousands of mixed requests through `AsyncLLM`, with integrity checks."""

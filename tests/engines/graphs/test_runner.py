@@ -1,0 +1,176 @@
+"""Recorded steps: in memory that never moves, one graph a bucket of shapes, the same logits as without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import Step, open_engine
+from engines.graphs.capture import Work
+from engines.graphs.runner import GraphRunner, StaticMemory, StepShape
+from tests.engines.test_engines import make_step, some_tokens
+from tests.support.fake_cuda import FakeRecorder
+
+CAPACITY, VOCAB = 320, 7
+LIMITS = (StepShape(1, 100, CAPACITY, 8), StepShape(4, 9, CAPACITY, 9))
+
+
+class Runner:
+    """A `GraphRunner` of a "model" whose logits show all of a step's inputs.
+
+    Attributes:
+        bound: steps that were given to it to record, in order.
+        once: steps that it ran unrecorded.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self.bound: list[Step] = []
+        self.once: list[Step] = []
+        self.recorder = FakeRecorder()
+        self.memory = StaticMemory(LIMITS, VOCAB, torch.float32, "cpu")
+        self.graphs = GraphRunner(self.bind, self.run_once, self.memory, self.recorder, CAPACITY, most)
+
+    def bind(self, step: Step) -> Work:
+        self.bound.append(step)
+
+        def work() -> None:
+            model(step)
+
+        return work
+
+    def run_once(self, step: Step) -> None:
+        assert self.recorder.inside
+        self.once.append(step)
+        model(step)
+
+
+def model(step: Step) -> torch.Tensor:
+    """Logits [R, N, V] to `step.out`, or new; a mask's False columns count for nothing."""
+    value = step.tokens + 3 * step.positions + 5 * step.write_at[:, None] + 7 * step.mask.sum(3)[:, 0]
+    logits = value[:, step.keep, None] + 0.125 * torch.arange(VOCAB)
+    return logits if step.out is None else step.out.copy_(logits)
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner()
+
+
+def step_of(rows: int, steps: int, length: int, kept: int, seed: int = 0, first_row: int = 0) -> Step:
+    """A step of random content."""
+    draw = partial(torch.randint, generator=torch.Generator().manual_seed(seed))
+    return Step(
+        tokens=draw(300, (rows, steps)),
+        positions=draw(200, (rows, steps)),
+        write_at=draw(60, (rows,)),
+        mask=draw(2, (rows, 1, steps, length)).bool(),
+        keep=draw(steps, (kept,)),
+        first_row=first_row,
+    )
+
+
+def test_replayed_steps_give_the_models_logits_whatever_ran_before(runner: Runner) -> None:
+    shapes = [(2, 5, 128, 5), (4, 9, 320, 9), (2, 5, 64, 5), (1, 1, 192, 1), (2, 5, 128, 0), (4, 2, 128, 1)]
+    for seed, shape in enumerate(shapes * 2):
+        step = step_of(*shape, seed=seed)
+        assert torch.equal(runner.graphs.replay(step), model(step))
+    assert runner.recorder.recorded == len(runner.graphs.recorded) == 6
+
+
+def test_unrecorded_steps_of_any_rows_give_the_models_logits(runner: Runner) -> None:
+    step = step_of(1, 100, 128, 3, first_row=2)
+    assert torch.equal(runner.graphs.run(step), model(step))
+    assert [once.first_row for once in runner.once] == [2]
+    assert not runner.recorder.recorded
+
+
+def test_a_bucket_is_recorded_once_and_replayed_ever_after(runner: Runner) -> None:
+    for seed in range(5):
+        runner.graphs.replay(step_of(2, 5, (192, 256)[seed % 2], 5, seed))
+    assert (runner.recorder.recorded, runner.recorder.replayed) == (1, 5)
+
+
+def test_every_shape_lies_at_the_same_addresses(runner: Runner) -> None:
+    for shape in ((4, 9, 320, 9), (1, 1, 64, 1), (2, 5, 128, 5)):
+        runner.graphs.replay(step_of(*shape))
+    for name in ("tokens", "positions", "write_at", "mask", "keep", "out"):
+        tensors = [getattr(step, name) for step in runner.bound]
+        assert len({tensor.data_ptr() for tensor in tensors}) == 1
+        assert all(tensor.is_contiguous() for tensor in tensors)
+
+
+def test_columns_that_a_buckets_mask_has_more_are_masked(runner: Runner) -> None:
+    runner.graphs.replay(step_of(2, 5, 256, 5, 1))
+    short = step_of(2, 5, 192, 5, 2)
+    runner.graphs.replay(short)
+    mask = runner.bound[0].mask
+    assert torch.equal(mask[..., :192], short.mask)
+    assert not mask[..., 192:].any()
+
+
+@pytest.mark.parametrize(("length", "bucket"), [(64, 64), (128, 128), (192, 256), (256, 256), (320, 320)])
+def test_masks_are_rounded_to_powers_of_two_blocks_within_the_capacity(length: int, bucket: int) -> None:
+    shape = StepShape(3, 5, length, 2)
+    assert shape.bucket(CAPACITY) == StepShape(3, 5, bucket, 2)
+
+
+def test_the_largest_graph_is_recorded_first(runner: Runner) -> None:
+    shapes = [StepShape(1, 1, 64, 1), StepShape(4, 9, 300, 9), StepShape(4, 1, 128, 1), StepShape(4, 9, 64, 9)]
+    runner.graphs.prepare([*shapes, shapes[0]])
+    sizes = [step.mask.numel() for step in runner.bound]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) == len(shapes)
+    runner.graphs.prepare(shapes)
+    assert runner.recorder.recorded == len(shapes), "what is recorded stays"
+
+
+def test_a_prepared_shape_is_not_recorded_when_it_comes(runner: Runner) -> None:
+    runner.graphs.prepare([StepShape(2, 5, 128, 5)])
+    step = step_of(2, 5, 128, 5)
+    assert torch.equal(runner.graphs.replay(step), model(step))
+    assert (runner.recorder.recorded, runner.recorder.replayed) == (1, 1)
+
+
+def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
+    runner = Runner(most=2)
+    for tokens in (1, 2, 1, 3, 1):
+        runner.graphs.replay(step_of(2, tokens, 64, 1))
+    assert [shape.steps for shape in runner.graphs.recorded] == [3, 1]
+    assert runner.recorder.recorded == 3
+
+
+def test_a_step_that_begins_with_another_row_is_never_a_graph(runner: Runner) -> None:
+    with pytest.raises(AssertionError, match="first rows"):
+        runner.graphs.replay(step_of(1, 1, 64, 1, first_row=1))
+
+
+def test_a_step_larger_than_its_memory_is_an_error(runner: Runner) -> None:
+    with pytest.raises(AssertionError):
+        runner.graphs.replay(step_of(2, 10, 64, 1))
+
+
+def test_a_torch_engine_gives_the_same_logits_and_cache_as_graphs(pair_folders: Callable[[str], Path]) -> None:
+    engine, plain = (open_engine(pair_folders("torch") / "target") for _ in range(2))
+    spec = engine.spec
+
+    def bind(step: Step) -> Work:
+        def work() -> None:
+            assert step.out is not None
+            step.out.copy_(engine.step(replace(step, out=None)))
+
+        return work
+
+    memory = StaticMemory([StepShape(4, 33, spec.capacity, 33)], spec.vocab_size, spec.torch_dtype, "cpu")
+    graphs = GraphRunner(bind, lambda step: bind(step)(), memory, FakeRecorder(), spec.capacity)
+    for row in range(2):
+        prompt = make_step(some_tokens(row, 33)[None], [0], first_row=row, keep=[])
+        assert graphs.run(prompt).shape == plain.step(prompt).shape
+    for at in (33, 35, 37):
+        step = make_step(torch.stack([some_tokens(at, 2), some_tokens(at + 1, 2)]), [at, at])
+        torch.testing.assert_close(graphs.replay(step), plain.step(step), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(engine.kv, plain.kv, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,290 @@
+"""The attention kernels, in Triton's interpreter: float64's results, from a row's own columns and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from transformers import AutoModelForCausalLM
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from engines.base import BLOCK, Step
+from engines.pytorch import attention
+from engines.pytorch.attention import default_attention, require, split_columns, store_columns, tile
+from engines.pytorch.engine import TorchEngine
+from engines.pytorch.fixed_cache import scatter_in_place
+from export.checkpoint.checkpoint import Checkpoint
+from mtad.errors import InvalidInput, VerificationFailed
+from runtime import LLM, DecodingParams
+from scripts.gpu.attention_check import TOLERANCE, Case, check_attention, make, time_attention
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+CPU = torch.device("cpu")
+
+multiply = InterpreterBuilder.create_dot
+
+
+def multiply_bfloat16(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, *more: object) -> TensorHandle:
+    """The interpreter's product; it takes bfloat16 for the integers that it keeps them as."""
+
+    def wide(x: TensorHandle) -> TensorHandle:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return multiply(self, wide(a), wide(b), *more)
+
+
+@pytest.fixture(autouse=True)
+def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", multiply_bfloat16)
+    monkeypatch.setattr(attention, "MEMBERS", 16)  # fewer programs: the interpreter takes 20 ms for one
+
+
+@pytest.fixture
+def split(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes splits of so many columns."""
+
+    def set_columns(columns: int) -> None:
+        monkeypatch.setattr(attention, "SHORTEST_SPLIT", columns)
+        monkeypatch.setattr(attention, "PROGRAMS", 10**6)
+
+    return set_columns
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((0, 63, 20), steps=1),
+        Case((59, 0), kv_heads=2, group=2, head_dim=128),
+        Case((150, 7), group=4, length=192, dtype=HALF, steps=17),
+        Case((120, 0, 64), kv_heads=2, group=8, head_dim=128, length=128, dtype=BRAIN, steps=1),
+        Case((100, 30), group=1, head_dim=64, length=192, dtype=BRAIN, steps=65),
+        Case((190,), group=2, head_dim=128, length=256, dtype=HALF, steps=65),
+        Case((15,), group=8, length=128, steps=5, softcap=2.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("columns", [1024, 64])
+def test_attention_of_ragged_trees_is_that_of_float64(case: Case, columns: int, split: Callable[[int], None]) -> None:
+    split(columns)
+    assert make(case).difference() < TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("dim", [16, 32, 80, 96, 256])
+def test_heads_of_any_size_are_padded_to_a_power_of_two(dim: int) -> None:
+    assert make(Case((9,), head_dim=dim, group=2, steps=3)).difference() < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("columns", [1024, 128])
+@pytest.mark.parametrize("window", [1, 70])
+def test_a_window_hides_what_is_further_back_than_it(window: int, columns: int, split: Callable[[int], None]) -> None:
+    split(columns)
+    case = Case((180, 66, 3), group=2, length=256, window=window, softcap=3.0)
+    inputs = make(case)
+    assert inputs.difference() < TOLERANCE[case.dtype]
+    out = inputs.attend()
+    if window == 70:  # columns that no query's window reaches are not even read
+        first = (180 - window + 1) // 64 * 64
+        inputs.cache[:, 0, :, :first] = torch.nan
+        assert torch.equal(inputs.attend(), out)
+
+
+def test_what_lies_behind_a_rows_end_or_is_hidden_changes_no_bit(split: Callable[[int], None]) -> None:
+    split(64)
+    case = Case((70, 3), group=2, length=192, steps=7)
+    inputs = make(case)
+    inputs.mask[1, :, :, 3 + 5 : 3 + 7] = False  # the last two tokens of row 1 are padding
+    out = inputs.attend()
+    for row, start in enumerate(case.starts):
+        inputs.cache[:, row, :, start + case.steps :] = torch.nan
+    inputs.cache[:, 1, :, 3 + 5 : 3 + 7] = 1e30
+    assert torch.equal(inputs.attend(), out)
+    inputs.cache[:, 1, :, 3] += 1.0
+    assert not torch.equal(inputs.attend()[1], out[1]), "what is shown counts"
+
+
+def test_a_query_that_sees_nothing_and_a_row_without_a_request_get_zeros(split: Callable[[int], None]) -> None:
+    for columns in (1024, 64):
+        split(columns)
+        inputs = make(Case((70, 100), group=2, length=128, steps=3))
+        inputs.mask[0, :, 1] = False
+        inputs.write_at[1] = 128  # behind the mask
+        out = inputs.attend()
+        assert torch.isfinite(out).all()
+        assert not out[0, 1].any()
+        assert not out[1].any()
+        assert out[0, 0].any()
+
+
+def test_a_row_in_one_split_has_the_bits_of_one_that_is_not_split(split: Callable[[int], None]) -> None:
+    inputs = make(Case((40, 200), group=4, length=256))
+    split(1024)
+    whole = inputs.attend()
+    split(64)
+    parts = inputs.attend()
+    assert torch.equal(parts[0], whole[0])
+    assert not torch.equal(parts[1], whole[1]), "the other is split"
+    longer = replace(inputs, mask=torch.nn.functional.pad(inputs.mask, (0, 64)))
+    assert torch.equal(longer.attend(), parts), "the mask's length changes nothing"
+    split(1024)
+    for row in range(2):
+        part = slice(row, row + 1)
+        names = ("query", "mask", "write_at", "positions")
+        alone = replace(inputs, cache=inputs.cache[:, part], **{name: getattr(inputs, name)[part] for name in names})
+        assert torch.equal(alone.attend()[0], whole[row]), "nor do other rows"
+
+
+def test_splits_are_as_short_as_leaves_two_programs_a_processor() -> None:
+    assert split_columns(8, 4096, 132) == 128
+    assert split_columns(64, 4096, 132) == 1024
+    assert split_columns(1024, 4096, 132) == 4096
+    for programs in (1, 8, 100, 5000):
+        for length in (64, 192, 2048, 131072):
+            columns = split_columns(programs, length, 132)
+            assert columns == attention.SHORTEST_SPLIT or programs * -(-length // (columns // 2)) > 264
+            assert columns >= length or programs * -(-length // columns) <= 264
+
+
+@pytest.mark.parametrize("case", [Case((5, 40), kv_heads=3, head_dim=80), Case((5, 40), kv_heads=2, dtype=BRAIN)])
+def test_a_steps_keys_and_values_are_stored_as_scattering_does(case: Case) -> None:
+    inputs = make(case)
+    new = torch.randn(2, 2, case.steps, case.kv_heads, case.head_dim).to(case.dtype).transpose(2, 3)
+    expected = [scatter_in_place(inputs.cache[part].clone(), new[part], inputs.write_at) for part in range(2)]
+    store_columns(new[0], new[1], inputs.cache[0], inputs.cache[1], inputs.write_at)
+    assert torch.equal(inputs.cache, torch.stack(expected))
+
+
+@pytest.mark.parametrize("family", ["gemma-2", "opt", "phi-3"])
+def test_models_give_the_logits_they_give_with_torchs_attention(
+    family: str, family_checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    checkpoint = family_checkpoint(family)
+    spec = checkpoint.spec(3, 128, "float32", "torch")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder)
+    engines = [TorchEngine(copy.deepcopy(model), spec, attention=name) for name in ("triton", "sdpa")]
+    for steps, starts in ((70, (0, 0)), (3, (70, 33))):
+        inputs = make(Case(starts, length=128, steps=steps))
+        tokens = torch.randint(300, (2, steps), generator=torch.Generator().manual_seed(steps))
+        step = Step(tokens, inputs.positions, inputs.write_at, inputs.mask, torch.arange(steps), first_row=1)
+        ours, theirs = (engine.step(step) for engine in engines)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(engines[0].kv, engines[1].kv, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["mtad", "mmtad"])
+def test_a_text_is_the_one_that_torchs_attention_gives(pair_folders: Callable[[str], Path], method: str) -> None:
+    params = DecodingParams(method=method, draft_len=2, beam_width=2, max_tokens=5, ignore_eos=True, seed=3)
+    texts = []
+    for name in ("sdpa", "triton"):
+        llm = LLM(pair_folders("torch"), threads=1, prefix_tokens=0, attention=name)
+        texts.append([result.token_ids for result in llm.generate(["def largest(values):", "S"], params)])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("format", "name"), [("torch", "flash"), ("onnx", "sdpa")])
+def test_an_attention_that_a_pair_does_not_have_is_refused(
+    pair_folders: Callable[[str], Path], format: str, name: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        LLM(pair_folders(format), attention=name)
+    assert caught.value.field == "attention"
+
+
+def test_a_gpus_check_notices_kernels_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((70, 3), group=2, length=128, dtype=HALF)
+    assert 0 < check_attention("cpu", [case]) <= 1
+    right = attention.attend_cached
+    monkeypatch.setattr("scripts.gpu.attention_check.attend_cached", lambda *given: right(*given).mul_(1.01))
+    with pytest.raises(VerificationFailed, match="differs from float64 by"):
+        check_attention("cpu", [case])
+
+
+def test_both_attentions_that_are_timed_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = []
+
+    def run(work: Callable[[], tuple[torch.Tensor, None]], device: str) -> float:
+        outputs.append(work()[0])
+        return 0.5
+
+    monkeypatch.setattr("scripts.gpu.attention_check._milliseconds", run)
+    (record,) = time_attention("cpu", [Case((70, 70), kv_heads=2, group=2, length=128)])
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)
+    assert record["columns"] == 75
+    assert record["triton_gb_s"] == pytest.approx(2 * 75 * 2 * 2 * 64 * 4 / 0.5e-3 / 1e9)
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("triton", CPU, 256)
+    with pytest.raises(InvalidInput, match="known: sdpa, triton"):
+        require("flash", CPU, 64)
+    with pytest.raises(InvalidInput, match="heads of 288 exceed its 256"):
+        require("triton", CPU, 288)
+    monkeypatch.setattr("engines.pytorch.attention_kernels.INTERPRETED", False)
+    with pytest.raises(InvalidInput, match="runs on a GPU, not on cpu"):
+        require("triton", CPU, 64)
+    attention._kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "engines.pytorch.attention_kernels")
+    monkeypatch.delattr("engines.pytorch.attention_kernels")
+    with pytest.raises(InvalidInput, match=r"install the extra mtad\[gpu\]"):
+        require("triton", torch.device("cuda"), 64)
+    require("sdpa", CPU, 288)
+    attention._kernels.cache_clear()
+
+
+def test_a_gpu_has_the_kernels_unless_it_is_told_why_not(caplog: pytest.LogCaptureFixture) -> None:
+    assert default_attention(torch.device("cuda:1"), 128) == "triton"
+    assert default_attention(CPU, 128) == "sdpa"
+    assert not caplog.records
+    assert default_attention(torch.device("cuda"), 320) == "sdpa"
+    assert "heads of 320 exceed its 256" in caplog.text
+
+
+def test_masks_that_are_no_multiple_of_a_block_are_no_step() -> None:
+    inputs = make(Case((3,)))
+    mask = inputs.mask[..., :63].contiguous()
+    with pytest.raises(AssertionError, match="multiples of BLOCK"):
+        replace(inputs, mask=mask).attend()
+
+
+def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    """No register spilled, no more shared memory than a program may have, tensor cores used, loads in flight."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.attention_compiler"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    compiled = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(compiled) >= 6
+    for kernel in compiled:
+        limit = {80: 163, 89: 99, 90: 227}[kernel["capability"]] * 1024
+        assert kernel["spilled"] == 0, kernel
+        assert kernel["shared"] <= limit, kernel
+        if kernel["name"] == "attend_split":
+            assert kernel["asynchronous"] > 0, kernel
+            assert kernel["byte_loads"] == 0, "the mask is read in whole words"
+            assert kernel["tensor_cores"] > 0 or kernel["dtype"] == "fp32", kernel
+
+
+def test_tiles_are_what_tensor_cores_and_masks_take() -> None:
+    for queries in (1, 20, 64, 260, 4096):
+        for dim in (16, 64, 96, 128, 256):
+            for itemsize in (2, 4):
+                size = tile(queries, dim, itemsize)
+                assert size.queries >= 16
+                assert BLOCK % size.columns == 0
+                assert attention.SHORTEST_SPLIT % size.columns == 0

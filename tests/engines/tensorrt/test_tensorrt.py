@@ -1,0 +1,453 @@
+"""TensorRT: plans of TensorRT-RTX are really built, for GPUs that are not there; the engine runs on a stand-in."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import tensorrt_rtx
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+import engines.tensorrt_plan
+import export.tensorrt
+from engines import EngineSpec, open_engine
+from engines.folder import ATTENTION, read_spec, write_spec
+from engines.onnx.engine import OnnxRuntimeEngine
+from engines.pytorch.hook import cache_shape
+from engines.tensorrt.engine import TensorRTEngine, load_plan
+from engines.tensorrt_plan import Gpu, Plan, check_plan
+from export.checkpoint.weights import model_weights
+from export.onnx.graph import write_graph
+from export.pair import export_pair
+from export.tensorrt import build_plan, plan_for, profile_shapes
+from export.verification.verify import TOLERANCE, verify
+from mtad.errors import InvalidInput
+from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
+from tests.export.test_families import FAMILIES
+from tests.support import fake_tensorrt
+from tests.support.fake_cuda import FakeRecorder
+
+TARGETS = ("8.6", "8.9", "12.0")
+"""Compute capabilities: Ampere, Ada Lovelace, Blackwell."""
+SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 512, (0,), "onnx", "", {})
+PLAN = Plan("1.7.1.116", None, TARGETS, 4, 9, 32)
+ADA = Gpu("NVIDIA GeForce RTX 4090", "8.9")
+
+
+def tiny(family: str, dtype: torch.dtype = torch.float16) -> tuple[Any, EngineSpec]:
+    """A random model of a family, as shallow as it can be with all its kinds of layers, and its specification."""
+    torch.manual_seed(1)
+    config = FAMILIES[family](2 if family.startswith("gemma") else 1)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    layers, kv_heads, head_dim, vocab_size = cache_shape(model)
+    shape: dict[str, Any] = {
+        "layers": layers,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "capacity": 256,
+    }
+    return model, replace(SPEC, architecture=family, dtype=str(dtype).split(".")[1], **shape)
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "dtype"),
+    [
+        *((family, "operator", torch.float16) for family in FAMILIES),
+        *((family, "decomposed", torch.float16) for family in ("gemma-2", "gpt-2")),
+        *(("qwen2", attention, torch.bfloat16) for attention in ATTENTION),
+    ],
+    ids=str,
+)
+def test_every_familys_graph_is_built_for_three_generations_of_gpus(
+    family: str, attention: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, spec = tiny(family, dtype)
+    spec = replace(spec, format="tensorrt-rtx", attention=attention)
+    spec = replace(spec, plan=plan_for("tensorrt-rtx", spec, TARGETS))
+    write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
+    build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
+    weights = sum(parameter.numel() for parameter in model.parameters()) * 2
+    assert (tmp_path / "model.engine").stat().st_size > weights
+
+
+def test_a_plan_grows_with_the_gpus_it_is_for_up_to_all_that_there_are(tmp_path: Path) -> None:
+    model, spec = tiny("qwen2")
+    write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
+    sizes = []
+    for targets in (TARGETS[:1], TARGETS, ()):
+        spec = replace(spec, format="tensorrt-rtx", plan=plan_for("tensorrt-rtx", spec, targets))
+        build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
+        sizes.append((tmp_path / "model.engine").stat().st_size)
+    assert sizes == sorted(set(sizes))
+
+
+def test_timed_kernels_are_kept_for_the_next_build(
+    target_graphs: dict[str, Path], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # TensorRT's part of the build, on the library that is here, which shares its interface
+    plan_for("tensorrt-rtx", SPEC, TARGETS)  # Polygraphy is TensorRT-RTX's from now on
+    monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
+    plan = replace(PLAN, gpu=ADA.name, compute_capabilities=(ADA.compute_capability,))
+    spec = replace(SPEC, format="tensorrt", plan=plan)
+    for _ in range(2):
+        build_plan(target_graphs["operator"] / "model.onnx", spec, tmp_path / "model.engine")
+        (kept,) = (own_cache / "tensorrt").glob("*.timing")
+        assert kept.name == "NVIDIA-GeForce-RTX-4090-8.9-1.7.1.116.timing"
+    assert (tmp_path / "model.engine").stat().st_size
+
+
+def test_what_the_parser_refuses_is_one_error_with_its_reason(tmp_path: Path) -> None:
+    query, result = (onnx.helper.make_tensor_value_info(name, 10, (1, 2, 4, 16)) for name in ("query", "result"))
+    node = onnx.helper.make_node("Attention", ["query"] * 3, ["result"], softcap=2.0)
+    graph = onnx.helper.make_graph([node], "capped", [query], [result])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 24)]), tmp_path / "model.onnx")
+    spec = replace(SPEC, precision="float16", format="tensorrt-rtx", plan=PLAN)
+    with pytest.raises(InvalidInput, match=r"LlamaForCausalLM cannot be built \(.*softcap.*--attention decomposed"):
+        build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
+    assert not (tmp_path / "model.engine").exists()
+
+
+@pytest.fixture(scope="module")
+def rtx_pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair as plans for three GPUs, through the whole export."""
+    folder = tmp_path_factory.mktemp("rtx") / "pair"
+    assert _export(folder, checkpoints)
+    return folder
+
+
+def _export(folder: Path, checkpoints: tuple[Path, Path], **changes: Any) -> bool:
+    target, auxiliary = map(str, checkpoints)
+    options = {"format": "tensorrt-rtx", "compute_capabilities": TARGETS, "rows": 4, "capacity": 256, **changes}
+    return export_pair(folder, target, auxiliary, **options)
+
+
+def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, checkpoints: tuple[Path, Path]) -> None:
+    for name in ("target", "auxiliary"):
+        files = {file.name for file in (rtx_pair / name).iterdir()}
+        assert files == {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
+        plan = read_spec(rtx_pair / name).plan
+        assert plan == Plan(tensorrt_rtx.__version__, None, TARGETS, 4, 65, 256)
+    assert not _export(rtx_pair, checkpoints), "up to date"
+    with pytest.raises(InvalidInput, match="holds something else"):
+        _export(rtx_pair, checkpoints, compute_capabilities=["8.6"])
+
+
+def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
+    rtx_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt_rtx, "Runtime", None)
+    with pytest.raises(InvalidInput, match=r"compute capability 8\.6 or 8\.9 or 12\.0, and torch sees none"):
+        open_engine(rtx_pair / "target")
+
+
+@pytest.mark.parametrize(
+    ("plan", "version", "gpu", "problem"),
+    [
+        (PLAN, "1.6.1.120", ADA, r"built by tensorrt-rtx 1\.7\.1\.116, and runs with that version alone"),
+        (PLAN, PLAN.version, None, "torch sees none"),
+        (PLAN, PLAN.version, Gpu("NVIDIA H200", "9.0"), r"H200 \(9\.0\).*compute capability 8\.6 or 8\.9 or 12\.0"),
+        (replace(PLAN, gpu="NVIDIA L4"), PLAN.version, ADA, "built on, and for, NVIDIA L4"),
+    ],
+)
+def test_a_plan_is_refused_where_it_does_not_run(plan: Plan, version: str, gpu: Gpu | None, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        check_plan("tensorrt-rtx", plan, version, gpu)
+
+
+def test_a_plan_is_taken_where_it_runs() -> None:
+    check_plan("tensorrt-rtx", PLAN, PLAN.version, ADA)
+    check_plan("tensorrt", replace(PLAN, gpu=ADA.name), PLAN.version, ADA)
+
+
+def test_a_runtime_that_is_not_there_is_named_with_its_package(rtx_pair: Path, tmp_path: Path) -> None:
+    assert importlib.util.find_spec("tensorrt") is None, "this test is for machines without TensorRT"
+    shutil.copytree(rtx_pair / "target", tmp_path / "engine")
+    write_spec(tmp_path / "engine", replace(read_spec(tmp_path / "engine"), format="tensorrt"))
+    with pytest.raises(InvalidInput, match=r"tensorrt cannot be imported.*mtad\[tensorrt\].*JetPack"):
+        open_engine(tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    "plan", [None, [], {}, {**PLAN.__dict__, "gpu": 3}, {**PLAN.__dict__, "decode_rows": 0}, {**PLAN.__dict__, "x": 1}]
+)
+def test_a_damaged_description_of_a_plan_is_refused(plan: object, rtx_pair: Path, tmp_path: Path) -> None:
+    shutil.copytree(rtx_pair / "target", tmp_path / "engine")
+    path = tmp_path / "engine" / "engine.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "plan": plan}))
+    with pytest.raises(InvalidInput, match="plan"):
+        read_spec(tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"compute_capabilities": ["8.7"]}, r"8\.7'?: TensorRT-RTX .* builds for 7\.5, .*12\.1; for others"),
+        ({"compute_capabilities": ["90"]}, "builds for"),
+        ({"format": "onnx"}, "only for --to tensorrt-rtx"),
+        ({"format": "tensorrt"}, "tensorrt cannot be imported"),
+        ({"attention": "flash"}, "operator, decomposed"),
+        ({"format": "torch", "compute_capabilities": [], "attention": "decomposed"}, "torch has the first alone"),
+    ],
+)
+def test_an_export_that_cannot_be_is_refused_before_anything_is_written(
+    changes: dict[str, Any], problem: str, checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        _export(tmp_path / "pair", checkpoints, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+class FakeModule:
+    def __init__(self, version: str) -> None:
+        self.__version__ = version
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "changes", "problem"),
+    [
+        ("10.13.3.9", ADA, {}, r"older than 10\.15; .*--attention decomposed"),
+        ("8.6.1", ADA, {"attention": "decomposed"}, r"older than 10\.3; install a newer one$"),
+        ("10.16.2.1", None, {}, "builds on the GPU that will run the plan.*tensorrt-rtx needs no GPU"),
+        ("10.16.2.1", Gpu("Tesla T4", "7.5"), {"dtype": "bfloat16"}, r"compute capability 7\.5 has none; give float16"),
+        ("11.4.0.106", Gpu("NVIDIA Thor", "11.0"), {}, "TensorRT 11 has no JetPack"),
+        ("10.16.2.1", ADA, {"dtype": "int4"}, "plans are built in float32, float16, bfloat16"),
+    ],
+)
+def test_what_a_devices_tensorrt_cannot_build_is_refused(
+    version: str, gpu: Gpu | None, changes: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export.tensorrt, "load_runtime", lambda _: FakeModule(version))
+    monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
+    monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: gpu)
+    with pytest.raises(InvalidInput, match=problem):
+        plan_for("tensorrt", replace(SPEC, **changes))
+
+
+@pytest.mark.parametrize(("version", "attention"), [("10.16.2.10", "operator"), ("10.3.0", "decomposed")])
+def test_a_jetsons_tensorrt_builds_for_the_jetson(
+    version: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orin = Gpu("Orin", "8.7")
+    monkeypatch.setattr(export.tensorrt, "load_runtime", lambda _: FakeModule(version))
+    monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
+    monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: orin)
+    plan = plan_for("tensorrt", replace(SPEC, attention=attention, precision="float16"))
+    assert (plan.gpu, plan.compute_capabilities, plan.version) == ("Orin", ("8.7",), version)
+    with pytest.raises(InvalidInput, match="builds for the GPU it runs on alone"):
+        plan_for("tensorrt", replace(SPEC, attention=attention), ["8.7"])
+
+
+def test_a_missing_polygraphy_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "polygraphy", None)
+    with pytest.raises(InvalidInput, match=r"Polygraphy cannot be imported.*mtad\[tensorrt-rtx\]"):
+        plan_for("tensorrt-rtx", SPEC, TARGETS)
+
+
+def test_profiles_span_the_engines_steps_and_the_static_capacity() -> None:
+    prefill, decode = profile_shapes(SPEC, PLAN)
+    assert set(prefill) == set(decode)
+    assert [shape[0] for shape in prefill["tokens"]] == [1, 1, 1]
+    assert decode["mask"] == ((1, 1, 1, 64), (2, 1, 9, 256), (4, 1, 9, 512))
+    assert decode["past_key.1"] == tuple((rows, 2, 512, 16) for rows in (1, 2, 4))
+    for profile in (prefill, decode):
+        for least, likeliest, largest in profile.values():
+            assert all(a <= b <= c for a, b, c in zip(least, likeliest, largest, strict=True))
+
+
+# decomposed graphs, on ONNX Runtime
+
+
+def test_a_decomposed_graph_computes_what_the_checkpoint_computes(tmp_path: Path) -> None:
+    model, spec = tiny("gemma-2", torch.float32)
+    spec = replace(spec, attention="decomposed")
+    write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 18)]
+    newer = {"Attention", "RotaryEmbedding", "RMSNormalization", "TensorScatter"}
+    assert not newer & {node.op_type for node in graph.graph.node}
+    engine = OnnxRuntimeEngine(tmp_path, spec, 1)
+    model.set_attn_implementation("eager")
+    assert verify(engine, model, seed=1) <= TOLERANCE["float32"]
+
+
+def test_capped_scores_are_decomposed_for_tensorrt_alone(tmp_path: Path) -> None:
+    model, spec = tiny("gemma-2", torch.float32)
+    write_graph(model, model_weights(model), replace(spec, format="tensorrt-rtx"), tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    kinds = {node.op_type for node in graph.graph.node}
+    assert "Attention" not in kinds
+    assert {"Softmax", "TensorScatter", "RMSNormalization", "RotaryEmbedding"} <= kinds
+    model.set_attn_implementation("eager")
+    assert verify(OnnxRuntimeEngine(tmp_path, spec, 1), model, seed=1) <= TOLERANCE["float32"]
+
+
+def test_a_decomposed_engine_writes_its_columns_and_nothing_else(target_graphs: dict[str, Path]) -> None:
+    engine = OnnxRuntimeEngine(target_graphs["decomposed"], replace(SPEC, attention="decomposed"), 1)
+    for row, length in enumerate(LENGTHS):
+        engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
+    before = engine.kv.clone()
+    engine.step(make_step(more_tokens(2, 3), [33, 9], first_row=1))
+    changed = (engine.kv != before).any(-1)
+    written = torch.zeros(SPEC.rows, SPEC.capacity, dtype=torch.bool)
+    written[1, 33:36] = written[2, 9:12] = True
+    assert torch.equal(changed, written[None, None, :, None].expand_as(changed))
+
+
+def test_a_decomposed_pair_is_exported_verified_and_says_so(
+    write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint", seed=5, num_hidden_layers=1)
+    options: dict[str, Any] = {"format": "onnx", "compute_capabilities": ()}
+    assert _export(tmp_path / "pair", (source, source), attention="decomposed", **options)
+    assert read_spec(tmp_path / "pair" / "target").attention == "decomposed"
+    assert json.loads((tmp_path / "pair" / "target" / "engine.json").read_text())["attention"] == "decomposed"
+    assert not _export(tmp_path / "pair", (source, source), attention="decomposed", **options), "up to date"
+    with pytest.raises(InvalidInput, match="holds something else"):
+        _export(tmp_path / "pair", (source, source), **options)
+
+
+# the engine, on a stand-in for the runtime
+
+
+@pytest.fixture(params=[("tensorrt", "operator"), ("tensorrt-rtx", "operator"), ("tensorrt", "decomposed")])
+def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_path: Path) -> TensorRTEngine:
+    format, attention = request.param
+    plan = replace(PLAN, gpu=ADA.name) if format == "tensorrt" else PLAN
+    spec = replace(SPEC, format=format, attention=attention, plan=plan)
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs[attention] / "model.onnx", spec, plan)
+    return TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+
+
+def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
+    assert verify(engine, reference, seed=1) <= TOLERANCE["float32"]
+    assert not engine.kv.any()
+
+
+@pytest.fixture
+def plain(target_graphs: dict[str, Path]) -> OnnxRuntimeEngine:
+    return OnnxRuntimeEngine(target_graphs["operator"], SPEC, 1)
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_long_prompts_run_in_pieces_and_drafts_as_graphs(engine: TensorRTEngine, plain: OnnxRuntimeEngine) -> None:
+    for row, length in enumerate((100, 5, 33, 64)):
+        step = make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[0, length - 1])
+        same(engine.step(step), plain.step(step))
+    recorded = len(engine.graphs.recorded)
+    for at in (100, 102, 104):
+        step = make_step(more_tokens(4, 2), [at, at - 95, at - 67, at - 36])
+        same(engine.step(step), plain.step(step))
+    assert len(engine.graphs.recorded) == recorded + 1
+    same(engine.kv, plain.kv)
+
+
+def test_a_prompts_step_is_not_recorded(engine: TensorRTEngine) -> None:
+    engine.step(make_step(some_tokens(0, 7)[None], [0], keep=[]))
+    assert not engine.graphs.recorded
+
+
+def test_each_graph_has_a_context_of_its_own(engine: TensorRTEngine) -> None:
+    for steps in (1, 2, 1, 2):
+        engine.step(make_step(more_tokens(2, steps), [4, 9]))
+    assert len(engine._engine.contexts) == 1 + 2
+
+
+def test_logits_are_new_memory_unless_the_step_lends_some(engine: TensorRTEngine) -> None:
+    step = make_step(more_tokens(1, 2), [3])
+    first, second = engine.step(step), engine.step(step)
+    assert first.data_ptr() != second.data_ptr()
+    lent = replace(step, out=torch.empty(1, 2, 300))
+    assert engine.step(lent).data_ptr() == engine.step(lent).data_ptr()
+    assert torch.equal(engine.step(lent), first)
+
+
+def test_steps_wider_than_the_profile_run_a_row_at_a_time(engine: TensorRTEngine, plain: OnnxRuntimeEngine) -> None:
+    step = make_step(torch.stack([some_tokens(row, 40) for row in range(3)]), [0, 3, 9], keep=[39, 0, 35])
+    same(engine.step(step), plain.step(step))
+
+
+def test_more_rows_than_the_plan_has_are_refused(target_graphs: dict[str, Path], tmp_path: Path) -> None:
+    spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN, rows=5)
+    with pytest.raises(InvalidInput, match="built for 4 rows"):
+        TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+
+
+def test_a_plan_the_runtime_does_not_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.engine").write_bytes(b"nothing")
+    spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN)
+    with pytest.raises(InvalidInput, match="does not take it"):
+        TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
+def test_the_real_runtime_says_on_the_log_why_it_takes_no_plan(
+    rtx_pair: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InvalidInput, match="does not take it"):
+        load_plan(tensorrt_rtx, rtx_pair / "auxiliary" / "model.engine")
+    assert any("CUDA" in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+
+
+def test_what_the_runtime_refuses_is_an_error(engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_tensorrt.IExecutionContext, "execute_async_v3", lambda self, stream_handle: False)
+    with pytest.raises(RuntimeError, match="refused the enqueue"):
+        engine.step(make_step(more_tokens(1, 2), [3]))
+
+
+def test_a_plan_that_does_not_alias_its_caches_is_an_error(
+    target_graphs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN)
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
+    monkeypatch.setattr(fake_tensorrt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: None)
+    with pytest.raises(RuntimeError, match=r"alias of present_key\.0"):
+        TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+
+
+def _signatures(function: Any) -> list[list[str]]:
+    """Parameter names of a binding's overloads, as its documentation begins."""
+    found = re.findall(r"^(?:\d+\. )?\w+\(self: [\w.]+,? ?(.*)\) ->", function.__doc__, re.MULTILINE)
+    return [re.findall(r"(\w+): (?!\d)", parameters) for parameters in found]
+
+
+@pytest.mark.parametrize("name", ["Runtime", "ICudaEngine", "IExecutionContext", "IRuntimeConfig"])
+def test_the_stand_in_has_the_runtimes_signatures(name: str) -> None:
+    fake, real = getattr(fake_tensorrt, name), getattr(tensorrt_rtx, name)
+    for method, function in vars(fake).items():
+        if not method.startswith("_"):
+            ours = list(inspect.signature(function).parameters)[1:]
+            assert ours in _signatures(getattr(real, method)), f"{name}.{method}"
+    for attribute in {"cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy"} & set(
+        vars(fake_tensorrt.IRuntimeConfig()) if name == "IRuntimeConfig" else ()
+    ):
+        assert hasattr(real, attribute)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ExecutionContextAllocationStrategy", "DynamicShapesKernelSpecializationStrategy", "CudaGraphStrategy"],
+)
+def test_the_stand_ins_choices_are_the_runtimes(name: str) -> None:
+    assert set(getattr(fake_tensorrt, name).__members__) <= set(getattr(tensorrt_rtx, name).__members__)
+
+
+def test_a_gpu_is_named_as_torch_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.cuda.is_available() or engines.tensorrt_plan.current_gpu() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 5090")
+    assert engines.tensorrt_plan.current_gpu() == Gpu("NVIDIA GeForce RTX 5090", "12.0")

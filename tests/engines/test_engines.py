@@ -1,0 +1,241 @@
+"""The engine contract, held by every engine: right logits, an in-place cache, rows that do not disturb each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from engines import Engine, Step, open_engine
+from engines.base import DTYPES, mask_length
+from engines.kv import clear_row, copy_row, move_columns
+from export.verification.verify import TOLERANCE, verify
+from mtad.errors import VerificationFailed
+
+LENGTHS = [70, 5, 33, 1]
+"""Tokens in the cache rows that the tests start from."""
+
+
+@pytest.fixture(scope="module")
+def opened(pair_folder: Path) -> Engine:
+    return open_engine(pair_folder / "target")
+
+
+@pytest.fixture
+def engine(opened: Engine) -> Iterator[Engine]:
+    """An engine whose rows hold `LENGTHS` tokens."""
+    opened.kv.zero_()
+    for row, length in enumerate(LENGTHS):
+        opened.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
+    yield opened
+    opened.kv.zero_()
+
+
+def assert_same(engine: Engine, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Equal to the bit with ONNX Runtime; torch picks other kernels for other shapes, which round differently."""
+    tolerance = 0.0 if engine.spec.format == "onnx" else 1e-5
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def some_tokens(row: int, count: int) -> torch.Tensor:
+    return torch.randint(300, (count,), generator=torch.Generator().manual_seed(row))
+
+
+def make_step(
+    tokens: torch.Tensor,
+    write_at: list[int],
+    first_row: int = 0,
+    keep: list[int] | None = None,
+    length: int | None = None,
+) -> Step:
+    """A causal step: each row's tokens continue what is in its columns 0 .. write_at - 1."""
+    steps = tokens.shape[1]
+    start = torch.tensor(write_at)
+    positions = start[:, None] + torch.arange(steps)
+    length = length or mask_length(max(write_at) + steps, 256)
+    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
+    kept = list(range(steps)) if keep is None else keep
+    return Step(tokens, positions, start, mask, torch.tensor(kept, dtype=torch.int64), first_row)
+
+
+def more_tokens(rows: int, steps: int) -> torch.Tensor:
+    return torch.stack([some_tokens(100 + row, 8)[:steps] for row in range(rows)])
+
+
+def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
+    opened: Engine, reference: LlamaForCausalLM
+) -> None:
+    assert verify(opened, reference, seed=1) <= TOLERANCE["float32"]
+    assert not opened.kv.any(), "verification leaves a clean cache"
+
+
+def test_verification_notices_one_wrong_weight(opened: Engine, checkpoints: tuple[Path, Path]) -> None:
+    model = LlamaForCausalLM.from_pretrained(checkpoints[0], dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[3, 5] += 0.5
+    with pytest.raises(VerificationFailed, match="differ from the checkpoint"):
+        verify(opened, model)
+
+
+def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkpoints: tuple[Path, Path]) -> None:
+    model = LlamaForCausalLM.from_pretrained(checkpoints[0], dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.lm_head.weight[7, 0] = torch.nan
+    with pytest.raises(VerificationFailed, match="nan"):
+        verify(opened, model)
+
+
+def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> None:
+    before, address = engine.kv.clone(), engine.kv.data_ptr()
+    write_at, steps = [33, 9], 3
+    engine.step(make_step(more_tokens(2, steps), write_at, first_row=1))
+    assert engine.kv.data_ptr() == address
+    written = torch.zeros(engine.spec.rows, engine.spec.capacity, dtype=torch.bool)
+    for row, start in zip((1, 2), write_at, strict=True):
+        written[row, start : start + steps] = True
+    changed = (engine.kv != before).any(-1)
+    assert torch.equal(changed.any(3).any(1).any(0).any(0), written.any(0))
+    assert torch.equal(changed, written[None, None, :, None].expand_as(changed))
+
+
+def test_the_cache_is_what_attention_reads(engine: Engine) -> None:
+    step = make_step(more_tokens(1, 1), [70])
+    first = engine.step(step)
+    engine.kv[:, :, 0, :, 10] += 1.0
+    assert not torch.equal(engine.step(step), first)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_rows_logits_do_not_depend_on_the_batch_or_the_mask(engine: Engine, steps: int) -> None:
+    tokens = more_tokens(4, steps)
+    batched = engine.step(make_step(tokens, LENGTHS))
+    for row, length in itertools.product(range(4), (128, 192, 256)):
+        alone = engine.step(make_step(tokens[row : row + 1], LENGTHS[row : row + 1], first_row=row, length=length))
+        assert_same(engine, alone[0], batched[row])
+    for rows in (2, 3):
+        fewer = engine.step(make_step(tokens[:rows], LENGTHS[:rows]))
+        assert_same(engine, fewer, batched[:rows])
+    shortest = engine.step(make_step(tokens[1:2], LENGTHS[1:2], first_row=1))
+    assert_same(engine, shortest[0], batched[1])
+
+
+def test_a_rows_logits_and_cache_do_not_depend_on_the_tokens_a_step(engine: Engine) -> None:
+    tokens = more_tokens(4, 5)
+    batched = engine.step(make_step(tokens, LENGTHS))
+    cache = engine.kv.clone()
+    for pieces in ([1] * 5, [2, 1, 2], [3, 2]):
+        engine.kv[:, :, :, :, 75:] = 0
+        done = 0
+        for size in pieces:
+            logits = engine.step(make_step(tokens[:, done : done + size], [length + done for length in LENGTHS]))
+            assert_same(engine, logits, batched[:, done : done + size])
+            done += size
+        assert_same(engine, engine.kv[:, :, :, :, :75], cache[:, :, :, :, :75])
+
+
+def test_kept_positions_are_those_of_the_whole_step(engine: Engine) -> None:
+    tokens = more_tokens(4, 5)
+    whole = engine.step(make_step(tokens, LENGTHS))
+    for keep in ([4], [0, 3], [1, 2, 3]):
+        assert_same(engine, engine.step(make_step(tokens, LENGTHS, keep=keep)), whole[:, keep])
+
+
+def test_a_step_that_keeps_nothing_still_fills_the_cache(engine: Engine) -> None:
+    tokens = more_tokens(4, 5)
+    engine.step(make_step(tokens, LENGTHS))
+    filled = engine.kv.clone()
+    for row, length in enumerate(LENGTHS):
+        engine.kv[:, :, row, :, length:] = 0
+    logits = engine.step(make_step(tokens, LENGTHS, keep=[]))
+    assert logits.shape == (4, 0, engine.spec.vocab_size)
+    assert torch.equal(engine.kv, filled)
+
+
+def test_the_last_column_can_be_written(engine: Engine) -> None:
+    capacity = engine.spec.capacity
+    logits = engine.step(make_step(more_tokens(1, 4), [capacity - 4], first_row=3))
+    assert logits.isfinite().all()
+    assert engine.kv[:, :, 3, :, capacity - 1].any()
+    assert not engine.kv[:, :, 3, :, LENGTHS[3] : capacity - 4].any()
+
+
+def test_masked_columns_have_no_influence(engine: Engine) -> None:
+    step = make_step(more_tokens(4, 2), LENGTHS)
+    first = engine.step(step)
+    for row, length in enumerate(LENGTHS):
+        engine.kv[:, :, row, :, length + 2 :] = 1e4
+    assert torch.equal(engine.step(step), first)
+
+
+def test_mask_lengths_are_rounded_up_to_whole_blocks() -> None:
+    assert [mask_length(n, 256) for n in (1, 64, 65, 250, 256, 300)] == [64, 64, 128, 256, 256, 256]
+
+
+def test_engines_are_opened_with_a_zeroed_cache_of_the_size_they_say(pair_folder: Path) -> None:
+    engine = open_engine(pair_folder / "auxiliary")
+    spec = engine.spec
+    assert engine.kv.shape == (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
+    assert engine.kv.numel() * engine.kv.element_size() == spec.kv_bytes
+    assert not engine.kv.any()
+
+
+def random_cache() -> torch.Tensor:
+    return torch.randn(2, 2, 3, 2, 12, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("seed", range(20))
+def test_moving_columns_reads_everything_before_it_writes(seed: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(12, (2, 5), generator=generator)
+    to = torch.stack([torch.randperm(12, generator=generator)[:5] for _ in range(2)])
+    cache = random_cache().to(dtype)
+    expected = cache.clone()
+    for row, (columns, places) in enumerate(zip(source.tolist(), to.tolist(), strict=True)):
+        for column, place in zip(columns, places, strict=True):
+            expected[:, :, row, :, place] = cache[:, :, row, :, column]
+    address = cache.data_ptr()
+    move_columns(cache, source, to)
+    assert torch.equal(cache, expected)
+    assert cache.data_ptr() == address
+
+
+def test_moved_columns_keep_their_bits() -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)  # every bfloat16, not-a-numbers among them
+    cache = bits.view(torch.bfloat16).view(1, 2, 1, 16, 64, 32).clone()
+    columns = torch.arange(64)[None]
+    move_columns(cache, columns, columns.flip(1))
+    assert torch.equal(cache.view(torch.int16), bits.view(1, 2, 1, 16, 64, 32).flip(4))
+
+
+def test_copying_a_row_copies_its_first_columns_only() -> None:
+    cache = random_cache()
+    expected = cache.clone()
+    for column in range(7):
+        expected[:, :, 0, :, column] = cache[:, :, 2, :, column]
+    copy_row(cache, 2, 0, 7)
+    assert torch.equal(cache, expected)
+
+
+def test_clearing_a_row_leaves_the_others() -> None:
+    cache = random_cache()
+    expected = cache.clone()
+    expected[:, :, 1] = 0
+    clear_row(cache, 1)
+    assert torch.equal(cache, expected)
+
+
+def test_a_step_in_memory_that_comes_again_reads_what_is_there_now(engine: Engine) -> None:
+    """An engine may keep its bindings to the tensors of a step with an `out`, never their contents."""
+    tokens = more_tokens(4, 5)
+    plain = make_step(tokens, LENGTHS)
+    out = torch.empty(4, 5, engine.spec.vocab_size)
+    kept = replace(plain, tokens=tokens.clone(), write_at=plain.write_at.clone(), out=out)
+    for shift in range(3):
+        kept.tokens.copy_(tokens.roll(shift, 1))
+        assert_same(engine, engine.step(kept), engine.step(replace(plain, tokens=kept.tokens.clone())))

@@ -1,0 +1,142 @@
+"""Kept prefixes: what is found is exactly what was stored, and tokens do not change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.base import BLOCK
+from engines.prefix_cache import PrefixCache, common_prefix
+from runtime import LLM, DecodingParams
+
+BASE = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
+
+
+def filled(tokens: int, rows: int = 3, capacity: int = 512) -> PrefixCache:
+    return PrefixCache(torch.zeros(2, 2, rows, 1, capacity, 2), tokens)
+
+
+def write(cache: PrefixCache, row: int, tokens: list[int]) -> None:
+    """Make `row` hold something that depends on every token up to each column."""
+    total = 0
+    for column, token in enumerate(tokens):
+        total = total * 31 % 100_003 + token
+        cache._kv[:, :, row, :, column] = float(total)
+
+
+def expected(tokens: list[int]) -> list[float]:
+    total, values = 0, []
+    for token in tokens:
+        total = total * 31 % 100_003 + token
+        values.append(float(total))
+    return values
+
+
+def test_whole_blocks_come_back_and_nothing_else() -> None:
+    cache = filled(512)
+    tokens = list(range(150))
+    write(cache, 0, tokens)
+    cache.store(0, tokens)
+    assert cache.restore(1, [*tokens[:140], 7, 7]) == 128
+    assert cache._kv[0, 0, 1, 0, :128, 0].tolist() == expected(tokens)[:128]
+    assert not cache._kv[:, :, 1, :, 128:].any()
+    assert cache.restore(2, [1, *tokens]) == 0
+    assert cache.restore(2, tokens[:63]) == 0
+    assert not cache._kv[:, :, 2].any()
+    cache.check_integrity()
+
+
+def test_columns_that_are_right_already_are_left_alone() -> None:
+    cache = filled(512)
+    tokens = list(range(150))
+    write(cache, 0, tokens)
+    cache.store(0, tokens)
+    assert cache.restore(1, tokens, start=70) == 128
+    assert not cache._kv[:, :, 1, :, :64].any()
+    assert cache._kv[0, 0, 1, 0, 64:128, 0].tolist() == expected(tokens)[64:128]
+    assert cache.restore(1, tokens, start=140) == 140
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    cache = filled(2 * BLOCK)
+    first, second, third = ([n] * BLOCK for n in (1, 2, 3))
+    cache.store(0, first)
+    cache.store(0, second)
+    assert cache.restore(1, first) == BLOCK
+    cache.store(0, third)
+    assert [cache.restore(1, tokens) for tokens in (first, second, third)] == [BLOCK, 0, BLOCK]
+
+
+@pytest.mark.parametrize("tokens", [0, 63])
+def test_a_cache_without_room_keeps_nothing(tokens: int) -> None:
+    cache = filled(tokens)
+    cache.store(0, list(range(200)))
+    assert cache.restore(1, list(range(200))) == 0
+    assert cache.bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> None:
+    chance = random.Random(seed)
+    cache = filled(BLOCK * chance.randint(1, 7))
+    known: list[list[int]] = [[]]
+    hits = 0
+    for _ in range(120):
+        base = chance.choice(known)
+        tokens = base[: chance.randrange(len(base) + 1)] + [chance.randrange(3)] * chance.randrange(1, 300)
+        tokens = tokens[:500]
+        found = cache.restore(1, tokens)
+        assert found % BLOCK == 0
+        assert cache._kv[0, 0, 1, 0, :found, 0].tolist() == expected(tokens)[:found]
+        hits += found > 0
+        write(cache, 0, tokens)
+        cache.store(0, tokens)
+        cache.check_integrity()
+        known = [*known[-10:], tokens]
+    assert hits > 5
+
+
+def test_common_prefix_counts_the_leading_tokens_two_prompts_share() -> None:
+    assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert common_prefix([1, 2], [1, 2, 4]) == 2
+    assert common_prefix([], [1]) == 0
+    assert common_prefix([2], [1]) == 0
+
+
+@pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
+def test_tokens_are_the_same_with_and_without_kept_prefixes(pair_folders: Callable[[str], Path], method: str) -> None:
+    keeping = LLM(pair_folders("onnx"), threads=1)
+    forgetting = LLM(keeping.pair, prefix_tokens=0)
+    shared = "You answer questions about databases with one SQL query and nothing else. " * 2
+    prompts = [shared + end for end in ("How many singers?", "List names.", "How many singers are there?")]
+    params = replace(BASE, method=method)
+    plain = [forgetting.generate(prompt, params)[0] for prompt in prompts]
+    reusing = [keeping.generate(prompt, params)[0] for prompt in prompts]
+    assert [r.token_ids for r in reusing] == [r.token_ids for r in plain]
+    assert [r.logprobs for r in reusing] == [r.logprobs for r in plain]
+    assert [r.statistics.reused_tokens for r in plain] == [0, 0, 0]
+    assert reusing[0].statistics.reused_tokens == 0
+    assert all(r.statistics.reused_tokens >= BLOCK for r in reusing[1:])
+
+
+def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_folders: Callable[[str], Path]) -> None:
+    llm = LLM(pair_folders("onnx"), threads=1, prefix_tokens=0)
+    alone = [llm.generate(prompt, BASE)[0].token_ids for prompt in ("SELECT name FROM a", "SELECT name FROM b")]
+    together = llm.generate(["SELECT name FROM a", "SELECT name FROM b"], BASE)
+    assert [r.token_ids for r in together] == alone
+    assert together[1].statistics.reused_tokens > 3
+
+
+def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(pair_folders: Callable[[str], Path]) -> None:
+    llm = LLM(pair_folders("onnx"), threads=1)
+    prompt = [3 + i % 200 for i in range(100)]
+    expected = LLM(llm.pair, prefix_tokens=0).generate(prompt, BASE)[0].token_ids
+    llm.generate(prompt, replace(BASE, method="sample"))
+    result = llm.generate(prompt, BASE)[0]
+    assert result.statistics.reused_tokens == BLOCK
+    assert result.token_ids == expected

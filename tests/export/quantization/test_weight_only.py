@@ -1,0 +1,285 @@
+"""Quantised engines: their graphs are the checkpoint's up to quantisation, and what that costs is measured and told."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engines import open_engine
+from engines.folder import read_spec, write_spec
+from engines.onnx.engine import OnnxRuntimeEngine
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.weights import Weights, filled
+from export.onnx.folding import TRANSPOSED
+from export.pair import export_pair
+from export.quantization.report import block_efficiency, compare_on_text, logits_on
+from export.quantization.weight_only import (
+    QUANTIZED,
+    WEIGHT_ONLY,
+    dequantized,
+    quantize_graph,
+    quantized_weights,
+    write_exact,
+)
+from export.verification.check import check
+from export.verification.verify import ACTIVATIONS, TOLERANCE, verify, verify_activations
+from mtad.errors import InvalidInput, VerificationFailed
+from runtime import LLM, DecodingParams
+from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
+
+KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
+"""Gemm with biases, fused weights, soft caps, matrices that are stored transposed, tied embeddings."""
+
+
+@pytest.fixture(scope="module")
+def quantized(
+    family_engine: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    """A family's quantised engine folder."""
+    parent = tmp_path_factory.mktemp("quantized")
+
+    @functools.cache
+    def write(family: str, precision: str) -> Path:
+        source, folder = family_engine(family), parent / f"{family}-{precision}"
+        folder.mkdir()
+        quantize_graph(source / "model.onnx", folder / "model.onnx", precision)
+        write_spec(folder, replace(read_spec(source), precision=precision))
+        return folder
+
+    return write
+
+
+def reference_of(checkpoint: Checkpoint, path: Path) -> tuple[PreTrainedModel, Weights]:
+    """The checkpoint's model, and the weights that the graph at `path` has."""
+    model = checkpoint.empty("float32")
+    model.set_attn_implementation("eager")
+    return model, quantized_weights(path, checkpoint.weights(), model)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"), [*((family, "int4") for family in KINDS), ("opt", "int8"), ("tied", "int8")]
+)
+def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
+    family: str,
+    precision: str,
+    family_checkpoint: Callable[[str], Checkpoint],
+    quantized: Callable[[str, str], Path],
+) -> None:
+    folder = quantized(family, precision)
+    write_exact(folder / "model.onnx", folder / "exact.onnx")
+    exact = OnnxRuntimeEngine(folder, read_spec(folder), 1, "exact.onnx")
+    model, weights = reference_of(family_checkpoint(family), folder / "model.onnx")
+    with filled(model, weights, torch.float32) as reference:
+        assert verify(exact, reference) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+@pytest.mark.parametrize("family", KINDS)
+def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
+    family: str, precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
+) -> None:
+    engine = open_engine(quantized(family, precision))
+    model, weights = reference_of(family_checkpoint(family), quantized(family, precision) / "model.onnx")
+    with filled(model, weights, torch.float32) as reference:
+        assert verify_activations(engine, reference) <= ACTIVATIONS[precision]
+    flipped = filled(model, lambda name: weights(name).flip(0), torch.float32)
+    with flipped as wrong, pytest.raises(VerificationFailed, match="of their spread"):
+        verify_activations(engine, wrong)
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
+    precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
+) -> None:
+    weights = family_checkpoint("gemma-2").weights()
+    found = dequantized(quantized("gemma-2", precision) / "model.onnx")
+    assert len(found) == 8
+    for name, matrix in found.items():
+        ours, theirs = matrix(), weights(name.removesuffix(TRANSPOSED)).T.numpy()
+        size = WEIGHT_ONLY[precision].size if precision in WEIGHT_ONLY else len(theirs)
+        levels = 2 ** WEIGHT_ONLY[precision].bits - 1 if precision in WEIGHT_ONLY else 255
+        for start in range(0, len(theirs), size):
+            block = theirs[start : start + size]
+            least, most = np.minimum(block.min(0), 0), np.maximum(block.max(0), 0)  # zero is always exact
+            widest = np.maximum(most - least, 2 * np.maximum(most, -least))  # with or without a zero point
+            assert (np.abs(ours[start : start + size] - block) <= 0.51 * widest / levels + 1e-6).all()
+            assert (np.abs(ours[start : start + size] - block) > 0).any()
+
+
+@pytest.mark.parametrize("precision", WEIGHT_ONLY)
+@pytest.mark.parametrize("family", KINDS)
+def test_every_matrix_but_the_embedding_is_quantised(
+    family: str, precision: str, quantized: Callable[[str, str], Path]
+) -> None:
+    model = onnx.load(quantized(family, precision) / "model.onnx", load_external_data=False)
+    kinds = [node.op_type for node in model.graph.node]
+    levels = [a.i for node in model.graph.node for a in node.attribute if a.name == "accuracy_level"]
+    assert "MatMulNBits" in kinds
+    assert not {"MatMul", "Gemm"} & set(kinds)
+    assert levels == [4] * kinds.count("MatMulNBits")
+    large = [t for t in model.graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT]
+    gathered = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
+    assert {t.name for t in large if min(t.dims) > 8} <= gathered
+
+
+@pytest.mark.parametrize("precision", WEIGHT_ONLY)
+def test_a_rows_logits_depend_on_the_batch_by_no_more_than_rounding(
+    precision: str, quantized: Callable[[str, str], Path]
+) -> None:
+    engine = open_engine(quantized("gemma-2", precision))
+    for row, length in enumerate(LENGTHS):
+        engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
+    tokens = more_tokens(4, 5)
+    whole = engine.step(make_step(tokens, LENGTHS))
+    for steps, row in itertools.product((1, 2), range(4)):
+        alone = engine.step(make_step(tokens[row : row + 1, :steps], LENGTHS[row : row + 1], first_row=row))
+        torch.testing.assert_close(alone[0], whole[row, :steps], rtol=1e-4, atol=1e-4)
+
+
+class TestReport:
+    def test_an_engine_is_no_distance_from_itself(self, family_engine: Callable[[str], Path]) -> None:
+        first, second = (open_engine(family_engine("gemma-2")) for _ in range(2))
+        found = compare_on_text(first, second, [some_tokens(1, 90).tolist(), [5], some_tokens(2, 400).tolist()])
+        assert found["tokens"] == 89 + 255
+        assert found["logits"] == {"max": 0.0, "mean": 0.0}
+        assert found["kl_nats"]["max"] < 1e-6
+        assert found["argmax_agreement"] == 1.0
+        assert found["perplexity"]["float32"] == found["perplexity"]["engine"]
+
+    def test_logits_and_perplexity_are_the_checkpoints(
+        self, family_checkpoint: Callable[[str], Checkpoint], family_engine: Callable[[str], Path]
+    ) -> None:
+        checkpoint, text = family_checkpoint("gemma-2"), some_tokens(3, 150)
+        engine = open_engine(family_engine("gemma-2"))
+        with torch.no_grad():
+            expected = checkpoint.load(torch.float32)(text[None]).logits[0, :-1]
+        torch.testing.assert_close(logits_on(engine, text.tolist()), expected, rtol=1e-4, atol=1e-4)
+        loss = torch.nn.functional.cross_entropy(expected, text[1:])
+        found = compare_on_text(engine, engine, [text.tolist()])
+        assert found["perplexity"]["engine"] == pytest.approx(float(loss.exp()), rel=1e-4)
+
+    def test_differences_are_those_of_the_distributions(
+        self, family_engine: Callable[[str], Path], quantized: Callable[[str, str], Path]
+    ) -> None:
+        engines = open_engine(family_engine("gemma-2")), open_engine(quantized("gemma-2", "int4"))
+        text = some_tokens(4, 40).tolist()
+        found = compare_on_text(*engines, [text])
+        ours, theirs = (torch.log_softmax(logits_on(engine, text).double(), -1) for engine in engines)
+        divergence = (ours.exp() * (ours - theirs)).sum(-1)
+        assert found["kl_nats"]["mean"] == pytest.approx(float(divergence.mean()), rel=1e-3)
+        assert found["kl_nats"]["max"] == pytest.approx(float(divergence.max()), rel=1e-3)
+        assert found["logits"]["max"] == pytest.approx(
+            float((logits_on(engines[0], text) - logits_on(engines[1], text)).abs().max())
+        )
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibration") / "text.jsonl"
+    lines = [{"prompt": "SELECT name FROM singer WHERE age > ", "answer": f"{n} ORDER BY age"} for n in range(4)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair of an int4 target and a float32 auxiliary."""
+    folder = tmp_path_factory.mktemp("mixed") / "pair"
+    target, auxiliary = map(str, checkpoints)
+    export_pair(
+        folder, target, auxiliary, rows=2, capacity=192,
+        precision="int4", auxiliary_precision="float32", calibration=calibration,
+    )  # fmt: skip
+    return folder
+
+
+class TestPair:
+    def test_each_engine_has_its_own_precision(self, mixed: Path) -> None:
+        specs = [read_spec(mixed / name) for name in ("target", "auxiliary")]
+        assert [(spec.precision, spec.dtype) for spec in specs] == [("int4", "float32"), ("float32", "float32")]
+        assert {path.name for path in mixed.iterdir()} == {"target", "auxiliary", "pair.json"}
+        files = {path.name for path in (mixed / "target").iterdir()}
+        assert {"model.onnx", "model.onnx.data", "engine.json", "quantization.json"} <= files
+        assert "exact.onnx" not in files
+        assert not (mixed / "auxiliary" / "quantization.json").exists()
+
+    def test_it_decodes(self, mixed: Path) -> None:
+        params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
+        result = LLM(mixed, threads=1, max_draft_len=4, max_beam_width=4).generate("SELECT", params)[0]
+        assert len(result.token_ids) == 9
+        assert result.statistics.accepted > 0
+
+    def test_a_check_wants_to_be_told_what_it_may_differ_by(self, mixed: Path) -> None:
+        with pytest.raises(InvalidInput, match=r"tolerance.*int4.*quantization\.json"):
+            check(mixed / "target")
+        found = check(mixed / "target", allowed=2.0)
+        assert found.same
+        assert found.outputs[-1].error > TOLERANCE["float32"]
+        assert check(mixed / "auxiliary").same
+
+    def test_the_report_says_what_it_cost(self, mixed: Path) -> None:
+        report = json.loads((mixed / "target" / "quantization.json").read_text())
+        sizes = [sum(f.stat().st_size for f in (mixed / name).glob("model.*")) for name in ("target",)]
+        assert report["precision"] == "int4"
+        assert report["bytes"]["engine"] == sizes[0] < report["bytes"]["float32"]
+        assert report["text"]["file"] == "text.jsonl"
+        assert report["text"]["tokens"] > 40
+        assert 0 < report["text"]["kl_nats"]["mean"] < report["text"]["kl_nats"]["max"]
+        assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
+        assert report["verification"]["computed_in_float32"] <= TOLERANCE["float32"]
+        assert 0 < report["verification"]["activations"] <= ACTIVATIONS["int4"]
+        assert report["block_efficiency"]["precisions"] == ["int4", "float32"]
+        for name, steps in (("decode", 1), ("verify", 5)):
+            timed = report["step"][name]
+            assert timed["tokens"] == steps
+            assert sorted(timed["ratio"]) == timed["ratio"]
+            assert timed["ratio"][1] > 0
+
+    def test_its_block_efficiency_is_that_of_its_texts(self, mixed: Path, calibration: Path) -> None:
+        report = json.loads((mixed / "target" / "quantization.json").read_text())["block_efficiency"]
+        prompts = [json.loads(line)["prompt"] for line in calibration.read_text().splitlines()]
+        llm = LLM(mixed, threads=1)
+        ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in prompts]
+        assert block_efficiency(mixed, ids, "mtad") == report["mtad"]["pair"]
+        assert report["mtad"]["pair"]["tokens_per_pass"] > 1
+
+    def test_the_same_export_again_touches_nothing(
+        self, mixed: Path, checkpoints: tuple[Path, Path], calibration: Path
+    ) -> None:
+        target, auxiliary = map(str, checkpoints)
+        options: dict[str, Any] = {"rows": 2, "capacity": 192, "precision": "int4", "calibration": calibration}
+        assert not export_pair(mixed, target, auxiliary, **options, auxiliary_precision="float32")
+        with pytest.raises(InvalidInput, match="--overwrite"):
+            export_pair(mixed, target, auxiliary, **options)
+
+    @pytest.mark.parametrize(
+        ("field", "changes"),
+        [
+            ("precision", {"precision": "int3"}),
+            ("auxiliary_precision", {"auxiliary_precision": "fp32"}),
+            ("precision", {"precision": "int8", "format": "torch", "calibration": Path("x")}),
+            ("calibration", {"precision": "int8"}),
+            ("calibration", {"auxiliary_precision": "int8-dynamic"}),
+            ("calibration", {"calibration": Path("x")}),
+            ("calibration", {"precision": "int8", "calibration": Path("missing")}),
+        ],
+    )
+    def test_what_cannot_be_is_refused_before_anything_is_written(
+        self, field: str, changes: dict[str, Any], checkpoints: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        target, auxiliary = map(str, checkpoints)
+        with pytest.raises(InvalidInput) as caught:
+            export_pair(tmp_path / "pair", target, auxiliary, **{"rows": 2, "capacity": 128, **changes})
+        assert caught.value.field == field
+        assert not list(tmp_path.iterdir())

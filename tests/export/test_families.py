@@ -1,0 +1,299 @@
+"""Model families through the one hook: exact on every engine, or refused by name. Checkpoints are random and tiny."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from engines import open_engine
+from export.pair import export_pair
+from export.verification.check import check
+from export.verification.verify import TOLERANCE, verify
+from mtad.errors import InvalidInput, VerificationFailed
+from runtime import LLM, DecodingParams, Result
+from scripts.demo import dataset
+from scripts.paths import DEMO
+from tests.conftest import make_tokenizer
+from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
+
+ENDS = {"vocab_size": 320, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 0, "max_position_embeddings": 512}
+# wider than the tokenizer: some families' own tokenizers add tokens when they are opened
+HEADS = {**ENDS, "hidden_size": 64, "num_attention_heads": 4}
+GROUPED = {**HEADS, "intermediate_size": 96, "num_key_value_heads": 2}
+SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {"type": "longrope", "short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i for i in range(8)]}
+KINDS = ["sliding_attention", "full_attention"]
+WINDOW = 64
+
+FAMILIES: dict[str, Callable[[int], PretrainedConfig]] = {
+    "llama-3": lambda n: LlamaConfig(**GROUPED, num_hidden_layers=n, rope_scaling={"rope_type": "llama3", **SCALED}),
+    "opt": lambda n: OPTConfig(**HEADS, ffn_dim=96, word_embed_proj_dim=64, num_hidden_layers=n),
+    "opt-350m": lambda n: OPTConfig(
+        **HEADS, ffn_dim=96, word_embed_proj_dim=32, num_hidden_layers=n, do_layer_norm_before=False
+    ),
+    "qwen2": lambda n: Qwen2Config(**GROUPED, num_hidden_layers=n),
+    "qwen3": lambda n: Qwen3Config(**GROUPED, num_hidden_layers=n, head_dim=32),
+    "mistral": lambda n: MistralConfig(**GROUPED, num_hidden_layers=n, sliding_window=WINDOW),
+    "phi-3": lambda n: Phi3Config(
+        **GROUPED, num_hidden_layers=n, original_max_position_embeddings=256, rope_scaling=LONGROPE
+    ),
+    "gemma-2": lambda n: Gemma2Config(
+        **GROUPED, num_hidden_layers=n, head_dim=16, query_pre_attn_scalar=9, sliding_window=WINDOW,
+        attn_logit_softcapping=2.0, final_logit_softcapping=8.0, layer_types=KINDS[:n]
+    ),
+    "gemma-3": lambda n: Gemma3TextConfig(
+        **GROUPED, num_hidden_layers=n, head_dim=16, query_pre_attn_scalar=9, sliding_window=WINDOW,
+        layer_types=KINDS[:n], tie_word_embeddings=False,
+    ),
+    "gpt-neox": lambda n: GPTNeoXConfig(**HEADS, intermediate_size=96, num_hidden_layers=n),
+    "gpt-2": lambda n: GPT2Config(
+        vocab_size=320, n_positions=512, n_embd=64, n_head=4, n_layer=n, bos_token_id=0, eos_token_id=0
+    ),
+}  # fmt: skip
+"""Configurations of n layers; plain Llama is what all other tests run on."""
+MULTI_HEAD = ("opt", "opt-350m", "gpt-neox", "gpt-2")
+"""Those with one KV head per query head."""
+
+
+def write_model(folder: Path, config: PretrainedConfig, noise: float = 0.0) -> Path:
+    """A random checkpoint; those of one configuration are alike up to `noise`."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))  # biases and norms that do something
+        some = torch.arange(64).reshape(2, 32)
+        model.get_output_embeddings().weight.mul_(2.5 / model.eval()(some).logits.std())  # neither flat nor certain
+        for parameter in model.parameters():
+            parameter.add_(noise * parameter.std() * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """Target and auxiliary checkpoint of a family."""
+
+    @functools.cache
+    def write(family: str) -> tuple[Path, Path]:
+        folder, config = tmp_path_factory.mktemp(family), FAMILIES[family](2)
+        return write_model(folder / "target", config), write_model(folder / "auxiliary", config, noise=0.1)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def exported(
+    sources: Callable[[str], tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    """The pair of a family, exported to a format."""
+
+    @functools.cache
+    def export(family: str, format: str) -> Path:
+        target, auxiliary = map(str, sources(family))
+        folder = tmp_path_factory.mktemp("pairs") / f"{family}-{format}"
+        export_pair(folder, target, auxiliary, rows=4, capacity=256, format=format)
+        return folder
+
+    return export
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
+    family: str, format: str, exported: Callable[[str, str], Path], sources: Callable[[str], tuple[Path, Path]]
+) -> None:
+    engine = open_engine(exported(family, format) / "target")
+    reference = AutoModelForCausalLM.from_pretrained(
+        sources(family)[0], dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    assert verify(engine, reference, seed=1) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_module_of_an_engine_gives_what_the_checkpoints_gives(
+    family: str, exported: Callable[[str, str], Path]
+) -> None:
+    found = check(exported(family, "onnx") / "target", layers=True)
+    assert found.first_different is None
+    layers = [{output.name for output in found.outputs if f".{layer}." in output.name} for layer in (0, 1)]
+    assert min(map(len, layers)) >= 6, "norms, attention's and the MLP's projections"
+
+
+PROMPTS = [some_tokens(1, 90).tolist(), some_tokens(2, 7).tolist()]
+PARAMS = [
+    DecodingParams(method=method, seed=seed, max_tokens=24, accept_threshold=0.3, ignore_eos=True)
+    for method, seed in (("sample", 3), ("speculative", 5), ("mtad", 7), ("mmtad", 9), ("mtad", 11))
+]
+
+
+def generate(llm: LLM) -> list[Result]:
+    """Every prompt with every method, all at once."""
+    return llm.generate([prompt for prompt in PROMPTS for _ in PARAMS], PARAMS * len(PROMPTS))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_is_the_torch_engines(family: str, exported: Callable[[str, str], Path]) -> None:
+    ours, theirs = (generate(LLM(exported(family, format), threads=1)) for format in ("onnx", "torch"))
+    assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+    assert sum(result.statistics.accepted for result in ours) > 20
+
+
+@pytest.mark.parametrize("family", MULTI_HEAD)
+def test_a_text_without_grouped_queries_has_the_same_bits_in_any_batch(
+    family: str, exported: Callable[[str, str], Path]
+) -> None:
+    llm = LLM(exported(family, "onnx"), threads=1)
+    together = generate(llm)
+    for number, (prompt, params) in enumerate(itertools.product(PROMPTS, PARAMS)):
+        alone = llm.generate([prompt], params)[0]
+        assert alone.token_ids == together[number].token_ids
+        assert alone.logprobs == together[number].logprobs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rows_bits_do_not_depend_on_the_batch(family: str, exported: Callable[[str, str], Path]) -> None:
+    engine = open_engine(exported(family, "onnx") / "target")
+    for row, length in enumerate(LENGTHS):
+        engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
+    tokens = more_tokens(4, 5)
+    whole = engine.step(make_step(tokens, LENGTHS))
+    for steps, row in itertools.product((1, 2), range(4)):
+        alone = engine.step(make_step(tokens[row : row + 1, :steps], LENGTHS[row : row + 1], first_row=row))
+        assert torch.equal(alone[0], whole[row, :steps])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_rotations_and_attention_are_operators(family: str, exported: Callable[[str, str], Path]) -> None:
+    graph = onnx.load(exported(family, "onnx") / "target" / "model.onnx", load_external_data=False)
+    kinds = {node.op_type for node in graph.graph.node}
+    assert {node.domain for node in graph.graph.node} == {""}
+    learned = family.startswith(("opt", "gpt-2"))
+    assert ("RotaryEmbedding" in kinds) != learned
+    assert ("LayerNormalization" if family in MULTI_HEAD else "RMSNormalization") in kinds
+    assert "Attention" in kinds
+    assert not kinds & {"ReduceMean", "Sqrt", "Rsqrt", "Softmax"}
+
+
+def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, str], Path]) -> None:
+    engine = open_engine(exported("mistral", "onnx") / "target")
+    length = 100
+    engine.step(make_step(some_tokens(0, length)[None], [0], keep=[]))
+    step = make_step(more_tokens(1, 1), [length])
+    first = engine.step(step)
+    engine.kv[:, :, 0, :, : length - WINDOW + 1] += 1.0
+    assert torch.equal(engine.step(step), first)
+    engine.kv[:, :, 0, :, length - WINDOW + 1] += 1.0
+    assert not torch.equal(engine.step(step), first)
+
+
+def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_drafts(tmp_path: Path) -> None:
+    target, auxiliary = (str(DEMO / "opt" / name) for name in ("target", "auxiliary"))
+    export_pair(tmp_path / "pair", target, auxiliary, rows=8, capacity=512, format="torch")
+    llm = LLM(tmp_path / "pair", threads=1)
+    theirs = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
+    assert llm.pair.tokenizer.get_vocab() == theirs.get_vocab()
+    prompts = [example.prompt for example in dataset.load("development", "sql")[:8]]
+    results = llm.generate(prompts, DecodingParams(method="mtad", accept_threshold=0.1, max_tokens=64, seed=1))
+    assert sum(len(r.token_ids) for r in results) > 2 * sum(r.statistics.target_passes for r in results)
+    assert sum(r.finish_reason == "stop" for r in results) >= 6
+
+
+def test_weights_of_the_older_kind_of_file_are_read(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "checkpoint", FAMILIES["opt"](1))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert export_pair(tmp_path / "pair", str(folder), str(folder), rows=1, capacity=128, format="torch")
+
+
+class TestRefusal:
+    @staticmethod
+    def export(folder: Path, config: PretrainedConfig, capacity: int = 256, format: str = "torch") -> Path:
+        source = str(write_model(folder / "checkpoint", config))
+        export_pair(folder / "pair", source, source, rows=2, capacity=capacity, format=format)
+        return folder / "pair"
+
+    def test_a_window_narrower_than_a_draft_may_be_deep(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="sliding window of 63"):
+            self.export(tmp_path, MistralConfig(**GROUPED, num_hidden_layers=1, sliding_window=63))
+
+    def test_texts_that_would_turn_the_keys_that_are_stored(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="256 positions") as caught:
+            self.export(tmp_path, FAMILIES["phi-3"](1), capacity=384)
+        assert caught.value.field == "capacity"
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            BloomConfig(vocab_size=300, hidden_size=64, n_layer=1, n_head=4),
+            MambaConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1),
+        ],
+        ids=["bloom", "mamba"],
+    )
+    def test_a_model_without_such_a_cache(self, tmp_path: Path, config: PretrainedConfig) -> None:
+        with pytest.raises(InvalidInput, match=r"(Bloom|Mamba)ForCausalLM does not run with an explicit cache"):
+            self.export(tmp_path, config)
+        assert not (tmp_path / "pair").exists()
+
+    @pytest.mark.parametrize("format", ["onnx", "torch"])
+    def test_an_unknown_family_that_computes_something_else_with_the_difference(
+        self, tmp_path: Path, format: str
+    ) -> None:
+        with pytest.raises(VerificationFailed, match=r"differ from the checkpoint's by \d"):
+            self.export(tmp_path, StubbornConfig(**GROUPED, num_hidden_layers=1), format=format)
+        assert not (tmp_path / "pair").exists()
+
+    def test_a_type_that_transformers_does_not_know(self, tmp_path: Path) -> None:
+        folder = write_model(tmp_path / "checkpoint", FAMILIES["llama-3"](1))
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "unheard-of"}))
+        with pytest.raises(InvalidInput, match="unheard-of"):
+            export_pair(tmp_path / "pair", str(folder), str(folder))
+
+
+class StubbornConfig(LlamaConfig):  # type: ignore[misc]
+    model_type = "stubborn"
+
+
+class StubbornForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    """A model that counts positions by itself, whatever it is told."""
+
+    config_class = StubbornConfig
+
+    def forward(self, *args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        if position_ids is not None:
+            position_ids = torch.zeros_like(position_ids) + torch.arange(position_ids.shape[1])
+        return super().forward(*args, position_ids=position_ids, **kwargs)
+
+
+AutoConfig.register("stubborn", StubbornConfig)
+AutoModelForCausalLM.register(StubbornConfig, StubbornForCausalLM)

@@ -1,0 +1,176 @@
+"""Exporting without holding the weights: the same file comes out, from any kind of checkpoint file, in any number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import AutoModelForCausalLM
+
+from engines import Engine, open_engine
+from engines.folder import read_spec, write_spec
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.weights import filled, parameter_names, stored_weights
+from export.onnx.folding import FOLDED, TRANSPOSED
+from export.onnx.graph import write_graph
+from mtad.errors import InvalidInput
+from tests.engines.test_engines import make_step, some_tokens
+
+KINDS = ("tied", "gemma-2", "phi-3", "opt")
+"""Tied embeddings, norms of 1 + weight, fused weights, Gemm with biases."""
+
+
+def write(folder: Path, checkpoint: Checkpoint, precision: str = "float32", streamed: bool = True) -> Engine:
+    spec = checkpoint.spec(4, 256, precision, "onnx")
+    folder.mkdir()
+    model = checkpoint.empty(spec.dtype) if streamed else checkpoint.load(spec.torch_dtype)
+    write_graph(model, checkpoint.weights(), spec, folder / "model.onnx")
+    write_spec(folder, spec)
+    return open_engine(folder)
+
+
+def weights_in(folder: Path) -> set[tuple[tuple[int, ...], str]]:
+    """Shapes and contents of the weights, whatever they are called, equal ones once."""
+    tensors = onnx.load(folder / "model.onnx").graph.initializer
+    return {
+        (tuple(t.dims), hashlib.sha256(onnx.numpy_helper.to_array(t).tobytes()).hexdigest())
+        for t in tensors
+        if t.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16) and len(t.dims) > 0
+    }
+
+
+def assert_same_engine(ours: Path, theirs: Path, tied: bool = False) -> None:
+    more = weights_in(ours) - weights_in(theirs)  # torch's exporter leaves a tied head to be transposed in each step
+    assert weights_in(theirs) <= weights_in(ours)
+    assert len(more) == tied
+    graphs = [onnx.load(folder / "model.onnx", load_external_data=False).graph for folder in (ours, theirs)]
+    counts = [Counter(node.op_type for node in graph.node) for graph in graphs]
+    assert counts[0] + Counter({"Transpose": int(tied)}) == counts[1]
+    step = make_step(some_tokens(1, 40)[None], [0], length=64)
+    assert torch.equal(open_engine(ours).step(step), open_engine(theirs).step(step))
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_streamed_engine_is_the_one_made_from_a_model_in_memory(
+    family: str,
+    family_checkpoint: Callable[[str], Checkpoint],
+    family_engine: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    checkpoint = family_checkpoint(family)
+    assert stored_weights(checkpoint.folder, checkpoint.empty("float32")) is not None
+    write(tmp_path / "loaded", checkpoint, streamed=False)
+    assert_same_engine(family_engine(family), tmp_path / "loaded", tied=checkpoint.config.tie_word_embeddings)
+
+
+def test_weights_are_converted_one_at_a_time(family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
+    for streamed in (True, False):
+        write(tmp_path / str(streamed), family_checkpoint("gemma-2"), "float16", streamed)
+    assert_same_engine(tmp_path / "True", tmp_path / "False", tied=True)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_nothing_is_done_to_weights_in_a_step(family: str, family_engine: Callable[[str], Path]) -> None:
+    graph = onnx.load(family_engine(family) / "model.onnx", load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    assert not [node.name for node in graph.node if node.op_type in FOLDED and set(node.input) <= constants]
+
+
+def test_weights_have_the_checkpoints_names(
+    family_checkpoint: Callable[[str], Checkpoint], family_engine: Callable[[str], Path]
+) -> None:
+    graph = onnx.load(family_engine("opt") / "model.onnx", load_external_data=False).graph
+    names = {name for names in parameter_names(family_checkpoint("opt").empty("float32")).values() for name in names}
+    found = {tensor.name.removesuffix(TRANSPOSED) for tensor in graph.initializer}
+    assert {name for name in found if name.endswith((".weight", ".bias"))} <= names
+    assert len(found & names) > 15
+
+
+class TestShards:
+    @pytest.fixture
+    def folder(
+        self, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Path:
+        monkeypatch.setattr("export.onnx.folding.SHARD", 100_000)
+        write(tmp_path / "sharded", family_checkpoint("tied"))
+        return tmp_path / "sharded"
+
+    def test_an_engine_in_several_files_is_the_same_engine(
+        self, folder: Path, family_engine: Callable[[str], Path]
+    ) -> None:
+        files = sorted(file.name for file in folder.glob("*.data"))
+        assert len(files) > 1
+        assert files[0] == f"model-00001-of-{len(files):05}.data"
+        assert (family_engine("tied") / "model.onnx.data").is_file()
+        assert_same_engine(folder, family_engine("tied"))
+
+    @pytest.mark.parametrize("number", [0, -1])
+    def test_one_that_is_missing_is_noticed(self, folder: Path, number: int) -> None:
+        sorted(folder.glob("*.data"))[number].unlink()
+        with pytest.raises(InvalidInput, match=r"model.onnx.data is missing"):
+            read_spec(folder)
+
+
+class TestWeights:
+    def test_an_empty_model_has_none(self, family_checkpoint: Callable[[str], Checkpoint]) -> None:
+        model = family_checkpoint("gemma-2").empty("float16")
+        assert all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+        assert all(parameter.dtype == torch.float16 for parameter in model.parameters())
+        assert not any(isinstance(buffer, FakeTensor) for buffer in model.buffers())
+
+    def test_a_filled_one_has_them_while_it_runs(self, family_checkpoint: Callable[[str], Checkpoint]) -> None:
+        checkpoint = family_checkpoint("tied")
+        model, tokens = checkpoint.empty("float32"), some_tokens(2, 20)[None]
+        with torch.no_grad(), filled(model, checkpoint.weights(), torch.float32):
+            found = model(tokens).logits
+            torch.testing.assert_close(found, checkpoint.load(torch.float32)(tokens).logits, rtol=1e-5, atol=1e-5)
+        assert all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+
+    @pytest.mark.parametrize("kind", ["index", "older", "older index", "without its body's prefix"])
+    def test_every_kind_of_file_is_read_in_place(
+        self, kind: str, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+    ) -> None:
+        source = family_checkpoint("gpt-2")
+        model = source.empty("float32")
+        tensors = load_file(source.folder / "model.safetensors")
+        if kind == "without its body's prefix":
+            bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+            save_file(bare, tmp_path / "model.safetensors")
+        else:
+            split = len(tensors) // 2 if "index" in kind else len(tensors)
+            parts = [dict(list(tensors.items())[:split]), dict(list(tensors.items())[split:])]
+            base = "pytorch_model.bin" if "older" in kind else "model.safetensors"
+            names = [base] if split == len(tensors) else [f"{number}-{base}" for number in (1, 2)]
+            for name, part in zip(names, parts, strict=False):
+                if "older" in kind:
+                    torch.save(part, tmp_path / name)
+                else:
+                    save_file(part, tmp_path / name)
+            if "index" in kind:
+                places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+                (tmp_path / f"{base}.index.json").write_text(json.dumps({"weight_map": places}))
+        weights = stored_weights(tmp_path, model)
+        assert weights is not None
+        loaded = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+        for name, parameter in loaded.named_parameters(remove_duplicate=False):
+            assert torch.equal(weights(name), parameter)
+
+    def test_a_missing_or_misshapen_tensor_is_left_to_transformers_to_refuse(
+        self, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+    ) -> None:
+        source = family_checkpoint("opt")
+        model, tensors = source.empty("float32"), load_file(source.folder / "model.safetensors")
+        first = next(iter(tensors))
+        save_file({**tensors, first: tensors[first][..., :-1].contiguous()}, tmp_path / "model.safetensors")
+        assert stored_weights(tmp_path, model) is None
+        del tensors[first]
+        save_file(tensors, tmp_path / "model.safetensors")
+        assert stored_weights(tmp_path, model) is None

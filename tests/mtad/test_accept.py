@@ -1,0 +1,178 @@
+"""Blocks against the slow reference, over random mock models in mixed, padded batches; what acceptance guarantees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtad.accept import accept
+from mtad.distribution import Candidates, process
+from mtad.draft import assemble, expand, root, stack
+from mtad.noise import draw_noise
+from mtad.params import DecodingParams
+from mtad.rows import block_shape, places, stack_rows
+from mtad.tree import keep_best
+from tests.support.cases import Case, every_case, mixed_runs, run_block
+from tests.support.reference import Model, Pair, Ties, Tokens, block, log_likelihood, mock_pair
+
+ROUNDING = 1e-5
+
+
+def test_blocks_equal_the_references() -> None:
+    compared = skipped = drafted = 0
+    for cases, vocab, eos, run in mixed_runs():
+        for row, case in enumerate(cases):
+            if case.params.spec.live:  # tests/mtad/test_beams.py
+                continue
+            ties = Ties()
+            expected = block(case.pair, case.context, case.settings(eos), run.randomness(row), ties)
+            if ties.closest < ROUNDING:
+                skipped += 1
+                continue
+            compared += 1
+            drafted += bool(expected.accepted)
+            assert run.emitted(row) == (*expected.accepted, expected.drawn), case
+            distribution = np.array([expected.bonus.get(token, 0.0) for token in range(vocab)])
+            assert np.abs(run.bonus[row].numpy() - distribution).max() < ROUNDING, case
+    assert skipped < 0.01 * compared
+    assert drafted > 0.3 * compared
+
+
+def test_a_row_of_a_mixed_batch_is_bit_equal_to_the_row_alone() -> None:
+    for cases, vocab, eos in every_case(batches=9, rows=16):
+        together = run_block(cases, vocab, eos)
+        for row, case in enumerate(cases):
+            alone = run_block([case], vocab, eos)
+            assert together.emitted(row) == alone.emitted(0), case
+            count = len(alone.emitted(0))
+            assert torch.equal(together.accepted.log_probs[row, :count], alone.accepted.log_probs[0, :count]), case
+
+
+def test_a_chain_is_a_tree_of_width_1() -> None:
+    for cases, vocab, eos in every_case(batches=9, rows=16):
+        chains = [replace(case, params=replace(case.params, method="mtad", beam_width=1)) for case in cases]
+        trees = [replace(case, params=replace(case.params, method="mmtad", beam_width=1)) for case in cases]
+        chain, tree = run_block(chains, vocab, eos), run_block(trees, vocab, eos)
+        for one, other in zip(chain.accepted[:4], tree.accepted[:4], strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(chain.bonus, tree.bonus)
+
+
+def test_every_accepted_prefix_meets_the_bound() -> None:
+    """`log p > log q + log tau`: on a chain for the accepted prefix itself."""
+    for cases, _, eos, run in mixed_runs()[:20]:
+        for row, case in enumerate(cases):
+            path = run.emitted(row)[:-1]
+            if case.params.method != "mtad" or not path:
+                continue
+            settings, ties = case.settings(eos), Ties()
+            log_p = log_likelihood(case.pair.target, case.context, path, settings, ties)
+            log_q = log_likelihood(case.pair.auxiliary, case.context, path, settings, ties)
+            log_tau = math.log(settings.threshold) if settings.threshold else -math.inf
+            assert log_p > log_q + log_tau - ROUNDING
+
+
+def test_only_drafted_tokens_are_accepted_and_none_after_eos() -> None:
+    for cases, _, eos, run in mixed_runs()[:20]:
+        assert run.tree is not None
+        for row, case in enumerate(cases):
+            length = max(0, int(run.accepted.length[row]))
+            nodes = run.accepted.path[row, :length]
+            assert length <= case.params.drafted
+            assert run.tree.drafted[row, nodes].all()
+            path = run.emitted(row)[:-1]
+            assert length == 0 or path == run.paths[row][int(nodes[-1])]
+            if not case.params.ignore_eos:
+                assert not set(path[:-1]) & set(eos)
+
+
+def test_log_probs_are_those_of_the_unprocessed_target() -> None:
+    for cases, _, _, run in mixed_runs()[:6]:
+        for row, case in enumerate(cases):
+            text = case.context
+            for token, log_prob in zip(run.emitted(row), run.accepted.log_probs[row].tolist(), strict=False):
+                expected = torch.from_numpy(case.pair.target(text)).double().log_softmax(-1)[token]
+                assert log_prob == pytest.approx(float(expected), abs=ROUNDING)
+                text = (*text, token)
+
+
+def fixed(table: dict[Tokens, list[float]], vocab: int) -> Model:
+    """A model given by probabilities; even where the table is silent."""
+
+    def logits(tokens: Tokens) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return np.log(np.array(table.get(tokens, [1 / vocab] * vocab), dtype=np.float32))
+
+    return logits
+
+
+def accepted_tokens(target: Model, auxiliary: Model, eos: tuple[int, ...] = (), **changes: Any) -> Tokens:
+    """Tokens one deterministic block accepts over two tokens' vocabulary."""
+    base = DecodingParams(draft_len=2, beam_width=1, temperature=0.0, top_k=0, top_p=1.0)
+    case = Case(Pair(target, auxiliary), DecodingParams.from_dict(changes, base), (), (0, 0))
+    return run_block([case], 2, eos).emitted(0)[:-1]
+
+
+def test_a_longer_prefix_can_pass_after_a_shorter_one_failed() -> None:
+    target = fixed({(): [0.3, 0.7], (0,): [0.9, 0.1]}, 2)
+    auxiliary = fixed({(): [0.9, 0.1], (0,): [0.51, 0.49]}, 2)
+    assert accepted_tokens(target, auxiliary, draft_len=1) == ()
+    assert accepted_tokens(target, auxiliary) == (0, 0)
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 0.6}])
+def test_a_token_outside_the_targets_filter_rejects_every_longer_prefix(changes: dict[str, Any]) -> None:
+    target = fixed({(): [0.3, 0.7], (0,): [0.9, 0.1]}, 2)
+    auxiliary = fixed({(): [0.9, 0.1], (0,): [0.51, 0.49]}, 2)
+    assert accepted_tokens(target, auxiliary, accept_threshold=0.0, **changes) == ()
+    assert accepted_tokens(target, auxiliary, accept_threshold=0.0) == (0, 0)
+
+
+@pytest.mark.parametrize(("threshold", "accepted"), [(0.0, (0, 0)), (0.99, (0, 0)), (1.0, ()), (1.01, ())])
+def test_an_auxiliary_equal_to_the_target_is_accepted_below_threshold_1_only(
+    threshold: float, accepted: Tokens
+) -> None:
+    model = fixed({(): [0.9, 0.1], (0,): [0.7, 0.3]}, 2)
+    assert accepted_tokens(model, model, accept_threshold=threshold) == accepted
+
+
+def test_at_threshold_1_equal_models_are_rejected_at_any_depth() -> None:
+    base = DecodingParams(method="mtad", draft_len=8, accept_threshold=1.0, top_k=0, top_p=1.0)
+    cases = [Case(mock_pair(seed, 7, 1.0, 0.0), base, (), (seed, 0)) for seed in range(200)]
+    assert run_block(cases, 7).accepted.length.max() == 0
+
+
+def test_above_threshold_1_the_target_must_find_the_draft_likelier() -> None:
+    target, auxiliary = fixed({(): [0.9, 0.1]}, 2), fixed({(): [0.6, 0.4]}, 2)
+    assert accepted_tokens(target, auxiliary, draft_len=1, accept_threshold=1.49) == (0,)
+    assert accepted_tokens(target, auxiliary, draft_len=1, accept_threshold=1.51) == ()
+
+
+def test_a_draft_that_ends_is_accepted_with_its_eos_and_no_further() -> None:
+    model = fixed({(): [0.9, 0.1]}, 2)
+    for method in ("mtad", "mmtad", "speculative"):
+        assert accepted_tokens(model, model, eos=(0,), draft_len=4, method=method) == (0,)
+        assert len(accepted_tokens(model, model, draft_len=4, method=method)) == 4
+
+
+def test_a_block_has_static_shapes_and_no_branch_on_data() -> None:
+    """Tensors without data carry it through."""
+    params = [case.params for case in next(every_case(1, 20))[0]]
+    vocab = 11
+    shape = block_shape(params, vocab)
+    rows = stack_rows(params, shape, vocab, (0,), device="meta")
+    noise = draw_noise(params, [(0, 0)] * len(params), shape, vocab, device="meta")
+    level, levels = root(rows, shape), []
+    for depth in range(1, shape.draft_len + 1):
+        candidates = process(torch.empty(len(params), level.tokens.shape[1], vocab, device="meta"), rows)
+        level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
+        levels.append(level)
+    q = torch.empty(len(params), shape.draft_len, shape.candidates, device="meta")
+    tree, _ = keep_best(assemble(stack(levels)), rows)
+    logits = torch.empty(len(params), 1 + tree.tokens.shape[1], vocab, device="meta")
+    accepted = accept(tree, logits, logits, Candidates(q.long(), q), noise, rows, shape.rules)
+    assert accepted.tokens.shape == (len(params), shape.draft_len + 1)

@@ -1,0 +1,146 @@
+"""Lossless methods emit the target's own distribution; without randomness, its most likely tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from scipy.stats import chisquare
+
+from mtad.params import METHODS, DecodingParams
+from tests.support.cases import Case, generate, run_block
+from tests.support.reference import Ties, Tokens, log_likelihood, mock_pair
+
+VOCAB, LENGTH, TEXTS = 4, 3, 4_000
+PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
+FREE = DecodingParams(method="speculative", draft_len=2, top_k=0, top_p=1.0)
+
+
+def p_value(params: DecodingParams) -> float:
+    """Chi-square of the first tokens of many texts against the target's enumerated joint."""
+    settings = Case(PAIR, params, (), (0, 0)).settings(())
+    texts = itertools.product(range(VOCAB), repeat=LENGTH)
+    joint = {text: math.exp(log_likelihood(PAIR.target, (), text, settings, Ties())) for text in texts}
+    assert sum(joint.values()) == pytest.approx(1)
+    seen = Counter(generate(PAIR, [params] * TEXTS, VOCAB, LENGTH))
+    possible = {text for text, probability in joint.items() if probability > 0}
+    assert seen.keys() <= possible
+    common = [text for text in possible if joint[text] * TEXTS >= 5]
+    observed, expected = [seen[text] for text in common], [joint[text] * TEXTS for text in common]
+    rest = TEXTS - sum(expected)
+    if rest > 5:
+        observed, expected = [*observed, TEXTS - sum(observed)], [*expected, rest]
+    else:
+        expected = [value * sum(observed) / sum(expected) for value in expected]
+    return float(chisquare(observed, expected).pvalue)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        FREE,
+        replace(FREE, temperature=0.6, draft_len=1),
+        replace(FREE, top_k=3, draft_len=4),
+        replace(FREE, top_p=0.8),
+        replace(FREE, temperature=1.7, top_k=3, top_p=0.9, draft_len=3),
+        replace(FREE, method="sample"),
+        *(
+            replace(base, method=method, draft_confidence=confidence)
+            for method in ("speculative", "block", "specinfer")
+            for base in (
+                replace(FREE, draft_len=3, branching=(2, 2, 1)),
+                replace(FREE, temperature=0.6, branching=(3, 1)),
+                replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
+            )
+            for confidence in (0.0, 0.4)
+        ),
+        replace(FREE, method="specinfer", draft_len=3, branching=(2, 2, 1), replacement=True),
+        replace(FREE, method="specinfer", top_k=3, top_p=0.9, branching=(3, 2), replacement=True),
+    ],
+    ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}-{p.confidence}-{p.replacement}",
+)
+def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
+    assert p_value(params) > 1e-3
+
+
+@pytest.mark.parametrize("method", ["mtad", "modal", "typical", "threshold", "bild"])
+def test_a_lossy_rule_is_noticed(method: str) -> None:
+    assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
+
+
+def test_mtjd_draws_from_the_targets_joint_if_its_beams_hold_it_all() -> None:
+    """Wide enough, three tokens at once are one draw from the enumerated joint; of two beams they are not."""
+    wide = replace(FREE, method="mtjd", draft_len=LENGTH, beam_width=VOCAB ** (LENGTH - 1))
+    assert p_value(wide) > 1e-3
+    assert p_value(replace(wide, beam_width=2)) < 1e-6
+
+
+def test_beam_without_randomness_is_beam_search() -> None:
+    """Wide enough, the likeliest text of all; of one beam, the greedy one."""
+    base = DecodingParams(method="beam", temperature=0.0, draft_len=LENGTH, top_k=0, top_p=1.0)
+    differ = 0
+    for seed in range(40):
+        pair = mock_pair(seed, VOCAB, peak=1.0, noise=0.7)
+        settings = Case(pair, base, (), (0, 0)).settings(())
+        texts = itertools.product(range(VOCAB), repeat=LENGTH)
+        best = max(texts, key=lambda text: log_likelihood(pair.target, (), text, settings, Ties()))
+        greedy: Tokens = ()
+        while len(greedy) < LENGTH:
+            greedy += (int(pair.target(greedy).argmax()),)
+        wide, narrow = replace(base, beam_width=VOCAB**2), replace(base, beam_width=1)
+        assert generate(pair, [wide, narrow], VOCAB, LENGTH) == [best, greedy]
+        differ += best != greedy
+    assert differ > 5
+
+
+def test_modal_at_threshold_0_is_greedy_decoding() -> None:
+    for seed in range(20):
+        pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
+        params = [
+            DecodingParams(method="modal", accept_threshold=0, beam_width=b, top_k=k) for b in (1, 4) for k in (0, 5)
+        ]
+        greedy: Tokens = ()
+        while len(greedy) < 12:
+            greedy += (int(pair.target(greedy).argmax()),)
+        assert generate(pair, params, 9, 12) == [greedy] * len(params)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 2.0])
+def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
+    """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
+    params = DecodingParams(method="modal", accept_threshold=threshold, top_k=0, top_p=1.0)
+    near = 0
+    for seed in range(300):
+        pair = mock_pair(seed, 9, peak=1.0, noise=3.0)
+        distance = 0.0
+        text = run_block([Case(pair, params, (), (seed, 0))], 9).emitted(0)
+        for at, token in enumerate(text):
+            logits = pair.target(text[:at])
+            distance += float(logits.max() - logits[token])
+        assert distance <= threshold + 1e-5
+        near += distance > threshold / 2
+    assert near > 20
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])
+def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
+    length = 12
+    params = [
+        DecodingParams(method=method, temperature=0.0, draft_len=gamma, top_k=k) for gamma in (1, 3, 6) for k in (0, 5)
+    ]
+    for seed in range(20):
+        pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
+        greedy: Tokens = ()
+        while len(greedy) < length:
+            greedy += (int(pair.target(greedy).argmax()),)
+        assert generate(pair, params, 9, length) == [greedy] * len(params)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
+    params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 5
+    for seed in range(20):
+        assert len(set(generate(mock_pair(seed, 9, peak=1.0, noise=0.7), params, 9, 12))) == 1

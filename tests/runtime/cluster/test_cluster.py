@@ -1,0 +1,308 @@
+"""Several replicas in processes of their own on a local Ray: nothing that was accepted is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.core import GaugeMetricFamily
+
+from mtad.errors import InvalidInput
+from runtime import LLM, DecodingParams
+from runtime.cluster.board import Figures, Report
+from runtime.cluster.options import ClusterOptions
+from runtime.cluster.prefix_table import BLOCK, PrefixTable, prefix_keys
+from tests.support.held import Hold
+from tests.support.live_server import PATIENCE, STARTING, Process, until
+
+PROMPTS = ["def largest(values):\n", "SELECT name FROM singer", "class Stack:\n", "import", "# naïve 日本\n", "for"]
+
+
+class Cluster:
+    """`mtad-serve --replicas 2` in a process of its own, on a Ray of its own."""
+
+    def __init__(self, pair: Path, folder: Path) -> None:
+        self.hold = Hold(folder)
+        sizes = ("--replicas", "2", "--max-replicas", "3", "--replica-cpus", "0.1", "--rows", "4", "--threads", "1")
+        self.process = Process(
+            *(str(pair), *sizes, "--model", "demo"),
+            MTAD_API_KEY="secret",
+            RAY_DEDUP_LOGS="0",
+            RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="60",  # a replica that is late is asked all the same
+            RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S="60",
+            **self.hold.environment,
+        )
+
+    def wait(self) -> None:
+        self.port = int(self.process.url().rpartition(":")[2])
+
+    def call(self, method: str, path: str, body: Any = None, key: str = "secret") -> tuple[int, dict[str, str], str]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE)
+        try:
+            headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read().decode()
+        finally:
+            connection.close()
+
+    def complete(self, prompt: str, **values: Any) -> tuple[int, Any]:
+        body = {"model": "demo", "prompt": prompt, **values}
+        status, _, text = self.call("POST", "/v1/completions", body)
+        return status, text if values.get("stream") else json.loads(text)
+
+    def begin(self, prompt: str, **values: Any) -> HTTPConnection:
+        """Send a request, and leave its answer to be read."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE)
+        headers = {"authorization": "Bearer secret", "content-type": "application/json"}
+        body = {"model": "demo", "prompt": prompt, **values}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        return connection
+
+    def figure(self, name: str, labels: str = "") -> float:
+        """Sum of a metric over replicas and labels; of those whose first label is this one."""
+        text = self.call("GET", "/metrics")[2]
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{{labels}[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+    def replicas(self) -> dict[str, tuple[int, int]]:
+        """Process and generation of each that is ready to be killed."""
+        text = self.call("GET", "/metrics")[2]
+        found = re.findall(r"^mtad_replica\{(.*)\} 1", text, re.MULTILINE)
+        labels = [dict(re.findall(r'(\w+)="([^"]*)"', one)) for one in found]
+        return {one["replica"]: (int(one["pid"]), int(one["generation"])) for one in labels}
+
+    @property
+    def accepted(self) -> float:
+        """Requests that run or wait, as the replicas last reported."""
+        return self.figure("mtad_requests_running") + self.figure("mtad_queue_length")
+
+    @property
+    def ready(self) -> int:
+        return int(json.loads(self.call("GET", "/health")[2]).get("replicas", 0))
+
+
+@pytest.fixture(scope="module")
+def cluster(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One group of replicas; what tests kill comes back."""
+    running = Cluster(demo_pair, tmp_path_factory.mktemp("cluster"))
+    try:
+        running.wait()
+        yield running
+        running.process.process.send_signal(signal.SIGTERM)
+        assert running.process.process.wait(240) == 0, running.process.log[-4000:]
+    finally:
+        running.process.process.kill()
+        running.process.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def plain(demo_pair: Path) -> LLM:
+    """The same pair, alone."""
+    return LLM(demo_pair, threads=1)
+
+
+def expected(llm: LLM, prompt: str, **values: Any) -> str:
+    return llm.generate(prompt, DecodingParams.from_dict(values, llm.pair.defaults))[0].text
+
+
+def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster) -> None:
+    until(lambda: cluster.ready == 2, STARTING)
+    asked = [(PROMPTS[index % 6], {"seed": index, "max_tokens": 40}) for index in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        with cluster.hold(4 * PATIENCE):
+            coming = [pool.submit(cluster.complete, prompt, **values) for prompt, values in asked]
+            until(lambda: cluster.accepted == 16)
+        answers = [one.result() for one in coming]
+    for (prompt, values), (status, answer) in zip(asked, answers, strict=True):
+        assert status == 200, answer
+        assert answer["choices"][0]["text"] == expected(plain, prompt, **values)
+    until(lambda: cluster.figure("mtad_requests_total") >= 16)
+    text = cluster.call("GET", "/metrics")[2]
+    served = re.findall(r'^mtad_requests_total\{reason="length",replica="\w+"\} (\S+)$', text, re.MULTILINE)
+    assert len(served) == 2
+    assert all(float(one) > 0 for one in served), "one replica did everything"
+
+
+def test_the_interface_is_the_servers(cluster: Cluster) -> None:
+    assert cluster.call("GET", "/v1/models", key="wrong")[0] == 401
+    assert json.loads(cluster.call("GET", "/v1/models")[2])["data"][0]["id"] == "demo"
+    status, answer = cluster.complete("x", temperature=-1)
+    assert (status, answer["error"]["param"]) == (400, "temperature")
+    assert cluster.call("GET", "/")[0] == cluster.call("GET", "/openapi.json")[0] == 200
+    assert cluster.call("GET", "/nowhere")[0] == 404
+    status, text = cluster.complete("def", stream=True, max_tokens=20, seed=1)
+    assert status == 200
+    assert text.rstrip().endswith("data: [DONE]")
+    assert len(text.split("data: ")) > 4
+
+
+def test_prompts_that_begin_alike_go_where_their_prefix_is(cluster: Cluster) -> None:
+    beginnings = ["".join(f"def f{index}_{other}(x): return {other}\n" for index in range(24)) for other in range(4)]
+    for beginning in beginnings:
+        reused = []
+        for index in range(4):
+            _, answer = cluster.complete(f"{beginning}def g{index}", max_tokens=2, ignore_eos=True)
+            reused.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert reused[0] == 0
+        assert all(tokens >= 64 for tokens in reused[1:]), f"another replica was asked: {reused}"
+
+
+def test_a_client_that_leaves_frees_its_row(cluster: Cluster) -> None:
+    before = cluster.figure("mtad_requests_total", 'reason="cancelled",')
+    with cluster.hold(0.2):
+        connection = cluster.begin("def", max_tokens=900, ignore_eos=True, method="sample", stream=True)
+        connection.getresponse().read(10)
+        connection.close()
+        until(lambda: cluster.figure("mtad_requests_total", 'reason="cancelled",') == before + 1)
+    until(lambda: cluster.figure("mtad_kv_rows_used") == 0)
+
+
+def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Cluster) -> None:
+    """Five whole answers are given all the same; of three streams, those on the other replica go on."""
+    until(lambda: cluster.ready == 2, STARTING)
+    long = {"max_tokens": 900, "method": "sample", "ignore_eos": True, "seed": 9}
+    streams: list[str] = []
+
+    def stream(prompt: str) -> None:
+        connection = cluster.begin(prompt, stream=True, **long)
+        streams.append(connection.getresponse().read().decode())
+        connection.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        with cluster.hold(0.2):
+            streaming = [pool.submit(stream, prompt) for prompt in PROMPTS[:3]]
+            whole = [pool.submit(cluster.complete, prompt, **long) for prompt in PROMPTS[:5]]
+            until(lambda: cluster.accepted == 8)
+            text = cluster.call("GET", "/metrics")[2]
+            running = dict(re.findall(r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$', text, re.MULTILINE))
+            victim = cluster.replicas()[max(running, key=lambda one: float(running[one]))][0]
+            os.kill(victim, signal.SIGKILL)
+        answers = [one.result() for one in whole]
+        for one in streaming:
+            one.result()
+    wanted = plain.generate(PROMPTS[:5], DecodingParams.from_dict(long, plain.pair.defaults))
+    assert [status for status, _ in answers] == [200] * 5
+    assert [answer["choices"][0]["text"] for _, answer in answers] == [result.text for result in wanted]
+    broken = [text for text in streams if '"replica_died"' in text]
+    ended = [text for text in streams if text.rstrip().endswith("data: [DONE]")]
+    assert len(broken) + len(ended) == 3
+    assert all("[DONE]" not in text and text.count("data: ") > 1 for text in broken)
+    assert cluster.figure("mtad_gateway_broken_streams_total") == len(broken)
+    assert cluster.figure("mtad_gateway_retries_total") + len(broken) >= 4, "the busier replica had half of them"
+    assert cluster.figure("mtad_gateway_retries_total") > 0, "of four, one at least was no stream"
+    until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
+
+
+def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster: Cluster) -> None:
+    until(lambda: cluster.ready >= 2, STARTING)
+    before = cluster.replicas()
+    stop, failed, served = threading.Event(), list[Any](), list[str]()
+    wanted = expected(plain, "def", seed=3, max_tokens=24)
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            status, answer = cluster.complete("def", seed=3, max_tokens=24)
+            if status != 200 or answer["choices"][0]["text"] != wanted:
+                failed.append(answer)
+            served.append("")
+            stop.wait(0.1)
+
+    threads = [threading.Thread(target=keep_asking) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        cluster.process.process.send_signal(signal.SIGHUP)
+        newest = max(generation for _, generation in before.values()) + 1
+
+        def replaced() -> bool:
+            now = cluster.replicas()
+            return len(now) >= 2 and all(generation == newest for _, generation in now.values())
+
+        until(lambda: replaced() and len(served) > 10, STARTING)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(2 * PATIENCE)
+    assert not failed, failed[:3]
+    assert not set(before) & set(cluster.replicas())
+
+
+def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
+    until(lambda: cluster.ready == 2, STARTING)
+    scaled = threading.Event()
+
+    def keep_asking() -> None:
+        while not scaled.is_set():
+            assert cluster.complete("def", method="sample", max_tokens=100, ignore_eos=True)[0] == 200
+
+    with ThreadPoolExecutor(24) as pool:
+        asking = [pool.submit(keep_asking) for _ in range(24)]
+        try:
+            until(lambda: cluster.ready == 3, STARTING)
+        finally:
+            scaled.set()
+        for one in asking:
+            one.result()
+
+
+def test_keys_stand_for_all_the_text_up_to_them() -> None:
+    long = "x" * (3 * BLOCK)
+    keys = prefix_keys(json.dumps({"prompt": long}).encode())
+    assert len(keys) == 3
+    assert prefix_keys(json.dumps({"prompt": long + "y"}).encode()) == keys
+    other = prefix_keys(json.dumps({"prompt": "y" + long[1:]}).encode())
+    assert not set(keys) & set(other), "a later block alone says nothing"
+    assert prefix_keys(json.dumps({"prompt": [long, "z"]}).encode()) == keys
+    chat = [{"role": "user", "content": long}]
+    more = [*chat, {"role": "assistant", "content": "z"}]
+    first, second = (prefix_keys(json.dumps({"messages": one}).encode()) for one in (chat, more))
+    assert second[: len(first)] == first != []
+    assert prefix_keys(json.dumps({"prompt": [1] * 400}).encode())
+    for nothing in (b"", b"[", b"[1]", b"{}", b'{"prompt": ""}', b'{"prompt": {"a": 1}}', b"\xff"):
+        assert prefix_keys(nothing) == []
+
+
+def test_the_longest_known_beginning_decides_and_the_dead_are_forgotten() -> None:
+    table = PrefixTable(size=4)
+    table.note([b"1", b"2"], "a")
+    table.note([b"1", b"3"], "b")
+    assert table.holder([b"1", b"2"], {"a", "b"}) == "a"
+    assert table.holder([b"1", b"2"], {"b"}) == "b"
+    assert table.holder([b"9"], {"a", "b"}) is None
+    table.note([b"4", b"5", b"6"], "b")
+    assert table.holder([b"2"], {"a", "b"}) is None, "the oldest keys make room"
+
+
+def test_metrics_of_replicas_keep_their_meaning_side_by_side() -> None:
+    text = '# TYPE x counter\nx_total 3\n# TYPE y histogram\ny_bucket{le="+Inf"} 2\ny_count 2\ny_sum 1.5\n'
+    reports = [Report(name, "host", 1, 1, True, text) for name in ("a", "b")]
+    shown = Figures(reports, [GaugeMetricFamily("own", "words", value=1)]).render("")[0].decode()
+    assert 'x_total{replica="a"} 3.0' in shown
+    assert 'y_bucket{le="+Inf",replica="b"} 2.0' in shown
+    assert shown.count("# TYPE x_total counter") == 1
+    assert "own 1.0" in shown
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 0},
+        {"replicas": 2, "max_replicas": 1},
+        {"cpus": -1},
+        {"gpus": -1},
+        {"attempts": 0},
+        {"imbalance": -1},
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        ClusterOptions(**options)

@@ -1,0 +1,227 @@
+"""The gateway before several replicas, with replicas that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
+from starlette.types import Message
+
+from mtad.errors import InvalidInput
+from runtime.cluster.board import Report
+from runtime.cluster.gateway import Gateway
+from runtime.cluster.options import ClusterOptions
+from runtime.cluster.run import _check_resources
+from runtime.server.middleware import Guard
+from runtime.server.options import ServerOptions
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+WHOLE: Message = {"type": "http.response.body", "body": b"whole"}
+PART: Message = {"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True}
+
+FOREVER = None
+
+Step = Message | Exception | None
+
+
+class Replicas:
+    """Stands for a Ray Serve handle: the n-th call does what the n-th script says; `FOREVER` in it is no answer.
+
+    Attributes:
+        silent: called when there is none.
+    """
+
+    def __init__(self, *scripts: list[Step]) -> None:
+        self._scripts = list(scripts)
+        self.silent: Callable[[], None] = lambda: None
+        self.calls: list[tuple[dict[str, Any], bytes]] = []
+        self.cancelled = 0
+
+    def options(self, stream: bool) -> Replicas:
+        assert stream
+        return self
+
+    @property
+    def http(self) -> Replicas:
+        return self
+
+    def remote(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> Answering:
+        self.calls.append((head, body))
+        return Answering(self, self._scripts[len(self.calls) - 1])
+
+
+class Answering:
+    """One call's answer."""
+
+    def __init__(self, replicas: Replicas, script: list[Step]) -> None:
+        self._replicas, self._script = replicas, script
+
+    def cancel(self) -> None:
+        self._replicas.cancelled += 1
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        for step in self._script:
+            if isinstance(step, Exception):
+                raise step
+            if step is FOREVER:
+                self._replicas.silent()
+                await asyncio.Event().wait()
+            else:
+                yield step
+
+
+def died() -> Any:
+    return ActorDiedError()
+
+
+async def _reports() -> list[Report]:
+    return [Report("a", "host", 1, 1, True, "")]
+
+
+async def _rollout() -> None:
+    pass
+
+
+def ask(
+    replicas: Replicas,
+    path: str = "/v1/completions",
+    seconds: float = 600.0,
+    during: Callable[[Gateway, asyncio.Event], None] = lambda gateway, gone: None,
+    keys: tuple[str, ...] = (),
+) -> tuple[int, bytes, Gateway]:
+    """One request through the gateway: status (0 without an answer), body."""
+    sent: list[Message] = []
+
+    async def run() -> Gateway:
+        gateway = Gateway(replicas, _reports, attempts=3, seconds=seconds, rollout=_rollout)
+        app = Guard(gateway, ServerOptions("m", api_keys=keys), lambda route, status: None)
+        gone, received = asyncio.Event(), False
+
+        async def receive() -> Message:
+            nonlocal received
+            if not received:
+                received = True
+                return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        replicas.silent = lambda: during(gateway, gone)
+        await app(scope, receive, send)
+        return gateway
+
+    gateway = asyncio.run(run())
+    status = next((message["status"] for message in sent if "status" in message), 0)
+    return status, b"".join(message.get("body", b"") for message in sent), gateway
+
+
+def test_a_request_is_tried_elsewhere_until_a_byte_went_out() -> None:
+    replicas = Replicas([died()], [START, died()], [START, WHOLE])
+    status, body, gateway = ask(replicas)
+    assert (status, body) == (200, b"whole")
+    assert [body for _, body in replicas.calls] == [b'{"prompt": "x"}'] * 3
+    assert gateway._retries == 2
+
+
+def test_three_dead_replicas_are_an_error() -> None:
+    status, body, _ = ask(Replicas([died()], [died()], [died()]))
+    assert status == 503
+    assert json.loads(body)["error"]["code"] == "unavailable"
+
+
+def test_a_begun_stream_is_not_begun_again() -> None:
+    replicas = Replicas([START, PART, PART, died()])
+    status, body, gateway = ask(replicas)
+    *parts, last = body.decode().split("\n\n")[:-1]
+    assert status == 200
+    assert len(parts) == 2
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_died"
+    assert (len(replicas.calls), gateway._broken, gateway._retries) == (1, 1, 0)
+
+
+def test_full_replicas_are_429_with_a_time_to_wait() -> None:
+    status, body, _ = ask(Replicas([BackPressureError(num_queued_requests=1, max_queued_requests=1)]))
+    assert (status, json.loads(body)["error"]["code"]) == (429, "queue_full")
+
+
+def test_what_breaks_in_a_replica_is_not_tried_again() -> None:
+    replicas = Replicas([START, RuntimeError("broken")])
+    assert ask(replicas)[0] == 500
+    assert len(replicas.calls) == 1
+
+
+def test_a_request_beyond_its_time_is_cancelled_and_told() -> None:
+    replicas = Replicas([FOREVER])
+    status, body, _ = ask(replicas, seconds=-0.8)  # a second more is the replica's
+    assert (status, json.loads(body)["error"]["code"]) == (504, "timeout")
+    assert replicas.cancelled == 1
+
+
+def test_a_client_that_leaves_cancels_its_request() -> None:
+    replicas = Replicas([START, PART, FOREVER])
+    ask(replicas, during=lambda gateway, gone: gone.set())
+    assert replicas.cancelled == 1
+
+
+def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones() -> None:
+    closing: list[asyncio.Future[None]] = []
+
+    def close(gateway: Gateway, _: asyncio.Event) -> None:
+        closing.append(asyncio.ensure_future(gateway.close(drain=False)))
+
+    replicas = Replicas([FOREVER])
+    status, body, gateway = ask(replicas, during=close)
+    assert (status, json.loads(body)["error"]["code"]) == (503, "cancelled")
+    assert replicas.cancelled == 1
+    assert gateway._draining
+
+
+def test_health_metrics_and_keys_are_the_gateways_own() -> None:
+    assert json.loads(ask(Replicas(), "/health")[1]) == {"status": "ready", "replicas": 1}
+    assert ask(Replicas(), "/health/live")[0] == 200
+    assert b'mtad_replica{generation="1",host="host",pid="1",replica="a"} 1.0' in ask(Replicas(), "/metrics")[1]
+    replicas = Replicas([START, WHOLE])
+    assert ask(replicas, keys=("secret",))[0] == 401
+    assert not replicas.calls
+
+
+def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
+    _check_resources(ClusterOptions(replicas=2), {"CPU": 2.0})
+    with pytest.raises(InvalidInput, match="replica-cpus"):
+        _check_resources(ClusterOptions(replicas=3), {"CPU": 2.0})
+    with pytest.raises(InvalidInput, match="replica-gpus"):
+        _check_resources(ClusterOptions(gpus=1.0), {"CPU": 2.0})
+
+
+def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
+    replicas, sent, read = Replicas(), list[Message](), 0
+    app = Guard(
+        Gateway(replicas, _reports, attempts=3, seconds=600.0, rollout=_rollout),
+        ServerOptions("m", max_body_bytes=1000),
+        lambda route, status: None,
+    )
+
+    async def receive() -> Message:
+        nonlocal read
+        read += 400
+        return {"type": "http.request", "body": b"x" * 400, "more_body": True}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for declared in ([], [(b"content-length", b"4000")]):
+        read = 0
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": declared, "query_string": b""}
+        asyncio.run(app(scope, receive, send))
+        assert json.loads(sent.pop()["body"])["error"]["code"] == "body_too_large"
+        assert sent.pop()["status"] == 413
+        assert read == (0 if declared else 1200), "no more than what shows that it is too large"
+    assert not replicas.calls

@@ -1,0 +1,265 @@
+"""The commands: what they print, and that any bad input is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import export.commands.export
+import runtime.commands.generate
+from engines.pytorch.engine import TorchEngine
+from runtime import LLM, DecodingParams
+
+PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
+OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
+MAIN = {"mtad-generate": runtime.commands.generate.main, "mtad-export": export.commands.export.main}
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process."""
+
+    def call(name: str, *arguments: object, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capfd.readouterr()
+        code = 0
+        try:
+            MAIN[name]()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capfd.readouterr())
+
+    return call
+
+
+def run_installed(name: str, *arguments: object) -> Outcome:
+    """Run a command as users do."""
+    command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def assert_refused(outcome: Outcome, name: str, words: str) -> None:
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith(f"{name}: error: ")
+    assert outcome.err.endswith("\n")
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert words in outcome.err
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folders: Callable[[str], Path]) -> Path:
+    return pair_folders("torch")
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Path) -> Callable[[str], str]:
+    """The text that the library gives for a prompt."""
+    llm = LLM(pair, threads=1)
+    return lambda prompt: llm.generate(prompt, PARAMS)[0].text
+
+
+def test_prompts_come_from_arguments_files_or_standard_input(
+    run: Run, pair: Path, expected: Callable[[str], str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("How many\nsingers?", encoding="utf-8")
+    both = run("mtad-generate", pair, "SELECT", "--file", file, *OPTIONS)
+    memory = f"{LLM(pair, threads=1).memory}\n"
+    assert both == Outcome(0, f"{expected('SELECT')}\n{expected(file.read_text())}\n", memory)
+    typed = run("mtad-generate", pair, *OPTIONS, stdin="where? 日本".encode())
+    assert typed == Outcome(0, expected("where? 日本") + "\n", memory)
+
+
+def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
+    outcome = run("mtad-generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
+    assert (outcome.code, outcome.err.startswith("memory: ")) == (0, True)
+    results = LLM(pair, threads=1).generate(["SELECT", "Ωμέγα"], PARAMS)
+    for line, result in zip(outcome.out.splitlines(), results, strict=True):
+        values = json.loads(line)
+        assert values.keys() == result.to_dict().keys()
+        assert values["text"] == result.text
+        assert values["token_ids"] == result.token_ids
+        assert values["seed"] == 3
+        assert values["statistics"]["tokens"] == 8
+
+
+def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
+    options = [
+        "--method",
+        "mmtad",
+        "--draft-len",
+        "2",
+        "--beam-width",
+        "3",
+        "--accept-threshold",
+        "0.25",
+        "--top-k",
+        "5",
+    ]
+    options += ["--temperature", "0.5", "--top-p", "0.8", "--stop", "ab", "--stop", "e"]
+    outcome = run("mtad-generate", pair, "SELECT", "--json", *options, *OPTIONS)
+    params = replace(PARAMS, method="mmtad", draft_len=2, beam_width=3, accept_threshold=0.25, temperature=0.5)
+    params = replace(params, top_k=5, top_p=0.8, stop=("ab", "e"))
+    assert json.loads(outcome.out)["token_ids"] == LLM(pair, threads=1).generate("SELECT", params)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("--gamma", ["--gamma", "4"]),
+        ("--draft-len", ["--draft-len", "four"]),
+        ("method", ["--method", "medusa"]),
+        ("--branching", ["--branching", "2,x"]),
+        ("branching", ["--branching", "2,0"]),
+        ("draft_confidence", ["--draft-confidence", "2"]),
+        ("draft_len", ["--draft-len", "0"]),
+        ("draft_len", ["--draft-len", "9"]),
+        ("beam_width", ["--beam-width", "65"]),
+        ("temperature", ["--temperature", "nan"]),
+        ("temperature", ["--temperature", "-1"]),
+        ("top_p", ["--top-p", "0"]),
+        ("top_k", ["--top-k", "-1"]),
+        ("max_tokens", ["--max-tokens", "0"]),
+        ("max_tokens", ["--max-tokens", "100000"]),
+        ("seed", ["--seed", "-1"]),
+        ("stop", ["--stop", ""]),
+        ("threads", ["--threads", "0"]),
+        ("cannot be read", ["--file", "/no/such/prompt"]),
+        ("cannot be read", ["--file", "."]),
+        ("prompt", [""]),
+        ("prompt", ["word " * 500]),
+    ],
+)
+def test_generate_refuses_bad_input_in_one_line(run: Run, pair: Path, words: str, arguments: list[str]) -> None:
+    assert_refused(run("mtad-generate", pair, "S", *arguments), "mtad-generate", words)
+
+
+def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: TorchEngine, step: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(TorchEngine, "step", broken)
+    outcome = run("mtad-generate", pair, "S", *OPTIONS)
+    assert (outcome.code, outcome.out) == (1, "")
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith("mtad-generate: failed: ")
+    assert last.endswith("the device is gone")
+    assert "Traceback" not in outcome.err
+
+
+def test_generate_refuses_prompts_that_are_no_text(run: Run, pair: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bytes"
+    file.write_bytes(b"\xff\xfe")
+    assert_refused(run("mtad-generate", pair, "--file", file), "mtad-generate", "cannot be read")
+    assert_refused(run("mtad-generate", pair, stdin=b"\xff\xfe"), "mtad-generate", "cannot be read")
+    assert_refused(run("mtad-generate", pair, stdin=b""), "mtad-generate", "prompt")
+
+
+def test_generate_refuses_folders_that_are_no_pair(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("mtad-generate"), "mtad-generate", "pair")
+    assert_refused(run("mtad-generate", tmp_path, "S"), "mtad-generate", "no pair.json")
+    assert_refused(run("mtad-generate", tmp_path / "nowhere", "S"), "mtad-generate", "no such folder")
+
+
+def export_options(checkpoints: tuple[Path, Path], folder: Path) -> list[str]:
+    target, auxiliary = map(str, checkpoints)
+    size = ["--rows", "2", "--capacity", "128", "--to", "torch"]
+    return [str(folder), "--target", target, "--auxiliary", auxiliary, *size]
+
+
+def test_export_prints_the_folder_and_again_does_nothing(
+    run: Run, checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = [*export_options(checkpoints, tmp_path / "pair"), "--defaults", '{"draft_len": 3, "max_tokens": 5}']
+    for _ in range(2):
+        outcome = run("mtad-export", *options)
+        assert (outcome.code, outcome.out) == (0, f"{tmp_path / 'pair'}\n")
+    generated = run("mtad-generate", tmp_path / "pair", "S", "--json", "--ignore-eos", "--threads", "1")
+    assert json.loads(generated.out)["statistics"]["tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("--quantise", ["--quantise"]),
+        ("--rows", ["--rows", "two"]),
+        ("rows", ["--rows", "0"]),
+        ("capacity", ["--capacity", "100"]),
+        ("capacity", ["--capacity", "6400"]),
+        ("precision", ["--precision", "int3"]),
+        ("to", ["--to", "tflite"]),
+        ("defaults", ["--defaults", "{"]),
+        ("defaults", ["--defaults", "[]"]),
+        ("gamma", ["--defaults", '{"gamma": 4}']),
+        ("target", ["--target", "/no/such/checkpoint"]),
+        ("no config.json", ["--auxiliary", "."]),
+    ],
+)
+def test_export_refuses_bad_input_in_one_line_and_writes_nothing(
+    run: Run,
+    checkpoints: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run("mtad-export", *export_options(checkpoints, tmp_path / "pair"), *arguments)
+    assert_refused(outcome, "mtad-export", words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_refuses_to_replace_without_being_told(run: Run, checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    options = export_options(checkpoints, tmp_path / "pair")
+    assert run("mtad-export", *options).code == 0
+    assert_refused(run("mtad-export", *options, "--rows", 1), "mtad-export", "--overwrite")
+    assert run("mtad-export", *options, "--rows", 1, "--overwrite").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+
+
+def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    options = export_options(checkpoints, tmp_path / "pair")
+    exported = run_installed("mtad-export", *options, "--capacity", 192)
+    assert (exported.code, exported.out) == (0, f"{tmp_path / 'pair'}\n"), exported.err
+    generated = run_installed("mtad-generate", tmp_path / "pair", "SELECT", *OPTIONS)
+    llm = LLM(tmp_path / "pair", threads=1)
+    assert generated == Outcome(0, llm.generate("SELECT", PARAMS)[0].text + "\n", f"{llm.memory}\n")
+
+
+def test_export_refuses_incomplete_weights_in_one_line(
+    run: Run, write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint", seed=1)
+    values = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 3}))
+    outcome = run("mtad-export", *export_options((source, source), tmp_path / "pair"))
+    assert_refused(outcome, "mtad-export", "weights are missing")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_installed_commands_refuse_in_one_line(pair: Path, tmp_path: Path) -> None:
+    assert_refused(run_installed("mtad-generate", pair, "--gamma", 4), "mtad-generate", "--gamma")
+    assert_refused(run_installed("mtad-generate", pair, "--top-p", 0), "mtad-generate", "top_p")
+    assert_refused(run_installed("mtad-export", tmp_path / "pair"), "mtad-export", "--target")

@@ -1,0 +1,257 @@
+"""`mtad-inspect` and `mtad-export --dry-run`: what they say is what is there, or what an export then writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import onnx
+import pytest
+from safetensors.torch import load_file
+
+import export.commands.export
+import runtime.commands.inspect
+from engines.folder import read_spec
+from export.estimate import estimate_pair
+from export.plan import plan_pair
+from runtime import LLM
+from runtime.commands.inspect_folder import inspect
+from tests.runtime.commands.test_commands import Outcome, assert_refused
+
+MAIN = {"mtad-inspect": runtime.commands.inspect.main, "mtad-export": export.commands.export.main}
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process."""
+
+    def call(name: str, *arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        capfd.readouterr()
+        code = 0
+        try:
+            MAIN[name]()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capfd.readouterr())
+
+    return call
+
+
+def weights(folder: Path) -> int:
+    """Values of the weights of an engine, counted one by one."""
+    if (folder / "model.safetensors").is_file():
+        return sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    graph = onnx.load(folder / "model.onnx").graph
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer]
+    return sum(array.size for array in arrays if array.dtype == "float32")
+
+
+class TestInspect:
+    def test_it_says_what_the_folder_is(self, pair_folder: Path, llm: LLM) -> None:
+        found = inspect(pair_folder)
+        assert found["kind"] == "pair"
+        assert found["memory"]["total"] == llm.memory.total
+        assert (found["vocab_size"], found["tuned"], found["defaults"]) == (300, False, {})
+        for name, engine in found["engines"].items():
+            folder = pair_folder / name
+            assert engine == inspect(folder)
+            spec = read_spec(folder)
+            assert engine["parameters"] == weights(folder)
+            assert engine["kv_bytes"] == spec.kv_bytes == 4 * engine["kv_bytes_row"]
+            assert (engine["vocabulary"], engine["eos_tokens"]) == (300, ["<eos>"])
+            assert engine["files"] == {path.name: path.stat().st_size for path in folder.iterdir()}
+            assert (engine["build_hash"], engine["versions"]) == (spec.build_hash, spec.versions)
+
+    def test_operators_are_those_of_the_graph(self, pair_folders: Callable[[str], Path]) -> None:
+        assert inspect(pair_folders("torch") / "target")["operators"] is None
+        found = inspect(pair_folders("onnx") / "target")
+        nodes = onnx.load(pair_folders("onnx") / "target" / "model.onnx", load_external_data=False).graph.node
+        assert sum(found["operators"].values()) == len(nodes)
+        assert (found["operators"]["Attention"], found["opsets"]) == (2, {"ai.onnx": 24})
+
+    def test_quantised_weights_count_as_weights_and_their_scales_do_not(
+        self, pair_folders: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(pair_folders("onnx") / "target", tmp_path / "engine"))
+        before = inspect(folder)["parameters"]
+        model = onnx.load(folder / "model.onnx", load_external_data=False)
+        scales = onnx.helper.make_tensor("scales", onnx.TensorProto.FLOAT, [8], [1.0] * 8)
+        packed = onnx.helper.make_tensor("packed", onnx.TensorProto.UINT8, [4, 1, 16], bytes(64), raw=True)
+        model.graph.initializer.extend([packed, scales])
+        model.graph.node.append(
+            onnx.helper.make_node(
+                "MatMulNBits",
+                ["x", "packed", "scales"],
+                ["y"],
+                domain="com.microsoft",
+                K=32,
+                N=4,
+                bits=4,
+                block_size=32,
+            )
+        )
+        onnx.save(model, folder / "model.onnx")
+        found = inspect(folder)
+        assert found["parameters"] == before + 32 * 4
+        assert found["operators"]["com.microsoft.MatMulNBits"] == 1
+
+    def test_the_command_prints_it_for_people_or_as_json(self, run: Run, pair_folder: Path) -> None:
+        outcome = run("mtad-inspect", pair_folder, "--json")
+        assert json.loads(outcome.out) == inspect(pair_folder)
+        text = run("mtad-inspect", pair_folder)
+        assert (text.code, text.err) == (0, "")
+        for words in (
+            "LlamaForCausalLM, 2 layers x 2 KV heads x 16",
+            "padded by 20",
+            "4 rows x 256 columns",
+            "torch 2",
+        ):
+            assert words in text.out
+
+    def test_a_tuned_pair_says_for_what(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
+        pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
+        values = json.loads((pair / "pair.json").read_text())
+        tuning = {"method": "mtad", "goal": "speed", "exported_defaults": {}}
+        (pair / "pair.json").write_text(json.dumps({**values, "defaults": {"draft_len": 3}, "tuning": tuning}))
+        outcome = run("mtad-inspect", pair)
+        assert "mtad for speed" in outcome.out
+        assert '{"draft_len": 3}' in outcome.out
+
+    @pytest.mark.parametrize(
+        ("format", "name", "damage", "words"),
+        [
+            ("onnx", "target/model.onnx", lambda data: data[:50], "model.onnx is damaged"),
+            ("onnx", "target/model.onnx.data", lambda data: data[:-1], "shorter than model.onnx says"),
+            ("torch", "auxiliary/model.safetensors", lambda data: data[:-1], "model.safetensors is damaged"),
+            ("torch", "target/engine.json", lambda data: b"{", "not a valid description"),
+            ("torch", "pair.json", lambda data: b"{}", "not a valid description"),
+            ("torch", "pair.json", lambda data: b'{"version": 1}', "fields missing"),
+            ("torch", "target/tokenizer.json", lambda data: b"{}", "tokenizer cannot be loaded"),
+        ],
+    )
+    def test_a_damaged_folder_is_one_line(
+        self,
+        run: Run,
+        pair_folders: Callable[[str], Path],
+        tmp_path: Path,
+        format: str,
+        name: str,
+        damage: Callable[[bytes], bytes],
+        words: str,
+    ) -> None:
+        pair = Path(shutil.copytree(pair_folders(format), tmp_path / "pair"))
+        (pair / name).write_bytes(damage((pair / name).read_bytes()))
+        assert_refused(run("mtad-inspect", pair), "mtad-inspect", words)
+
+    def test_what_is_no_folder_of_ours_is_one_line(self, run: Run, tmp_path: Path) -> None:
+        assert_refused(run("mtad-inspect", tmp_path / "nowhere"), "mtad-inspect", "no such folder")
+        assert_refused(run("mtad-inspect", tmp_path), "mtad-inspect", "no pair.json and no engine.json")
+
+
+class TestDryRun:
+    @pytest.fixture
+    def options(self, checkpoints: tuple[Path, Path], tmp_path: Path) -> list[object]:
+        target, auxiliary = checkpoints
+        sizes = ["--rows", 4, "--capacity", 256, "--dry-run"]
+        return [tmp_path / "pair", "--target", target, "--auxiliary", auxiliary, *sizes]
+
+    @pytest.mark.parametrize("format", ["onnx", "torch"])
+    def test_its_sizes_are_those_of_the_export(
+        self, checkpoints: tuple[Path, Path], pair_folders: Callable[[str], Path], format: str, tmp_path: Path
+    ) -> None:
+        target, auxiliary = map(str, checkpoints)
+        plan = plan_pair(target, auxiliary, 4, 256, "float32", format, {}, weights=False)
+        found = estimate_pair(tmp_path / "pair", plan)
+        pair = pair_folders(format)
+        for one in found.engines:
+            there = sum(path.stat().st_size for path in (pair / one.name).glob("model.*"))
+            assert one.disk == pytest.approx(there, rel=0.02)
+            assert one.kv_row == read_spec(pair / one.name).kv_bytes // 4
+            assert not one.unchanged
+        assert found.running.total == pytest.approx(LLM(pair, threads=1).memory.total, rel=0.02)
+        assert found.seconds > 0
+        assert found.exporting > found.disk
+        kept = estimate_pair(pair, plan)
+        assert all(one.unchanged for one in kept.engines)
+        assert (kept.seconds, kept.exporting) == (0, 0)
+
+    def test_nothing_is_written_nor_loaded(
+        self, run: Run, options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("export.checkpoint.checkpoint.Checkpoint.load", None)
+        outcome = run("mtad-export", *options)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.out.endswith("nothing was written\n")
+        assert "102,720" in outcome.out, "the auxiliary's parameters, its padding among them"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_is_unknown_of_a_plan_is_said(self, run: Run, options: list[object], tmp_path: Path) -> None:
+        text = tmp_path / "text.jsonl"
+        text.write_text('{"prompt": "SELECT name"}\n')
+        quantised = ["--precision", "fp8", "--auxiliary-precision", "float16", "--calibration", text]
+        for more, calibrates in ((["--precision", "float16"], False), (quantised, True)):
+            outcome = run("mtad-export", *options, "--to", "tensorrt-rtx", *more)
+            assert outcome.code == 0
+            assert "kernels come on top; the time lacks the build; both are unknown\n" in outcome.out
+            assert ("NVIDIA Model Optimizer come on top, and are unknown\n" in outcome.out) == calibrates
+        assert list(tmp_path.iterdir()) == [text]
+
+    @pytest.mark.parametrize(
+        ("words", "arguments"),
+        [
+            ("rows", ["--rows", "0"]),
+            ("capacity", ["--capacity", "6400"]),
+            ("target", ["--target", "/no/such"]),
+            ("gamma", ["--defaults", '{"gamma": 4}']),
+        ],
+    )
+    def test_bad_input_is_refused_as_by_the_export(
+        self, run: Run, options: list[object], tmp_path: Path, words: str, arguments: list[str]
+    ) -> None:
+        assert_refused(run("mtad-export", *options, *arguments), "mtad-export", words)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_may_not_be_replaced_or_need_not_is_said(
+        self, run: Run, options: list[object], pair_folders: Callable[[str], Path]
+    ) -> None:
+        onto = [pair_folders("torch"), *options[1:], "--to", "torch"]
+        assert run("mtad-export", *onto).out == "up to date; nothing to write\n"
+        assert_refused(run("mtad-export", *onto, "--capacity", 192), "mtad-export", "--overwrite")
+        assert "unchanged" not in run("mtad-export", *onto, "--capacity", 192, "--overwrite").out
+        assert run("mtad-export", *onto, "--defaults", '{"seed": 1}', "--overwrite").out.count("unchanged") == 2
+
+    def test_weights_of_a_hub_id_stay_there(
+        self,
+        run: Run,
+        options: list[object],
+        checkpoints: tuple[Path, Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        asked: list[Any] = []
+
+        def download(source: str, allow_patterns: list[str]) -> str:
+            asked.extend(allow_patterns)
+            patterns = shutil.ignore_patterns("*.safetensors")
+            return str(shutil.copytree(checkpoints[0], tmp_path / "hub", ignore=patterns))
+
+        files = [SimpleNamespace(rfilename="model.safetensors", size=3 * 2**30), SimpleNamespace(rfilename="a", size=9)]
+        info = SimpleNamespace(siblings=files)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: info)
+        outcome = run("mtad-export", *options, "--target", "owner/name")
+        assert outcome.code == 0, outcome.err
+        assert "3.0 GiB" in outcome.out
+        assert asked
+        assert not [pattern for pattern in asked if "safetensors" in pattern or "bin" in pattern]
+        files.pop(0)
+        refused = run("mtad-export", *options, "--target", "owner/name")
+        assert_refused(refused, "mtad-export", "the hub has no weights of it")

@@ -1,0 +1,97 @@
+"""Texts under constraints against the enumeration of the constrained target."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from mtad.params import METHODS, DecodingParams
+from runtime.constraints.constraint import Constrainer
+from tests.support.cases import Case
+from tests.support.constrained import FREE, Asked, Running, finish, letters
+from tests.support.reference import Model, Settings, Ties, Tokens, log_likelihood, mock_pair
+
+LETTERS, END = "abc", 0
+WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
+ASKED: dict[str, Asked] = {
+    "penalties": {"repetition_penalty": 1.6, "presence_penalty": 0.4, "frequency_penalty": -0.7, "min_tokens": 1},
+    "bias and earliest end": {"logit_bias": {2: 1.5, 0: 2.0}, "min_tokens": 2},
+    "grammar": {"regex": WORDS.pattern},
+    "all": {"regex": WORDS.pattern, "frequency_penalty": 0.9, "logit_bias": {1: -1.0}, "min_tokens": 2},
+}
+
+
+def constrained(model: Model, params: DecodingParams) -> Model:
+    """The model under what `params` ask, by enumeration of the language; the context is the text."""
+    words = {word for n in range(7) for word in itertools.product(LETTERS, repeat=n) if WORDS.fullmatch("".join(word))}
+    prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
+
+    def logits(text: Tokens) -> np.ndarray:
+        found = []
+        for token, value in enumerate(model(text).tolist()):
+            value += params.logit_bias.get(token, 0.0)
+            if token in text:
+                value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+                value -= params.presence_penalty + params.frequency_penalty * text.count(token)
+            letters = tuple(LETTERS[t - 1] for t in text if t != END)
+            if token == END:
+                possible = len(text) >= params.min_tokens and (params.regex is None or letters in words)
+            else:
+                possible = params.regex is None or (*letters, LETTERS[token - 1]) in prefixes
+            found.append(value if possible else -math.inf)
+        return np.array(found)
+
+    return logits
+
+
+def p_value(params: DecodingParams, texts: int) -> float:
+    """Chi-square of many texts against the constrained target's enumerated distribution."""
+    pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
+    maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
+    running = [Running(pair, params, seed, maker.constraint(seed, params, ())) for seed in range(texts)]
+    finish(running, 1 + len(LETTERS), [END])
+    assert not any(r.failed for r in running)
+    seen = Counter(tuple(r.text) for r in running)
+    settings: Settings = Case(pair, params, (), (0, 0)).settings([END])
+    target = constrained(pair.target, params)
+    joint: dict[Tokens, float] = {}
+    for length in range(1, params.max_tokens + 1):
+        for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
+            if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
+                joint[text] = math.exp(log_likelihood(target, (), text, settings, Ties()))
+    assert sum(joint.values()) == pytest.approx(1)
+    assert seen.keys() <= {text for text, probability in joint.items() if probability > 0}
+    common = [text for text in joint if joint[text] * texts >= 5]
+    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
+    rest = max(texts - sum(expected), 1e-9)
+    return float(chisquare([*observed, texts - sum(observed)], [*expected, rest]).pvalue)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("method", ["speculative", "sample"])
+def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
+    params = replace(FREE, method=method, top_k=3, max_tokens=4, **ASKED[asked])
+    assert p_value(params, 1500) > 1e-3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_forbidden_token_is_never_emitted(method: str) -> None:
+    vocab = 1 + len(LETTERS)
+    maker = Constrainer(letters(LETTERS), vocab, [END])
+    for threshold, (asked, temperature) in itertools.product((0.0, 0.5), itertools.product(ASKED, (0.0, 1.0))):
+        params = replace(
+            FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **ASKED[asked]
+        )
+        pairs = [mock_pair(seed, vocab, peak=3.0, noise=1.0) for seed in range(30)]
+        running = [Running(p, params, seed, maker.constraint(seed, params, ())) for seed, p in enumerate(pairs)]
+        finish(running, vocab, [END])
+        for r in running:
+            target = constrained(r.pair.target, params)
+            assert all(math.isfinite(target(tuple(r.text[:at]))[token]) for at, token in enumerate(r.text))

@@ -1,0 +1,400 @@
+"""Blocks on a device: recorded, padded, replayed, they give the tokens that the host's give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from engines import Engine, EngineSpec, Step
+from engines.buffers import leaves
+from engines.folder import read_spec
+from engines.graphs.capture import Watch
+from engines.graphs.runner import NoRecorder, Recorder
+from engines.prefix_cache import PrefixCache
+from engines.pytorch.engine import TorchEngine
+from mtad.errors import InvalidInput
+from mtad.params import METHODS, DecodingParams
+from runtime import LLM
+from runtime.constraints.constraint import Constrainer
+from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.batch import Batch
+from runtime.decoder.batch_builder import Batches, Buckets
+from runtime.decoder.block import run_block
+from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
+from runtime.decoder.cuda_graph.captured_block import Results
+from runtime.decoder.kv_cache import Caches
+from runtime.decoder.target import EngineTarget
+from runtime.loop import DecodingLoop
+from runtime.pair import Pair, open_pair
+from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import Scheduler
+from tests.runtime.test_schedules import CAPACITY, make_mock, pick_prompt, pick_values
+from tests.support.fake_gpu import fake_gpu
+from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, mock_spec, mock_tokenizer
+from tests.support.replayed import HostRead, NoReads, ReplayRecorder
+
+CPU = torch.device("cpu")
+NODES = 16
+
+
+class Device:
+    """A loop whose blocks run as on a device, on mock engines.
+
+    Attributes:
+        auxiliary, target, recorder, blocks, loop: its parts.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        recorder: Recorder,
+        prefill: int = 64,
+        prefix_tokens: int = 0,
+        engine: type[MockEngine] = CapturableMock,
+    ) -> None:
+        spec, scratch = mock_spec(rows, CAPACITY), NODES + 1 if engine.capturable else 0
+        self.auxiliary, self.target = (engine(spec, noise, scratch) for noise in (0.3, 0.0))
+        roles = EngineAuxiliary(self.auxiliary, VOCAB, target=self.target, device=CPU), EngineTarget(self.target, VOCAB)
+        self.recorder, self.blocks = recorder, DeviceBlocks.of(*roles, (EOS,), recorder, NODES + 1)
+        prefixes = PrefixCache(self.auxiliary.kv, prefix_tokens), PrefixCache(self.target.kv, prefix_tokens)
+        self.loop = DecodingLoop(
+            Caches(*roles, prefixes),
+            Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=64),
+            mock_tokenizer(),
+            VOCAB,
+            (EOS,),
+            Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
+            prefill,
+            self.blocks,
+        )
+
+    @property
+    def read_back(self) -> Tensor:
+        """The memory that the host reads."""
+        return self.blocks._read.bytes(0)
+
+    def generate(self, requests: Sequence[tuple[list[int], DecodingParams]], chance: random.Random) -> list[Request]:
+        """Requests that join at random times."""
+        left = list(reversed([Request(at, prompt, p, p.seed or 0) for at, (prompt, p) in enumerate(requests)]))
+        added = left[::-1]
+        while left or not self.loop.scheduler.idle:
+            for _ in range(min(len(left), chance.choice([0, 1, 3]))):
+                self.loop.submit(left.pop())
+            self.loop.turn()
+            self.loop.check_integrity()
+        return added
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies to the memory that the host reads."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self.count = device, 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if operation.overloadpacket is torch.ops.aten.copy_:
+            self.count += args[0].untyped_storage().data_ptr() == self._device.read_back.untyped_storage().data_ptr()
+        return result
+
+
+def fixed(values: dict[str, Any]) -> DecodingParams:
+    return DecodingParams.from_dict(values | {"speculation": "fixed"})
+
+
+@cache
+def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
+    """Requests of every method, and what each gets alone, on the host."""
+    chance, entries = random.Random(1), []
+    for number in range(60):
+        values = pick_values(chance) | {"method": [*METHODS][number % len(METHODS)]}
+        prompt, params = pick_prompt(chance), fixed(values)
+        mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
+        mock.loop.submit(request)
+        while not mock.loop.scheduler.idle:
+            mock.loop.turn()
+        entries.append((prompt, params, request.tokens, request.log_probs))
+    return entries
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(seed: int) -> None:
+    """Methods mixed; rows join and leave; prompts are stored beside padded rows; several lengths of masks."""
+    chance = random.Random(seed)
+    device = Device(chance.choice([3, 4, 6]), ReplayRecorder(), chance.choice([3, 64]), chance.choice([0, 256]))
+    chosen = chance.sample(pool(), 14)
+    found = device.generate([entry[:2] for entry in chosen], chance)
+    for request, (_, params, tokens, log_probs) in zip(found, chosen, strict=True):
+        assert request.tokens == tokens, params
+        assert request.log_probs == pytest.approx(log_probs, abs=1e-5)
+    assert not device.blocks.unrecorded
+    assert device.recorder.replayed > device.blocks.recorded > 3  # type: ignore[attr-defined]
+
+
+def batch_of(device: Device, params: Sequence[DecodingParams], committed: int = 9) -> Batch:
+    rows = len(params)
+    last_two, keys = [(3 + row, 5) for row in range(rows)], [(row, 0) for row in range(rows)]
+    return device.blocks.batches.batch(params, last_two, [committed + row for row in range(rows)], keys)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) -> None:
+    device = Device(4, recorder := ReplayRecorder())
+    params = [DecodingParams(method=method, seed=row, draft_confidence=0.1) for row in range(rows)]
+    for _ in range(3):
+        batch = batch_of(device, params)
+        before = recorder.waits
+        with torch.inference_mode(), NoReads(lambda: device.read_back) as reads, Copies(device) as copies:
+            block = device.blocks.decode(batch)
+        assert recorder.waits == before + 1
+        assert copies.count == 1
+        assert reads.count
+        assert len(block.tokens) == len(block.log_probs) == len(block.lengths) == len(block.finite) == rows
+    assert (device.blocks.recorded, recorder.replayed) == (1, 3)
+
+
+class Blank(Engine):
+    """A step without work."""
+
+    capturable = True
+
+    def step(self, step: Step) -> Tensor:
+        given = step.tokens, step.positions, step.write_at, step.mask, step.keep
+        assert {tensor.device for tensor in given} == {self.kv.device}
+        return torch.zeros(len(step.tokens), len(step.keep), self.spec.vocab_size, device=self.kv.device)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
+    mode, gpu = fake_gpu()
+    params = [DecodingParams(method=method, seed=1), DecodingParams(method="bild"), DecodingParams(method=method)]
+    batches = Batches(VOCAB, (EOS,), Buckets(4, CAPACITY, few=True, pinned=False))
+    batch = batches.batch(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3)
+    with mode, torch.inference_mode():
+        auxiliary, target = (Blank(mock_spec(4, CAPACITY), "gpu:0", NODES + 1) for _ in range(2))
+        roles = EngineAuxiliary(auxiliary, VOCAB, target=target, device=gpu), EngineTarget(target, VOCAB, device=gpu)
+        assert batch.padded
+        memory = torch.empty(len(batch.padded.memory), dtype=torch.uint8, device=gpu)
+        results = Results.of(run_block(*roles, batch.padded.over(memory)), batch.stops)
+        assert {tensor.device for tensor in leaves(results)} == {gpu}
+        with pytest.raises(DataDependentOutputException):
+            results.length.tolist()
+
+
+def test_a_mixture_that_looks_at_its_routing_is_found_out_and_runs_unrecorded() -> None:
+    class Looking(CapturableMock):
+        def step(self, step: Step) -> Tensor:
+            return self.run(step) * float(step.tokens.float().mean() >= 0)
+
+    device = Device(2, ReplayRecorder())
+    device.target.__class__ = Looking
+    entry = pool()[4]
+    (found,) = device.generate([entry[:2]], random.Random(0))
+    assert found.tokens == entry[2]
+    assert device.blocks.recorded == 0
+    ((reason, count),) = device.loop.totals.unrecorded.items()
+    assert "gives the host a number" in reason
+    assert count == found.blocks
+
+
+def test_engines_that_cannot_be_part_of_a_graph_run_unpadded_on_the_same_path() -> None:
+    """They have no columns behind the capacity, and check that nothing is written there."""
+    device = Device(4, ReplayRecorder(), engine=MockEngine)
+    chosen = pool()[:13]
+    found = device.generate([entry[:2] for entry in chosen], random.Random(3))
+    assert [request.tokens for request in found] == [entry[2] for entry in chosen]
+    assert device.blocks.recorded == 0
+    assert set(device.blocks.unrecorded) == {"steps of MockEngine cannot be part of a recording"}
+
+
+def test_weights_for_a_gpu_are_read_straight_to_their_device(pair_folders: Callable[[str], Path]) -> None:
+    """The only device beside the CPU that every torch has is the one that holds nothing."""
+    folder = pair_folders("torch") / "target"
+    engine = TorchEngine(folder, read_spec(folder), "sdpa", "meta")
+    assert {p.device.type for p in engine.model.parameters()} == {engine.kv.device.type} == {"meta"}
+
+
+def test_constrained_blocks_run_unrecorded_and_give_the_tokens_of_the_host() -> None:
+    params = DecodingParams(method="mmtad", seed=3, max_tokens=12, min_tokens=9, logit_bias={4: 2.0}, ignore_eos=True)
+    params = replace(params, repetition_penalty=1.3, frequency_penalty=0.2, speculation="fixed")
+    prompt, plain = [5, 3, 7], pool()[0]
+    mock, alone = make_mock(rows=1), Request(0, prompt, params, 3)
+    mock.loop.submit(alone)
+    while not mock.loop.scheduler.idle:
+        mock.loop.turn()
+    device = Device(4, ReplayRecorder())
+    found = device.generate([(prompt, params), plain[:2], (prompt, replace(params, seed=4))], random.Random(1))
+    assert found[0].tokens == alone.tokens
+    assert found[1].tokens == plain[2]
+    assert set(device.blocks.unrecorded) == {"constraints are followed on the host"}
+
+
+@pytest.mark.parametrize("recorder", [ReplayRecorder, partial(NoRecorder, "cpu")])
+def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], Recorder]) -> None:
+    device = Device(3, recorder())
+    params = DecodingParams(method="mmtad", draft_len=3, beam_width=2, seed=1, max_tokens=8, ignore_eos=True)
+    device.blocks.prepare([params])
+    before = device.blocks.recorded
+    assert before == (3 * 3 if device.blocks.records else 0)  # 1, 2, 3 rows; masks of 64, 128, 256 columns
+    sizes = [key.size for key in device.blocks.keys]
+    assert sizes == sorted(sizes, reverse=True)
+    assert not device.target.kv.any()
+    device.generate([([4, 5], params), ([6], replace(params, seed=2)), ([9] * 70, params)], random.Random(2))
+    assert device.blocks.recorded == before
+    assert bool(device.blocks.unrecorded) != device.blocks.records
+
+
+def test_the_block_that_was_not_used_for_longest_goes_first() -> None:
+    device = Device(2, ReplayRecorder())
+    blocks = device.blocks = DeviceBlocks(
+        device.blocks._auxiliary, device.blocks._target, device.blocks.batches, device.recorder, most=2
+    )
+    with torch.inference_mode():
+        for length in (1, 2, 1, 3, 1):
+            blocks.decode(batch_of(device, [DecodingParams(method="speculative", draft_len=length)]))
+    assert [key.shape.draft_len for key in blocks.keys] == [3, 1]
+    assert blocks.recorded == 3
+
+
+def test_a_pair_opened_for_smaller_trees_is_refused() -> None:
+    device = Device(2, ReplayRecorder())
+    with pytest.raises(InvalidInput, match="max_draft_len"):
+        DeviceBlocks.of(device.blocks._auxiliary, device.blocks._target, (EOS,), device.recorder, NODES + 2)
+
+
+def test_a_padded_row_writes_behind_the_capacity_only() -> None:
+    """Row 3 of four is padding, and holds a prompt that is being stored."""
+    device = Device(4, ReplayRecorder())
+    for method in ("mmtad", "specinfer", "mtjd", "sample", "dsbd"):
+        for engine in (device.auxiliary, device.target):
+            engine.kv.normal_()
+        before = [engine.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]
+        for _ in range(2):
+            with torch.inference_mode():
+                device.blocks.decode(batch_of(device, [DecodingParams(method=method, seed=1)] * 3))
+        for engine, kept in zip((device.auxiliary, device.target), before, strict=True):
+            assert torch.equal(engine.kv[:, :, 3, :, :CAPACITY], kept), method
+
+
+class TestTheStandIn:
+    """Recorded operations: what a graph would do, and what it would refuse."""
+
+    def test_a_replay_runs_no_python_and_writes_where_the_results_lay(self) -> None:
+        given, kept, branch = torch.tensor([1.0, 2.0]), [], [1.0]
+
+        def work() -> None:
+            kept.append((given + branch[0]).sort(descending=True).values)
+
+        recorder = ReplayRecorder()
+        with recorder.ordered():
+            replay = recorder.record(work)
+            branch[0] = 100.0
+            given.copy_(torch.tensor([7.0, 9.0]))
+            replay()
+        assert len(kept) == 2
+        assert kept[1].tolist() == [10.0, 8.0]
+
+    @pytest.mark.parametrize(
+        "look",
+        [
+            lambda x: x.any().item(),
+            lambda x: bool(x.any()),
+            lambda x: x.tolist(),
+            lambda x: x.numpy(),
+            lambda x: x[x > 0],
+            lambda x: x.nonzero(),
+            lambda x: x.masked_fill_(x > 0, 1.0)[x.long() > 0],
+        ],
+    )
+    def test_work_that_looks_at_its_tensors_cannot_be_recorded(self, look: Callable[[Tensor], object]) -> None:
+        recorder = ReplayRecorder()
+        with recorder.ordered(), pytest.raises(HostRead):
+            recorder.record(lambda: look(torch.ones(3)))  # type: ignore[arg-type, return-value]
+        with Watch() as watch:
+            look(torch.ones(3))
+        python_only = ("tolist", "numpy")
+        assert watch.waits or any(name in look.__code__.co_names for name in python_only)
+
+    def test_a_recording_keeps_what_it_reads_and_did_not_make(self) -> None:
+        constant, other = torch.ones(3), torch.ones(3)
+        with Watch() as watch:
+            _ = (constant + 1) * 2
+        assert [tensor is constant for tensor in watch.read.values()] == [True]
+        assert other.data_ptr() not in {tensor.data_ptr() for tensor in watch.read.values()}
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for device in ("cuda", "cuda:3", "gpu", "mps", ""):
+        with pytest.raises(InvalidInput, match="device"):
+            LLM(tmp_path / "nothing", device=device)
+
+
+@pytest.fixture(scope="module")
+def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
+    """The random Llama pair, its caches with room for padded rows."""
+    pair = open_pair(pair_folders("torch"))
+    engines = {
+        name: TorchEngine(pair_folders("torch") / name, getattr(pair, name).spec, scratch=65)
+        for name in ("target", "auxiliary")
+    }
+    return replace(pair, **engines)  # type: ignore[arg-type]
+
+
+def test_recorded_blocks_of_a_llama_pair_give_the_tokens_of_unrecorded_ones(torch_pair: Pair) -> None:
+    """`LLM` as it runs on a GPU, on memory of the host."""
+    base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
+    prompts = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4]
+    params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "dsbd"))]
+    expected = LLM(torch_pair, prefix_tokens=0).generate(prompts, params)
+    device = LLM(torch_pair, recorder=ReplayRecorder(), record=(), max_prefill_tokens=16)
+    found = device.generate(prompts, params)
+    assert [result.token_ids for result in found] == [result.token_ids for result in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert device.loop.blocks
+    assert device.loop.blocks.recorded > 2
+    assert not device.loop.blocks.unrecorded
+    asked = replace(base, top_logprobs=2)
+    tops = [llm.generate(prompts[:3], asked)[2].top_logprobs for llm in (device, LLM(torch_pair, prefix_tokens=0))]
+    assert [[pair[0] for pair in row] for row in tops[0]] == [[pair[0] for pair in row] for row in tops[1]]
+    device.measure(again=True)
+    adaptive = replace(base, method="speculative", temperature=0.0, speculation="adaptive")
+    greedy = replace(base, method="sample", temperature=0.0)
+    assert device.generate(prompts[0], adaptive)[0].token_ids == device.generate(prompts[0], greedy)[0].token_ids
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_models_step_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(family: str) -> None:
+    mode, gpu = fake_gpu()
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if family == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=32))
+    else:
+        model = OPTForCausalLM(OPTConfig(**sizes, ffn_dim=32, word_embed_proj_dim=32))
+    spec = EngineSpec("Any", 1, 2, 16, 40, "float32", 4, 128, (0,), "torch", "", {})
+    with mode, torch.inference_mode():
+        for module in model.modules():
+            for own in (module._parameters, module._buffers):
+                for name, tensor in own.items():
+                    if tensor is not None:
+                        moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
+                        own[name] = torch.nn.Parameter(moved, False) if own is module._parameters else moved
+        engine = TorchEngine(model, spec, "sdpa", "gpu:0", scratch=17)
+        tokens = torch.zeros(4, 3, dtype=torch.int64, device=gpu)
+        mask = torch.ones(4, 1, 3, 64, dtype=torch.bool, device=gpu)
+        logits = engine.step(Step(tokens, tokens, tokens[:, 0], mask, tokens[0, :2]))
+    assert logits.device == gpu
+    assert logits.shape == (4, 2, 40)

@@ -1,0 +1,134 @@
+"""Tokens to text: characters are never split, a text ends where it should and nothing follows."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from mtad.params import DecodingParams
+from runtime.output.detokenizer import TextStream
+from runtime.scheduler.request import FinishReason, Request
+
+EOS = "<eos>"
+MERGES = [("a", "Ã"), ("a", "b"), ("ab", "c"), ("ab", "Ã")]
+"""Ã stands for byte 0xC3, which begins a character of two bytes; © for byte 0xA9, which ends é."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """One token a byte, and a few longer ones, two of which end inside a character."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in MERGES)]
+    tokenizer = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, MERGES))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(EOS, special=True)])
+    return tokenizer
+
+
+def pieces(tokenizer: Tokenizer, *words: str) -> list[int]:
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[word] for word in words]
+
+
+def run(
+    tokenizer: Tokenizer, tokens: list[int], eos: int | None = None, **values: object
+) -> tuple[Request, list[str], FinishReason | None]:
+    """The request after it was given `tokens` until it ended, its text after each, and the reason it ended for."""
+    request = Request(0, [1], DecodingParams.from_dict({"max_tokens": 100, **values}), seed=0)
+    stream = TextStream(tokenizer, frozenset(pieces(tokenizer, EOS) if eos is None else [eos]))
+    texts = []
+    for token in tokens:
+        reason = stream.append(request, token, -1.0)
+        texts.append(request.text)
+        if reason:
+            return request, texts, reason
+    return request, texts, None
+
+
+def test_a_character_that_spans_tokens_is_held_back_until_it_is_complete(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("x日é.").ids
+    assert len(tokens) == 1 + 3 + 2 + 1
+    _, texts, _ = run(tokenizer, tokens)
+    assert texts == ["x", "x", "x", "x日", "x日", "x日é", "x日é."]
+
+
+def test_text_only_ever_grows_and_ends_as_the_whole_decoded(tokenizer: Tokenizer) -> None:
+    chance = random.Random(0)
+    for _ in range(200):
+        tokens = [chance.randrange(tokenizer.get_vocab_size() - 1) for _ in range(30)]
+        request, texts, reason = run(tokenizer, tokens, max_tokens=30)
+        assert reason == "length"
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert request.text == tokenizer.decode(tokens)
+
+
+def test_an_incomplete_character_is_shown_when_the_text_ends(tokenizer: Tokenizer) -> None:
+    tokens = pieces(tokenizer, "x", "aÃ")
+    assert run(tokenizer, tokens)[0].text == "x"
+    assert run(tokenizer, tokens, max_tokens=2)[0].text == "xa\ufffd"
+    assert run(tokenizer, [*tokens, *pieces(tokenizer, EOS)])[0].text == "xa\ufffd"
+
+
+def test_max_tokens_is_exact(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("xyz").ids
+    for count in (1, 2, 3):
+        request, _, reason = run(tokenizer, tokens, max_tokens=count)
+        assert (request.text, request.tokens, reason) == ("xyz"[:count], tokens[:count], "length")
+        assert request.log_probs == [-1.0] * count
+
+
+@pytest.mark.parametrize("kind", ["special", "ordinary"])
+def test_the_end_of_sequence_token_ends_the_text_and_is_not_in_it(tokenizer: Tokenizer, kind: str) -> None:
+    [eos] = pieces(tokenizer, EOS if kind == "special" else "abc")
+    tokens = [*pieces(tokenizer, "x", "y"), eos, *pieces(tokenizer, "z")]
+    request, _, reason = run(tokenizer, tokens, eos=eos)
+    assert (request.text, request.tokens, reason) == ("xy", tokens[:3], "stop")
+
+
+def test_ignore_eos_goes_on(tokenizer: Tokenizer) -> None:
+    tokens = pieces(tokenizer, "x", "y", EOS, "z")
+    request, _, reason = run(tokenizer, tokens, ignore_eos=True)
+    assert (request.text, request.tokens, reason) == ("xyz", tokens, None)
+
+
+def test_the_end_of_sequence_as_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer) -> None:
+    request, _, reason = run(tokenizer, pieces(tokenizer, "x", EOS), max_tokens=2)
+    assert (request.text, reason) == ("x", "stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "left", "used"),
+    [
+        ("x;y", (";",), "x", 2),
+        ("x--y", ("--",), "x", 3),  # across tokens
+        ("xabcz", ("b",), "xa", 2),  # inside a token
+        ("xabcz", ("xa",), "", 2),  # at the very beginning, and with more text behind it in the same token
+        ("xabcz", ("c", "b"), "xa", 2),  # two in one token: the earlier one counts
+        ("xyz", ("z", "yz", "xyz"), "", 3),  # that end together: the one that begins first counts
+        ("x日é", ("日",), "x", 4),
+        ("x-y-z", ("--",), "x-y-z", 5),  # never
+        ("xyz", "y", "x", 2),  # one string is as good as a tuple
+    ],
+)
+def test_a_stop_string_cuts_the_text_where_it_begins(
+    tokenizer: Tokenizer, text: str, stop: str | tuple[str, ...], left: str, used: int
+) -> None:
+    tokens = tokenizer.encode(text).ids
+    request, _, reason = run(tokenizer, tokens, stop=stop)
+    assert (request.text, request.tokens) == (left, tokens[:used])
+    assert reason == (None if left == text else "stop")
+
+
+def test_a_stop_string_as_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer) -> None:
+    request, _, reason = run(tokenizer, tokenizer.encode("xy").ids, max_tokens=2, stop="y")
+    assert (request.text, reason) == ("x", "stop")
+
+
+def test_a_stop_string_in_text_that_was_held_back_to_the_end_still_cuts(tokenizer: Tokenizer) -> None:
+    request, _, reason = run(tokenizer, pieces(tokenizer, "x", "abÃ"), max_tokens=2, stop="b")
+    assert (request.text, reason) == ("xa", "stop")
+    request, _, reason = run(tokenizer, pieces(tokenizer, "x", "abÃ", EOS), stop="b")
+    assert (request.text, reason) == ("xa", "stop")

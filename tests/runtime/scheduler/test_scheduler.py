@@ -1,0 +1,209 @@
+"""The row table: pure Python, first in first out, every request ends exactly once."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.params import DecodingParams
+from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import QueueFull, Scheduler
+
+
+def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
+    return Request(id, list(range(prompt)), DecodingParams.from_dict({"max_tokens": 5, **values}), seed=0)
+
+
+def ids(requests: list[Request]) -> list[int]:
+    return [request.id for request in requests]
+
+
+def test_scheduling_needs_no_torch() -> None:
+    modules = "mtad, runtime, runtime.scheduler.request, runtime.scheduler.scheduler, runtime.scheduler.statistics"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def admit(scheduler: Scheduler) -> list[int]:
+    """Let all that can join do so, at once; their ids."""
+    joined = []
+    while (request := scheduler.next()) is not None:
+        request.target_held = request.committed - 1
+        request.auxiliary_held = request.committed - 1
+        scheduler.join()
+        joined.append(request.id)
+    return joined
+
+
+def test_requests_join_first_in_first_out_and_fill_rows_from_zero() -> None:
+    scheduler = Scheduler(rows=3, capacity=256)
+    for id in range(5):
+        scheduler.submit(make_request(id))
+    assert admit(scheduler) == [0, 1, 2]
+    assert ids(scheduler.running) == [0, 1, 2]
+    assert ids(scheduler.waiting) == [3, 4]
+    scheduler.check_integrity()
+
+
+def test_a_larger_priority_goes_first_and_equal_ones_keep_their_order() -> None:
+    scheduler = Scheduler(rows=6, capacity=256)
+    for id, priority in enumerate([0, 5, 0, -1, 5, 9]):
+        request = make_request(id)
+        request.priority = priority
+        scheduler.submit(request)
+    assert ids(scheduler.waiting) == [5, 1, 4, 0, 2, 3]
+    assert admit(scheduler) == [5, 1, 4, 0, 2, 3]
+
+
+def test_one_request_joins_at_a_time_in_the_row_behind_those_that_run() -> None:
+    scheduler = Scheduler(rows=2, capacity=256)
+    requests = [make_request(id) for id in range(3)]
+    scheduler.submit(*requests)
+    assert scheduler.next() is requests[0]
+    assert scheduler.next() is requests[0], "its prompt is not stored yet"
+    assert ids(scheduler.waiting) == [1, 2]
+    scheduler.join()
+    assert scheduler.next() is requests[1]
+    scheduler.join()
+    assert scheduler.next() is None, "no row is free"
+
+
+def test_the_last_row_takes_a_freed_rows_place_and_the_joining_one_the_lasts() -> None:
+    scheduler = Scheduler(rows=4, capacity=256)
+    requests = [make_request(id) for id in range(4)]
+    scheduler.submit(*requests[:3])
+    admit(scheduler)
+    scheduler.submit(requests[3])
+    assert scheduler.next() is requests[3]
+    assert scheduler.retire(requests[0]) == [(2, 0), (3, 2)]
+    assert ids(scheduler.running) == [2, 1]
+    assert scheduler.retire(requests[1]) == [(2, 1)]
+    assert scheduler.joining is requests[3]
+    assert scheduler.retire(requests[3]) == []
+    assert scheduler.retire(requests[2]) == []
+    assert scheduler.idle
+
+
+def test_a_waiting_request_leaves_the_queue_without_touching_a_row() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    requests = [make_request(id) for id in range(4)]
+    scheduler.submit(*requests)
+    admit(scheduler)
+    assert scheduler.retire(requests[2]) == []
+    assert ids(scheduler.waiting) == [1, 3]
+    assert ids(scheduler.running) == [0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_request_of_a_random_schedule_ends_exactly_once_in_its_own_row(seed: int) -> None:
+    chance = random.Random(seed)
+    rows, total = chance.randint(1, 6), 60
+    scheduler = Scheduler(rows, capacity=256)
+    cache: list[int | None] = [None] * (rows + 1)
+    """What the caches would hold: written while joining, copied as `retire` says."""
+    waiting: list[Request] = []
+    arrived = ended = 0
+    while ended < total:
+        for _ in range(min(chance.choice([0, 0, 1, 2, 7]), total - arrived)):
+            waiting.append(make_request(arrived, max_tokens=chance.randint(1, 100)))
+            scheduler.submit(waiting[-1])
+            arrived += 1
+        while (request := scheduler.next()) is not None:
+            cache[len(scheduler.running)] = request.id
+            if chance.random() < 0.3:
+                break  # its prompt takes longer than this turn
+            request.target_held = request.auxiliary_held = request.committed - 1
+            scheduler.join()
+        everyone = [*scheduler.holders, *scheduler.waiting]
+        for request in [r for r in everyone if chance.random() < 0.2]:
+            request.finish_reason = "length"
+            for source, to in scheduler.retire(request):
+                cache[to] = cache[source]
+            ended += 1
+        scheduler.check_integrity()
+        held = ids(scheduler.holders)
+        assert held == cache[: len(held)], "a request lost its row of the caches"
+    assert scheduler.idle
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt", "values"),
+    [
+        ("draft_len", 3, {"draft_len": 9}),
+        ("beam_width", 3, {"beam_width": 9}),
+        ("prompt", 192, {"max_tokens": 1}),
+        ("prompt", 5000, {"max_tokens": 1}),
+        ("max_tokens", 3, {"max_tokens": 190}),
+        ("max_tokens", 191, {"max_tokens": 2}),
+    ],
+)
+def test_a_request_that_cannot_fit_is_refused_by_field_and_not_queued(
+    field: str, prompt: int, values: dict[str, int]
+) -> None:
+    scheduler = Scheduler(rows=2, capacity=256)
+    with pytest.raises(InvalidInput) as caught:
+        scheduler.submit(make_request(0, prompt, **values))
+    assert caught.value.field == field
+    assert isinstance(caught.value, CapacityExceeded) == (field in ("prompt", "max_tokens"))
+    assert scheduler.idle
+
+
+def test_the_largest_request_that_fits_leaves_room_for_the_largest_draft() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    request = make_request(0, prompt=92, max_tokens=100, draft_len=8, beam_width=8)
+    scheduler.submit(request)
+    longest = len(request.prompt) + request.params.max_tokens
+    assert longest + request.params.longest_tree == scheduler.capacity
+
+
+def test_methods_without_a_draft_ignore_its_limits() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    scheduler.submit(make_request(0, method="sample", draft_len=64, beam_width=64))
+    scheduler.submit(make_request(1, method="speculative", beam_width=64))
+    with pytest.raises(InvalidInput, match="draft_len"):
+        scheduler.submit(make_request(2, method="speculative", draft_len=64))
+
+
+def test_a_full_queue_says_when_to_try_again_and_queues_nothing() -> None:
+    scheduler = Scheduler(rows=1, capacity=256, max_waiting=2)
+    with pytest.raises(InvalidInput, match="max_waiting"):
+        scheduler.submit(make_request(0), make_request(1), make_request(2))
+    assert scheduler.idle
+    scheduler.submit(make_request(0))
+    scheduler.pace = 3.0
+    with pytest.raises(QueueFull, match="try again in 3") as caught:
+        scheduler.submit(make_request(1), make_request(2))
+    assert caught.value.retry_after == 3.0
+    assert ids(scheduler.waiting) == [0]
+    assert scheduler.room == 1
+
+
+def test_a_batch_with_one_bad_request_queues_nothing() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    with pytest.raises(InvalidInput, match="draft_len"):
+        scheduler.submit(make_request(0), make_request(1, draft_len=9))
+    assert scheduler.idle
+
+
+def test_check_integrity_notices_what_must_not_be() -> None:
+    def running() -> Scheduler:
+        scheduler = Scheduler(rows=2, capacity=256)
+        scheduler.submit(make_request(0), make_request(1))
+        admit(scheduler)
+        scheduler.submit(make_request(2))
+        scheduler.check_integrity()
+        return scheduler
+
+    broken = [running() for _ in range(5)]
+    broken[0].running[1] = broken[0].running[0]
+    broken[1].running.append(broken[1].waiting[0])
+    broken[2].running[0].finish_reason = "stop"
+    broken[3].running[0].target_held -= 1
+    broken[4].running[0].auxiliary_held -= 2
+    for scheduler in broken:
+        with pytest.raises(AssertionError):
+            scheduler.check_integrity()

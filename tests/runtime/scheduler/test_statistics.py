@@ -1,0 +1,77 @@
+"""Figures of requests and running totals: what their definitions say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+
+from runtime.scheduler.statistics import ALARM_BLOCKS, Histogram, Statistics, Totals
+
+SECONDS = (0.1, 0.2, 0.3)
+
+
+def test_rates_are_what_their_definitions_say() -> None:
+    s = Statistics()
+    assert (s.block_efficiency, s.acceptance_rate) == (0.0, 0.0)
+    s.block(drafted=4, accepted=3, tokens=4, seconds=SECONDS)
+    s.block(drafted=4, accepted=0, tokens=1, seconds=SECONDS)
+    s.block(drafted=0, accepted=0, tokens=1, seconds=SECONDS)
+    assert s.block_efficiency == 6 / 3
+    assert s.acceptance_rate == 3 / 8
+    assert s.draft_seconds == pytest.approx(0.2)  # a block without a draft took no part in drafting
+    assert s.score_seconds == pytest.approx(0.6)
+    assert s.commit_seconds == pytest.approx(0.9)
+    assert json.loads(json.dumps(s.to_dict()))["acceptance_rate"] == 3 / 8
+    assert not any(name.startswith("_") for name in s.to_dict())
+
+
+@pytest.mark.parametrize(("accepted", "alarm"), [(0, "low"), (4, "high"), (2, None)])
+def test_acceptance_near_0_or_1_for_long_raises_an_alarm_once(accepted: int, alarm: str | None) -> None:
+    s = Statistics()
+    raised = [s.block(4, accepted, accepted + 1, SECONDS) for _ in range(3 * ALARM_BLOCKS)]
+    assert raised[: ALARM_BLOCKS - 1] == [None] * (ALARM_BLOCKS - 1)
+    assert [kind for kind in raised if kind] == ([alarm] if alarm else [])
+    assert s.acceptance_alarm == alarm
+
+
+def test_blocks_without_a_draft_raise_no_alarm() -> None:
+    s = Statistics()
+    assert not any(s.block(0, 0, 1, SECONDS) for _ in range(3 * ALARM_BLOCKS))
+
+
+def test_an_alarm_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    totals = Totals()
+    with caplog.at_level(logging.WARNING):
+        totals.alarm(7, "high")
+    assert totals.alarms == {"low": 0, "high": 1}
+    assert "request 7" in caplog.text
+
+
+def test_a_histogram_counts_each_value_once_below_its_bound() -> None:
+    histogram = Histogram((1, 2, 5))
+    for value in (0, 1, 1.5, 2, 5, 5.1, 1e9):
+        histogram.add(value)
+    assert histogram.counts == [2, 2, 1, 2]
+    assert histogram.count == 7
+    assert histogram.to_dict()["sum"] == math.fsum((0, 1, 1.5, 2, 5, 5.1, 1e9))
+
+
+def test_totals_are_sums_over_requests_and_turns() -> None:
+    totals = Totals()
+    for reason in ("stop", "stop", "cancelled"):
+        s = Statistics(prompt_tokens=10, reused_tokens=4, tokens=5, first_token_seconds=0.5, total_seconds=2.5)
+        totals.ended(reason, s)
+    totals.ended("error", Statistics(prompt_tokens=3))
+    totals.turn(*SECONDS)
+    totals.block(4, 2, 3)
+    totals.block(0, 0, 1)
+    assert totals.requests == {"stop": 2, "length": 0, "cancelled": 1, "error": 1}
+    assert (totals.prompt_tokens, totals.reused_tokens, totals.turns) == (33, 12, 1)
+    assert (totals.block_efficiency, totals.acceptance_rate) == (2.0, 0.5)
+    assert totals.per_token.sum == 3 * 0.5
+    assert totals.total.count == totals.first_token.count == 3, "a request that never began has no latency"
+    assert totals.accepted_lengths.count == 1
+    assert json.loads(json.dumps(totals.to_dict()))["queue"]["count"] == 3

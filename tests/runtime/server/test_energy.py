@@ -1,0 +1,106 @@
+"""One meter of energy for the server, the evaluation and the check of a GPU."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from runtime.server.energy import EnergyMeter
+
+
+class Packages:
+    """What zeus returns on a machine with one processor whose memory is counted."""
+
+    def __init__(self) -> None:
+        self.cpu, self.dram = 100.0, 10.0
+
+    def __len__(self) -> int:
+        return 1
+
+    def get_total_energy_consumption(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(cpu_mj=self.cpu, dram_mj=self.dram)
+
+    def supports_get_dram_energy_consumption(self, index: int) -> bool:
+        return True
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Millijoules of NVML's first GPU; the second has no counter. No zeus."""
+    read = {"first": 5000}
+
+    def energy(handle: str) -> int:
+        if handle not in read:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return read[handle]
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ("first", "second")[index])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", energy)
+    monkeypatch.setitem(sys.modules, "zeus.device", None)
+    return read
+
+
+def install_zeus(monkeypatch: pytest.MonkeyPatch, packages: Packages | None) -> None:
+    class ZeusBaseCPUError(Exception):
+        pass
+
+    def get_cpus() -> Any:
+        if packages is None:
+            raise ZeusBaseCPUError("no permission")
+        return packages
+
+    modules = {name: ModuleType(name) for name in ("zeus", "zeus.device", "zeus.device.exception")}
+    vars(modules["zeus.device"])["get_cpus"] = get_cpus
+    vars(modules["zeus.device.exception"])["ZeusBaseCPUError"] = ZeusBaseCPUError
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_energy_counts_from_the_first_look_at_gpus_with_a_counter(gpus: dict[str, int]) -> None:
+    meter = EnergyMeter()
+    assert meter.joules("gpu") == {"0": 0.0}
+    gpus["first"] += 2500
+    assert meter.joules("gpu") == {"0": 2.5}
+    assert meter.joules("cpu") == {}
+    assert meter.name == "GPU 0 (NVML)"
+
+
+def test_all_counters_of_a_window_are_added_up(gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = Packages()
+    install_zeus(monkeypatch, packages)
+    meter = EnergyMeter()
+    assert meter.name == "GPU 0 (NVML), CPU package 0 (RAPL), memory of package 0 (RAPL)"
+    for _ in range(2):
+        meter.begin()
+        gpus["first"] += 1000
+        packages.cpu, packages.dram = packages.cpu + 500, packages.dram + 250
+        assert meter.end() == 1.75
+
+
+def test_counters_that_may_not_be_read_are_left_out(gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    install_zeus(monkeypatch, None)
+    assert EnergyMeter().name == "GPU 0 (NVML)"
+
+
+def test_a_machine_without_a_driver_reports_no_energy_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    monkeypatch.setitem(sys.modules, "zeus.device", None)
+    meter = EnergyMeter()
+    assert not meter.available
+    assert meter.joules("gpu") == {}
+    assert meter.name == "none (NVML: NVML Shared Library Not Found; zeus is not installed (extra energy))"
+
+
+def test_the_calls_are_those_of_the_library() -> None:
+    for name in ("Init", "DeviceGetCount", "DeviceGetHandleByIndex", "DeviceGetTotalEnergyConsumption"):
+        assert callable(getattr(pynvml, f"nvml{name}"))
+    assert issubclass(pynvml.NVMLError, Exception)

@@ -1,0 +1,135 @@
+"""`mtad-serve` as a process: it serves the real pair, drains on SIGTERM, and says in one line what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, OpenAI
+
+from mtad.errors import InvalidInput
+from runtime import LLM, DecodingParams
+from runtime.server.uvicorn_server import bind
+from tests.support.held import Hold
+from tests.support.live_server import PATIENCE, Process, until
+
+PROMPT = "def largest(values):\n"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Starts servers, and ends them."""
+    started: list[Process] = []
+
+    def one(*arguments: str, **environment: str) -> Process:
+        started.append(Process(*arguments, **environment))
+        return started[-1]
+
+    yield one
+    for running in started:
+        running.process.kill()
+        running.process.wait(10)
+
+
+def test_the_real_pair_is_served_and_sigterm_drains(
+    demo_pair: Path, start: Callable[..., Process], tmp_path: Path
+) -> None:
+    template, hold = tmp_path / "chat.jinja", Hold(tmp_path / "hold")
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    server = start(
+        *(str(demo_pair), "--chat-template", str(template), "--rows", "4", "--model", "demo"),
+        *("--drain-seconds", str(PATIENCE)),
+        MTAD_API_KEY="secret",
+        **hold.environment,
+    )
+    plain = LLM(demo_pair, threads=1)
+    client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=PATIENCE)
+    assert "memory: weights" in server.log
+    assert [model.id for model in client.models.list()] == ["demo"]
+    expected = plain.generate(PROMPT, DecodingParams.from_dict({"seed": 7, "max_tokens": 40}, plain.pair.defaults))[0]
+    answer = client.completions.create(model="demo", prompt=PROMPT, seed=7, max_tokens=40)
+    assert answer.choices[0].text == expected.text, "the pair's tuned defaults hold where the request says nothing"
+    chat = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": PROMPT}], seed=7, max_tokens=40
+    )
+    assert chat.choices[0].message.content == expected.text
+
+    extra: Any = {"ignore_eos": True, "method": "sample"}
+    with hold(4 * PATIENCE):
+        stream = client.completions.create(model="demo", prompt=PROMPT, max_tokens=300, stream=True, extra_body=extra)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in server.log)
+        with pytest.raises(APIStatusError) as caught:
+            client.completions.create(model="demo", prompt=PROMPT)
+        assert caught.value.status_code == 503
+    *_, last = stream
+    assert last.choices[0].finish_reason == "length"
+    client.close()
+    assert server.process.wait(PATIENCE) == 0, server.log
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "no such folder"),
+        (("nowhere", "--api-key", "a key"), "api-key = '***'"),
+        (("nowhere", "--api-key-file", "nowhere"), "api-key-file"),
+        (("nowhere", "--max-body", "big"), "give bytes"),
+        (("nowhere", "--request-seconds", "0"), "request-seconds"),
+        (("nowhere", "--rows", "x"), "argument --rows"),
+        (("nowhere", "--port", "99999"), "port = 99999"),
+        (("nowhere", "--port", "0", "--replicas", "0"), "replicas = 0"),
+        (("nowhere", "--port", "0", "--replicas", "2"), "no such folder"),
+        (("nowhere", "--port", "0", "--replicas", "2", "--max-replicas", "1"), "max-replicas = 1"),
+        (("nowhere", "--port", "0", "--max-replicas", "2"), "only with --replicas"),
+        (("nowhere", "--host", "192.0.2.1"), "192.0.2.1:8000"),
+        (("nowhere", "--host", "no such host"), "no such host:8000"),
+    ],
+)
+def test_a_bad_option_is_one_line(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runtime.commands.serve import main
+
+    monkeypatch.setattr(sys, "argv", ["mtad-serve", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert error.startswith("mtad-serve: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_refused_before_the_engines_are_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}.*in use"):
+            bind("127.0.0.1", port)
+    with bind("127.0.0.1", 0) as bound:
+        assert bound.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('no') }}", "{{ messages[5].content }}"])
+def test_a_bad_chat_template_is_one_line(
+    template: str,
+    pair_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from runtime.commands.serve import main
+
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    monkeypatch.setattr(sys, "argv", ["mtad-serve", str(pair_folders("onnx")), "--chat-template", str(file)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "chat-template" in capsys.readouterr().err

@@ -1,0 +1,291 @@
+"""Keys, limits, cancellation, drain and failure of the HTTP server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIError, AuthenticationError, BadRequestError, InternalServerError, RateLimitError
+
+from mtad.errors import InvalidInput
+from runtime import LLM
+from runtime.commands.serve import is_loopback, read_keys
+from runtime.server.http_limits import LimitedProtocol
+from runtime.server.options import ServerOptions
+from tests.support.live_server import MODEL, PATIENCE, Deadlines, Gate, LiveServer, call, live, own, until
+
+BEGIN = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "S",
+    "max_tokens": 150,
+    "extra_body": {"ignore_eos": True, "method": "sample"},
+}
+
+
+def test_keys_guard_what_costs_something(plain: LLM) -> None:
+    with live(own(plain), api_keys=("first-key", "second-key"), max_body_bytes=2000) as server:
+        for key in ("first-key", "second-key"):
+            client = server.client.with_options(api_key=key)
+            assert client.completions.create(model=MODEL, prompt="S", max_tokens=1).choices
+        for key in ("first-kez", "first-ke", "first-keyy", "x"):
+            with pytest.raises(AuthenticationError):
+                server.client.with_options(api_key=key).models.list()
+        for header in ({}, {"authorization": "first-key"}, {"authorization": "Basic first-key"}):
+            for path in ("/v1/models", "/v1/completions", "/v1/nothing"):
+                status, headers, answer = call(server, "GET", path, **header)
+                assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+                assert headers["www-authenticate"] == "Bearer"
+        for path in ("/health", "/health/live", "/health/ready", "/metrics", "/"):
+            assert call(server, "GET", path)[0] == 200
+
+        large = {"model": MODEL, "prompt": "x" * 2000}
+        status, _, answer = call(server, "POST", "/v1/completions", large, authorization="Bearer first-key")
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+        begin = BEGIN + b"authorization: Bearer first-key\r\n"
+        chunked = b"transfer-encoding: chunked\r\n\r\n" + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 3
+        assert b" 413 " in raw(server, begin + chunked).split(b"\r\n")[0], "also if it does not say how long it is"
+
+
+def test_a_head_that_is_too_long_is_refused(plain: LLM) -> None:
+    with live(own(plain)) as server:
+        long = b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 300_000
+        with contextlib.suppress(ConnectionError):  # which is what closing does while more is on its way
+            assert b" 431 " in raw(server, long).split(b"\r\n")[0]
+        until(lambda: server.server.server_state.connections == set())  # closed, with what it sent
+
+
+def test_a_head_or_body_that_is_too_slow_is_refused(plain: LLM) -> None:
+    with live(own(plain), body_seconds=0.3) as server:
+        body = BEGIN + b'content-length: 100\r\n\r\n{"model"'
+        for late in (b"", b"\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n", body):
+            assert b" 408 " in raw(server, late).split(b"\r\n")[0]
+
+
+def test_each_head_of_a_connection_has_the_time_anew(plain: LLM) -> None:
+    with (
+        live(own(plain), body_seconds=3 * PATIENCE) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
+    ):
+        until(lambda: bool(server.server.server_state.connections))
+        (protocol,) = server.server.server_state.connections
+        assert isinstance(protocol, LimitedProtocol)
+        ends = []
+        for _ in range(3):
+            connection.sendall(b"GET /hea")
+            until(lambda: protocol._head_timer is not None)
+            assert protocol._head_timer is not None
+            ends.append(protocol._head_timer.when())
+            connection.sendall(b"lth/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"live" in connection.recv(65536)
+            assert protocol._head_timer is None, "an idle connection is not waited for"
+        assert ends[0] < ends[1] < ends[2]
+
+
+def raw(server: LiveServer, data: bytes) -> bytes:
+    """What comes back until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(data)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        return received
+
+
+def test_keys_come_from_options_file_and_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\nthree\n four \n")
+    assert read_keys(["one"], file, "two") == ("one", "two", "three", "four")
+    assert read_keys([], None, None) == ()
+    file.write_text("# nothing\n")
+    for path, problem in ((file, "holds no key"), (tmp_path / "none", "cannot be read")):
+        with pytest.raises(InvalidInput, match=problem):
+            read_keys([], path, None)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"model": ""}, {"api_keys": ("ü",)}, {"api_keys": ("",)}, {"max_body_bytes": 0}, {"request_seconds": -1}]
+)
+def test_bad_options_are_refused_and_keys_never_shown(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ServerOptions(**{"model": "m", **bad})
+    assert "ü" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
+)
+def test_only_this_machine_is_loopback(host: str, ours: bool) -> None:
+    assert is_loopback(host) is ours
+
+
+def test_a_full_queue_is_429_and_says_when_to_try_again(plain: LLM) -> None:
+    llm = own(plain, max_waiting=2)
+    gate = Gate(llm)
+    with live(llm) as server:
+        rows = plain.pair.target.spec.rows
+        streams: list[Any] = []
+
+        def flood() -> None:
+            while len(streams) < rows + 6:
+                streams.append(server.client.completions.create(stream=True, **LONG))
+
+        with pytest.raises(RateLimitError) as caught:
+            flood()
+        assert 1 + 2 <= len(streams) <= rows + 2
+        headers, error = caught.value.response.headers, caught.value
+        assert error.code == "queue_full"
+        assert int(headers["retry-after"]) >= 1
+        assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["retry-after"])
+        with pytest.raises(BadRequestError, match="max_waiting"):
+            server.client.completions.create(model=MODEL, prompt="S", n=3)
+        for stream in streams:
+            stream.close()
+        gate.open()
+        patient = server.client.with_options(max_retries=50)
+        assert patient.completions.create(model=MODEL, prompt="S", max_tokens=1).choices, "a client that waits gets in"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_dropped_connection_frees_its_row_by_the_next_block(stream: bool, plain: LLM) -> None:
+    llm = own(plain)
+    gate, totals, scheduler = Gate(llm), llm.loop.totals, llm.loop.scheduler
+    body = {"model": MODEL, "prompt": "S", "max_tokens": 150, "ignore_eos": True, "method": "sample", "stream": stream}
+    data = json.dumps(body).encode()
+    with live(llm) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+            connection.sendall(BEGIN + b"content-length: %d\r\n\r\n" % len(data) + data)
+            gate.let(3)
+            until(lambda: bool(scheduler.running) and scheduler.running[0].blocks == 3)
+            (request,) = scheduler.running
+            if stream:
+                assert b"data: {" in connection.recv(65536)
+        until(lambda: server.leaving == 1)
+        gate.let(1)  # the pass that it is in
+        until(lambda: totals.requests["cancelled"] == 1)
+        assert request.finish_reason == "cancelled"
+        assert request.blocks == 4
+        assert not scheduler.running
+
+
+def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, deadlines = own(plain), Deadlines()
+    gate = Gate(llm)
+    monkeypatch.setattr("runtime.server.streaming.asyncio", deadlines)
+    with live(llm, request_seconds=0.3) as server:
+        ending = threading.Thread(target=deadlines.end, args=(0.3,))
+        ending.start()
+        with pytest.raises(InternalServerError) as caught:
+            server.client.completions.create(**LONG)
+        ending.join()
+        assert caught.value.status_code == 504
+        assert caught.value.code == "timeout"
+        gate.let(2)  # the pass it was in, and one of the next request
+        stream = server.client.completions.create(stream=True, **LONG)
+        assert next(stream).choices
+        deadlines.end(0.3)
+        with pytest.raises(APIError, match=r"not finished after 0\.3 s"):
+            list(stream)
+        gate.open()
+        until(lambda: llm.loop.totals.requests["cancelled"] == 2)
+
+
+def test_draining_finishes_what_was_accepted_and_refuses_the_rest(plain: LLM) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    with live(llm, drain_seconds=PATIENCE) as server:
+        assert call(server, "GET", "/health/ready")[0] == 200
+        stream = server.client.completions.create(stream=True, **LONG)
+        server.drain()
+        until(lambda: server.engine.state == "draining")
+        status, headers, answer = call(server, "POST", "/v1/completions", {"model": MODEL, "prompt": "S"})
+        assert (status, answer["error"]["code"], headers["connection"]) == (503, "unavailable", "close")
+        status, _, answer = call(server, "GET", "/health/ready")
+        assert (status, answer["status"]) == (503, "draining")
+        assert call(server, "GET", "/health/live")[0] == 200, "it must not be killed for draining"
+        gate.open()
+        *_, last = stream
+        assert last.choices[0].finish_reason == "length"
+        server.wait()
+        with pytest.raises(ConnectionRefusedError):
+            call(server, "GET", "/health/live")
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_what_does_not_end_while_draining_is_cancelled(twice: bool, plain: LLM) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    with live(llm, drain_seconds=PATIENCE if twice else 0.2) as server:
+        stream = server.client.completions.create(stream=True, **LONG)
+        gate.let(1)
+        next(stream)
+        server.drain()
+        if twice:
+            server.drain()
+        until(lambda: server.engine.state == "cancelling")
+        gate.open()
+        with pytest.raises(APIError, match="shutting down"):
+            list(stream)
+        server.wait()
+
+
+def test_a_failing_step_is_500_with_its_cause_and_the_next_request_runs(plain: LLM) -> None:
+    llm = own(plain)
+    score, faults = llm.loop.caches.target.score, [OSError("the device is gone")]
+
+    def faulty(*args: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return score(*args)
+
+    vars(llm.loop.caches.target)["score"] = faulty
+    with live(llm) as server:
+        with pytest.raises(InternalServerError, match="the device is gone") as caught:
+            server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
+        assert caught.value.code == "request_failed"
+        assert server.client.completions.create(model=MODEL, prompt="S", max_tokens=2).choices
+        faults.append(OSError("gone again"))
+        with pytest.raises(APIError, match="gone again"):
+            list(server.client.completions.create(model=MODEL, prompt="S", max_tokens=2, stream=True))
+
+
+def test_a_broken_engine_asks_to_be_restarted(plain: LLM) -> None:
+    llm = own(plain)
+
+    def broken() -> Any:
+        raise AssertionError("rows are lost")
+
+    vars(llm.loop)["turn"] = broken
+    with live(llm) as server:
+        with pytest.raises(InternalServerError, match="rows are lost"):
+            server.client.completions.create(model=MODEL, prompt="S")
+        with pytest.raises(InternalServerError) as caught:
+            server.client.completions.create(model=MODEL, prompt="S")
+        assert caught.value.status_code == 503
+        status, _, answer = call(server, "GET", "/health/live")
+        assert (status, answer["cause"]) == (503, "rows are lost")
+        assert call(server, "GET", "/health/ready")[0] == 503
+
+
+def test_an_engine_that_measures_its_steps_first_is_not_ready_yet(plain: LLM) -> None:
+    llm = LLM(plain.pair)
+    measured = llm.measure
+
+    def later() -> None:
+        until(lambda: seen == 503)
+        llm.loop.planner = own(plain).loop.planner
+        measured()
+
+    seen = 0
+    vars(llm)["measure"] = later
+    with live(llm) as server:
+        status, _, answer = call(server, "GET", "/health")
+        assert (status, answer["status"]) == (503, "starting")
+        seen = 503
+        until(lambda: call(server, "GET", "/health")[0] == 200)

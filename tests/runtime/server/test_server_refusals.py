@@ -1,0 +1,146 @@
+"""What the HTTP server refuses: nothing asked for is ignored, and errors name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError
+
+from runtime import LLM
+from tests.support.live_server import MODEL, LiveServer, ask, call, live, own
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"tools": []}, "tools"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"n": 1.5}, "n"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"logprobs": 99}, "logprobs"),
+        ({"logprobs": 1, "echo": True}, "echo"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1e999}}, "logit_bias"),
+        ({"method": "magic"}, "method"),
+        ({"draft_len": 9}, "draft_len"),
+        ({"priority": "high"}, "priority"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": [10**30], "echo": True}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": "word " * 1000}, "prompt"),
+        ({"prompt": ["S"] * 40, "n": 2}, "prompt"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "json_schema": {}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+            "response_format",
+        ),
+        ({"regex": "("}, "regex"),
+        ({"regex": "a", "grammar": "start: /a/"}, "grammar"),
+    ],
+)
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(
+    body: dict[str, Any], param: str, server: LiveServer
+) -> None:
+    status, answer = ask(server, **body)
+    error = answer["error"]
+    assert (status, error["param"]) == (400, param)
+    assert error["type"] == "invalid_request_error"
+    assert error["code"]
+    assert param in error["message"]
+    assert len(error["message"]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "word " * 999}]}, "messages"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
+        ({"prompt": "x"}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+    ],
+)
+def test_a_chat_that_cannot_be_honoured_is_refused_by_field(
+    body: dict[str, Any], param: str, server: LiveServer
+) -> None:
+    given = {"model": MODEL, "messages": [{"role": "user", "content": "S"}], **body}
+    status, _, answer = call(server, "POST", "/v1/chat/completions", given)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_nulls_mean_not_given(server: LiveServer) -> None:
+    status, answer = ask(server, tools=None, suffix=None, stop=None, seed=None, temperature=None, max_tokens=2)
+    assert status == 200, answer
+    assert ask(server, temprature=None)[0] == 400, "but not for a field that does not exist"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"", "invalid_json"), (b"{", "invalid_json"), (b"[]", "invalid_type"), (b"\xff\xfe", "invalid_json"),
+     (b"[" * 100_000, "invalid_json"), (b'{"prompt": "\\ud800"}', "invalid_json"), (b"9" * 10_000, "invalid_json")],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_refused(body: bytes, code: str, server: LiveServer) -> None:
+    status, _, answer = call(server, "POST", "/v1/completions", body)
+    assert (status, answer["error"]["code"]) == (400, code)
+    status, _, answer = call(server, "POST", "/v1/completions", b"{}", content_type="text/plain")
+    assert (status, answer["error"]["code"]) == (415, "unsupported_media_type")
+
+
+def test_the_openai_client_raises_its_own_errors(server: LiveServer) -> None:
+    with pytest.raises(NotFoundError, match="there is no model 'gpt'"):
+        server.client.completions.create(model="gpt", prompt="S")
+    with pytest.raises(NotFoundError):
+        server.client.models.retrieve("gpt")
+    with pytest.raises(BadRequestError, match="top_p") as caught:
+        server.client.completions.create(model=MODEL, prompt="S", top_p=2)
+    assert caught.value.param == "top_p"
+    status, headers, answer = call(server, "GET", "/v1/nothing")
+    assert (status, answer["error"]["message"]) == (404, "Not Found")
+    status, headers, answer = call(server, "GET", "/v1/completions")
+    assert (status, headers["allow"]) == (405, "POST")
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_pair_without_a_chat_template_says_so(plain: LLM) -> None:
+    with live(own(plain), chat_template=None) as server:
+        with pytest.raises(BadRequestError, match=r"no chat template.*--chat-template"):
+            server.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "S"}])
+        assert server.client.models.retrieve(MODEL).to_dict()["mtad"]["chat"] is False
+
+
+def test_a_template_that_refuses_messages_is_the_clients_error(plain: LLM) -> None:
+    with live(own(plain), chat_template="{{ raise_exception('roles must alternate') }}") as server:  # noqa: SIM117
+        with pytest.raises(BadRequestError, match="roles must alternate"):
+            server.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "S"}])

@@ -1,0 +1,119 @@
+"""The table of step costs: monotone, exact at its points, refused when malformed, true to the engines."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from mtad.errors import InvalidInput
+from runtime import LLM
+from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.target import EngineTarget
+from runtime.speculation.profiler import measure_costs
+from runtime.speculation.step_costs import BlockShape, Outside, StepCosts, StepTable
+
+TABLE = StepTable((1, 4, 8), (1, 2, 5), ((2.0, 3.0, 3.5), (4.0, 5.0, 9.0), (7.0, 9.0, 16.0)), 64, 0.01, 0.001)
+COSTS = StepCosts(
+    TABLE, StepTable((1,), (1, 2), ((0.25, 0.5),), 64), Outside((1, 8), (1.0, 2.0), (0.5, 1.0), (0.1, 0.2), (0.0, 0.3))
+)
+
+
+def test_the_table_needs_no_torch() -> None:
+    code = "import sys, runtime.speculation.step_costs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_measured_points_are_given_back_and_what_lies_between_is_on_the_line() -> None:
+    assert [TABLE.at(r, t, 64) for r, t in ((1, 1), (4, 5), (8, 2))] == [2.0, 9.0, 9.0]
+    assert TABLE.at(1, 3, 64) == pytest.approx(3.0 + 0.5 / 3)
+    assert TABLE.at(6, 1, 64) == pytest.approx(5.5)
+
+
+def test_more_rows_tokens_or_columns_never_cost_less() -> None:
+    for columns in (1, 64, 500):
+        grid = [[TABLE.at(rows, tokens, columns) for tokens in range(1, 40)] for rows in range(1, 40)]
+        assert all(line == sorted(line) for line in grid)
+        assert all(list(column) == sorted(column) for column in zip(*grid, strict=True))
+    assert TABLE.at(4, 3, 128) - TABLE.at(4, 3, 64) == pytest.approx(4 * 64 * (0.01 + 3 * 0.001))
+
+
+def test_a_flat_device_does_not_stay_flat_beyond_what_was_measured() -> None:
+    flat = StepTable((1, 2), (1, 8), ((1.0, 1.0), (1.0, 1.0)), 64)
+    assert flat.at(2, 8, 64) == 1.0
+    assert flat.at(2, 64, 64) > 4.0
+    assert flat.at(64, 1, 64) > 16.0
+
+
+def test_a_block_is_its_steps_and_what_is_outside_them() -> None:
+    assert COSTS.block(1, BlockShape(0, 0, 0), 64) == 2.0 + 1.0
+    chain = COSTS.block(1, BlockShape(4, 1, 1), 64)
+    assert chain == pytest.approx(0.5 + 3 * 0.25 + 3.5 + 1.0 + 0.5 + 4 * 0.1)
+    beams = COSTS.block(8, BlockShape(4, 2, 1), 64)
+    assert beams == pytest.approx(16.0 + 4 * COSTS.auxiliary.at(8, 2, 64) + 2.0 + 1.0 + 4 * 0.2 + 4 * 0.3)
+    assert COSTS.block(8, BlockShape(4, 2, 2), 64) > beams
+    assert COSTS.catch_up(0, 64) == 0.0
+    assert COSTS.catch_up(300, 64) > COSTS.catch_up(30, 64) > 0
+
+
+def test_a_table_survives_json() -> None:
+    assert StepCosts.from_dict(json.loads(json.dumps(COSTS.to_dict()))) == COSTS
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("target",), None),
+        (("target", "rows"), [1, 4]),
+        (("target", "rows"), [4, 1, 8]),
+        (("target", "rows"), []),
+        (("target", "tokens"), [0, 2, 5]),
+        (("target", "tokens"), [1, 2.5, 5]),
+        (("target", "seconds"), [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]),
+        (("target", "seconds"), [[1.0, 2.0, -3.0]] * 3),
+        (("target", "seconds"), [[1.0, 2.0, "3"]] * 3),
+        (("target", "columns"), 0),
+        (("target", "per_column"), float("nan")),
+        (("auxiliary", "other"), 1),
+        (("outside", "plain"), [1.0]),
+        (("outside", "level"), [True, False]),
+        (("other",), {}),
+    ],
+)
+def test_a_malformed_table_is_refused(path: tuple[str, ...], value: object) -> None:
+    values: dict[str, Any] = copy.deepcopy(COSTS.to_dict())
+    at = values
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    with pytest.raises(InvalidInput, match="costs"):
+        StepCosts.from_dict(values)
+
+
+def test_what_is_no_table_is_refused() -> None:
+    nothing: list[Any] = [{}, {"target": {}}, [], None]
+    for values in nothing:
+        with pytest.raises(InvalidInput, match="measure it again"):
+            StepCosts.from_dict(values)
+
+
+def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_zeroed(llm: LLM) -> None:
+    pair = llm.pair
+    auxiliary, target = EngineAuxiliary(pair.auxiliary, pair.vocab_size), EngineTarget(pair.target, pair.vocab_size)
+    costs = measure_costs(auxiliary, target, 3, 2, budget=0.2)
+    for table in (costs.target, costs.auxiliary):
+        assert table.rows == (1, 2, 4)
+        assert table.tokens[:2] == (1, 2)
+        assert all(list(line) == sorted(line) for line in table.seconds)
+        assert all(list(column) == sorted(column) for column in zip(*table.seconds, strict=True))
+        assert min(table.seconds[0]) > 0
+    assert costs.outside.rows == (1, 4)
+    assert min(costs.outside.plain) > 0
+    assert StepCosts.from_dict(costs.to_dict()) == costs
+    for engine in (pair.auxiliary, pair.target):
+        assert torch.count_nonzero(engine.kv) == 0

@@ -1,0 +1,363 @@
+"""The loop over two engines: independence of the batch, stop conditions, statistics."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from engines import Step
+from mtad.errors import CapacityExceeded, InvalidInput
+from runtime import LLM, DecodingParams, Result
+from runtime.llm import Prompt
+from runtime.scheduler.request import Request
+
+PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
+ONE_TOKEN = [7]
+EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
+METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold", "dsbd")
+BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
+
+pytestmark = pytest.mark.usefixtures("idle_afterwards")
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(scope="session")
+def torch_llm(pair_folders: Callable[[str], Path]) -> LLM:
+    return LLM(pair_folders("torch"), threads=1)
+
+
+def mixed() -> list[DecodingParams]:
+    """Requests that differ in every parameter."""
+    return [
+        replace(BASE, method="mtad", seed=1),
+        replace(BASE, method="sample", seed=2, temperature=0.7),
+        replace(BASE, method="mmtad", seed=3, beam_width=3, draft_len=2, top_k=0, max_tokens=9),
+        replace(BASE, method="speculative", seed=4, draft_len=5, top_p=1.0),
+        replace(BASE, method="mtad", seed=5, beam_width=2, draft_len=1, accept_threshold=0.0),
+        replace(BASE, method="mmtad", seed=6, temperature=0.0),
+        replace(BASE, method="sample", seed=7, temperature=0.0, max_tokens=3),
+        replace(BASE, method="mtad", seed=8, temperature=2.0, top_k=3, beam_width=8),
+        replace(BASE, method="specinfer", seed=9),
+        replace(BASE, method="block", seed=10, draft_confidence=0.2),
+        replace(BASE, method="modal", seed=11, draft_len=6, draft_confidence=0.1),
+        replace(BASE, method="typical", seed=12, beam_width=3),
+        replace(BASE, method="threshold", seed=13),
+        replace(BASE, method="bild", seed=14),
+        replace(BASE, method="mtjd", seed=15, beam_width=6, draft_len=3),
+        replace(BASE, method="beam", seed=16, temperature=0.0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[tuple[str, DecodingParams, Result]]:
+    """Each mixed request with the result it gets when nothing else runs."""
+    requests = [(PROMPTS[i % len(PROMPTS)], params) for i, params in enumerate(mixed())]
+    return [(prompt, params, llm.generate(prompt, params)[0]) for prompt, params in requests]
+
+
+def test_a_requests_tokens_do_not_depend_on_the_batch(
+    llm: LLM, alone: list[tuple[str, DecodingParams, Result]]
+) -> None:
+    together = llm.generate([prompt for prompt, _, _ in alone], [params for _, params, _ in alone])
+    assert [r.token_ids for r in together] == [result.token_ids for _, _, result in alone]
+    tolerance = 0.0 if llm.pair.target.spec.format == "onnx" else 1e-5
+    for result, (_, _, expected) in zip(together, alone, strict=True):
+        assert result.logprobs == pytest.approx(expected.logprobs, abs=tolerance, rel=0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
+    llm: LLM, alone: list[tuple[str, DecodingParams, Result]], seed: int
+) -> None:
+    chance = random.Random(seed)
+    order = chance.sample(range(len(alone)), len(alone))
+    added: dict[int, Request] = {}
+    finished: list[Request] = []
+    while order or not llm.loop.scheduler.idle:
+        for _ in range(min(chance.choice([0, 0, 1, 2]), len(order))):
+            index = order.pop()
+            added[index] = llm.add(*alone[index][:2])
+        finished += llm.step()
+        llm.loop.check_integrity()
+    assert {request.id for request in finished} == {request.id for request in added.values()}
+    assert len(finished) == len(alone)
+    for index, request in added.items():
+        assert llm.result(request).token_ids == alone[index][2].token_ids
+
+
+def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
+    """No path of a likelihood below 1 is continued, so each block drafts one token, in one auxiliary step."""
+    params = replace(BASE, method="mtad", top_k=0, top_p=1.0, draft_confidence=1.0)
+    with patch.object(llm.pair.auxiliary, "step", wraps=llm.pair.auxiliary.step) as step:
+        result = llm.generate([ONE_TOKEN], params)[0]  # a prompt of one token is not stored beforehand
+    assert result.statistics.drafted == result.statistics.target_passes == step.call_count
+
+
+def test_what_the_target_drafts_costs_it_a_pass_a_token_and_is_not_judged(llm: LLM) -> None:
+    result = llm.generate(PROMPTS[0], replace(BASE, method="mtjd", draft_len=3))[0]
+    blocks = len(result.token_ids) / 3
+    assert (result.statistics.target_passes, result.statistics.drafted) == (4 * blocks, 0)
+    assert result.statistics.acceptance_alarm is None
+
+
+def test_a_step_without_requests_does_nothing(llm: LLM) -> None:
+    assert llm.step() == []
+    assert llm.generate([]) == []
+
+
+@every_method
+def test_a_seed_reproduces_and_another_seed_differs(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, top_k=0, top_p=1.0, speculation="fixed")
+    first, again, other = llm.generate([PROMPTS[0]] * 3, [params, params, replace(params, seed=6)])
+    assert first.token_ids == again.token_ids
+    assert first.token_ids != other.token_ids
+    drawn, another = llm.generate([PROMPTS[0]] * 2, replace(params, seed=None))
+    assert drawn.token_ids != another.token_ids
+    assert llm.generate(PROMPTS[0], replace(params, seed=drawn.seed))[0].token_ids == drawn.token_ids
+
+
+@every_method
+def test_max_tokens_is_exact_and_less_is_a_prefix_of_more(llm: LLM, method: str) -> None:
+    counts = [1, 2, 3, 5, 6, 11, 24]
+    params = replace(BASE, method=method, accept_threshold=0.0)
+    results = llm.generate([PROMPTS[1]] * len(counts), [replace(params, max_tokens=count) for count in counts])
+    longest = results[-1]
+    for count, result in zip(counts, results, strict=True):
+        assert result.token_ids == longest.token_ids[:count]
+        assert result.logprobs == pytest.approx(longest.logprobs[:count], abs=1e-5)
+        assert result.finish_reason == "length"
+
+
+@every_method
+def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, ignore_eos=False, accept_threshold=0.1)
+    free = llm.generate(PROMPTS[0], replace(params, ignore_eos=True))[0]
+    cut = 0
+    for token in list(dict.fromkeys(free.token_ids))[:8]:
+        ending = LLM(replace(llm.pair, eos=(token,)))
+        result = ending.generate(PROMPTS[0], params)[0]
+        ending.loop.check_integrity()
+        assert ending.loop.scheduler.idle
+        ends = result.token_ids[-1] == token
+        assert token not in result.token_ids[:-1]
+        assert result.finish_reason == ("stop" if ends else "length")
+        tokens = result.token_ids[:-1] if ends else result.token_ids
+        assert result.text == llm.pair.tokenizer.decode(tokens, skip_special_tokens=True)
+        statistics = result.statistics
+        cut += statistics.accepted + statistics.target_passes > statistics.tokens
+        if params.spec.form != "beams":  # an ended beam leaves room for others, so only a chain is drafted alike
+            assert result.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
+    assert cut or not params.drafts, "no text ended inside a block, so nothing was tested"
+
+
+@every_method
+def test_a_stop_string_anywhere_cuts_the_text_before_its_first_occurrence(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, accept_threshold=0.0, max_tokens=30)
+    free = llm.generate(PROMPTS[2], params)[0]
+    pieces = [free.text[at : at + size] for size in (1, 2, 5) for at in range(0, len(free.text) - size, 5)]
+    stops = [piece for piece in pieces if "\ufffd" not in piece]
+    results = llm.generate([PROMPTS[2]] * len(stops), [replace(params, stop=stop) for stop in stops])
+    for stop, result in zip(stops, results, strict=True):
+        assert result.text == free.text[: free.text.index(stop)]
+        assert result.finish_reason == "stop"
+        assert result.token_ids == free.token_ids[: len(result.token_ids)]
+        before = llm.pair.tokenizer.decode(result.token_ids[:-1], skip_special_tokens=True)
+        assert stop not in before, "a token follows the stop string"
+    if params.drafts:
+        assert any(r.statistics.accepted + r.statistics.target_passes > r.statistics.tokens for r in results)
+
+
+@every_method
+def test_of_several_stop_strings_the_earliest_counts(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, max_tokens=30)
+    free = llm.generate(PROMPTS[2], params)[0]
+    size = len(free.text)
+    late, early = free.text[size // 2 : size // 2 + 4], free.text[size // 4 : size // 4 + 2]
+    result = llm.generate(PROMPTS[2], replace(params, stop=(late, "never in it", early)))[0]
+    assert result.text == free.text[: min(free.text.index(late), free.text.index(early))]
+
+
+def test_prompts_as_token_ids_equal_prompts_as_text(llm: LLM) -> None:
+    ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
+    as_text, as_ids = llm.generate(PROMPTS, BASE), llm.generate(ids, BASE)
+    assert [r.token_ids for r in as_text] == [r.token_ids for r in as_ids]
+    assert [r.prompt_token_ids for r in as_text] == ids
+    assert llm.generate(tuple(ids[0]), BASE)[0].token_ids == as_text[0].token_ids
+
+
+@every_method
+def test_both_engines_give_the_same_tokens(llm: LLM, torch_llm: LLM, method: str) -> None:
+    params = [replace(BASE, method=method, seed=seed) for seed in range(len(EVERY_PROMPT))]
+    ours, theirs = llm.generate(EVERY_PROMPT, params), torch_llm.generate(EVERY_PROMPT, params)
+    assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
+
+
+@pytest.mark.parametrize("method", ["sample", "speculative"])
+def test_temperature_zero_is_the_checkpoints_greedy_decoding(
+    llm: LLM, reference: LlamaForCausalLM, method: str
+) -> None:
+    results = llm.generate(EVERY_PROMPT, replace(BASE, method=method, temperature=0.0, seed=None))
+    for result in results:
+        prompt = torch.tensor([result.prompt_token_ids])
+        greedy = reference.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, eos_token_id=-1
+        )
+        assert result.token_ids == greedy[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("method", ["mtad", "mmtad"])
+def test_temperature_zero_is_deterministic(llm: LLM, method: str) -> None:
+    params = [replace(BASE, method=method, temperature=0.0, seed=seed) for seed in (1, 2, None)]
+    first, *others = llm.generate([PROMPTS[0]] * 3, params)
+    assert all(other.token_ids == first.token_ids for other in others)
+
+
+@every_method
+def test_log_probabilities_are_those_of_a_plain_forward_pass(
+    llm: LLM, reference: LlamaForCausalLM, method: str
+) -> None:
+    for result in llm.generate(PROMPTS, replace(BASE, method=method, temperature=1.3, accept_threshold=0.1)):
+        start = len(result.prompt_token_ids)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
+        expected = logits.log_softmax(-1)[start - 1 : -1].gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(result.logprobs), expected, rtol=0, atol=1e-4)
+
+
+@every_method
+def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
+    llm: LLM, reference: LlamaForCausalLM, method: str
+) -> None:
+    counts = [0, 1, 5, 20, 3]
+    params = [replace(BASE, method=method, top_logprobs=count, accept_threshold=0.1) for count in counts]
+    for count, result in zip(counts, llm.generate(PROMPTS, params), strict=True):
+        if not count:
+            assert result.top_logprobs == []
+            continue
+        start = len(result.prompt_token_ids)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
+        expected = logits.log_softmax(-1)[start - 1 : -1].topk(count)
+        ids = torch.tensor([[token for token, _ in top] for top in result.top_logprobs])
+        values = torch.tensor([[value for _, value in top] for top in result.top_logprobs])
+        assert torch.equal(ids, expected.indices)
+        torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
+
+
+@every_method
+def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, n=3, top_k=0, top_p=1.0)
+    results = llm.generate([PROMPTS[0], PROMPTS[4]], params)
+    assert [result.index for result in results] == [0, 1, 2] * 2
+    assert [result.prompt_token_ids for result in results[:3]] == [results[0].prompt_token_ids] * 3
+    assert len({tuple(result.token_ids) for result in results[:3]}) == 3
+    assert [r.statistics.reused_tokens for r in results[1:3]] == [len(results[0].prompt_token_ids) - 1] * 2
+    for result in results:
+        alone = llm.generate([result.prompt_token_ids], replace(params, n=1, seed=result.seed))[0]
+        assert result.token_ids == alone.token_ids
+    with pytest.raises(InvalidInput, match="n = 3"):
+        llm.add(PROMPTS[0], params)
+
+
+def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_turn(llm: LLM) -> None:
+    bounded = LLM(llm.pair, max_prefill_tokens=8, prefix_tokens=0)
+    steps: list[int] = []
+    engine = llm.pair.target
+    plain = engine.step
+
+    def step(step: Step) -> torch.Tensor:
+        if not step.keep.numel():
+            steps.append(step.tokens.shape[1])
+        return plain(step)
+
+    vars(engine)["step"] = step
+    try:
+        running = bounded.add(PROMPTS[0], replace(BASE, method="sample", max_tokens=60))
+        while not running.tokens:
+            bounded.step()
+        late = bounded.add([5] * 100, BASE)
+        while not late.tokens:
+            steps.clear()
+            before = len(running.tokens)
+            bounded.step()
+            assert sum(steps) <= 8
+            assert len(running.tokens) == before + 1, "a turn did not decode"
+        assert len(running.tokens) >= 99 // 8
+    finally:
+        vars(engine).pop("step")
+        bounded.cancel(running, late)
+
+
+def test_more_prompts_than_the_queue_holds_are_fed_as_it_empties(llm: LLM) -> None:
+    small = LLM(llm.pair, max_waiting=2)
+    params = replace(BASE, max_tokens=3)
+    results = small.generate([[5 + i] for i in range(15)], params)
+    assert [r.prompt_token_ids for r in results] == [[5 + i] for i in range(15)]
+    assert [r.token_ids for r in results] == [r.token_ids for r in llm.generate([[5 + i] for i in range(15)], params)]
+
+
+@every_method
+def test_statistics_are_what_their_definitions_say(llm: LLM, method: str) -> None:
+    params = replace(BASE, method=method, draft_len=3, beam_width=2)
+    for result in llm.generate(PROMPTS, params):
+        s, tokens = result.statistics, len(result.token_ids)
+        assert s.tokens == tokens == len(result.logprobs)
+        assert s.drafted == params.drafted * s.target_passes
+        assert s.accepted + s.target_passes in (tokens, tokens + 1), "a block is its accepted tokens and one more"
+        assert s.block_efficiency == tokens / s.target_passes
+        assert s.acceptance_rate == (s.accepted / s.drafted if params.drafted else 0.0)
+        assert min(s.prefill_seconds, s.draft_seconds, s.score_seconds) >= 0
+        assert (s.draft_seconds > 0) == params.drafts
+        if not params.drafts:
+            assert (s.target_passes, s.accepted) == (tokens, 0)
+
+
+def test_drafts_are_accepted_and_rejected(llm: LLM) -> None:
+    """Else the other tests would not reach what they are about."""
+    for method in METHODS[1:]:
+        results = llm.generate(PROMPTS, replace(BASE, method=method))
+        rate = sum(r.statistics.accepted for r in results) / sum(r.statistics.drafted for r in results)
+        assert 0.15 < rate < 0.95, method
+
+
+@every_method
+def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) -> None:
+    scheduler = llm.loop.scheduler
+    room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
+    params = replace(BASE, method=method, draft_len=8, beam_width=8, max_tokens=12, accept_threshold=0.0)
+    full = [3 + i % 250 for i in range(room - params.max_tokens)]
+    alone = llm.generate(full, params)[0]
+    assert len(alone.token_ids) == 12
+    prompts: list[Prompt] = [full, PROMPTS[0], full]
+    together = llm.generate(prompts, [params, replace(BASE, method="mmtad", beam_width=8), params])
+    assert [together[0].token_ids, together[2].token_ids] == [alone.token_ids] * 2
+    with pytest.raises(CapacityExceeded):
+        llm.generate([*full, 3], params)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_the_prefill_chunk_does_not_change_the_tokens(llm: LLM, chunk: int) -> None:
+    chunked = LLM(llm.pair, max_prefill_tokens=chunk, prefix_tokens=0)
+    expected = llm.generate(PROMPTS, BASE)
+    assert [r.token_ids for r in chunked.generate(PROMPTS, BASE)] == [r.token_ids for r in expected]
+
+
+def test_padded_vocabulary_entries_are_never_produced(llm: LLM) -> None:
+    assert llm.pair.auxiliary.spec.vocab_size > llm.pair.vocab_size
+    for method in METHODS:
+        params = replace(BASE, method=method, top_k=0, top_p=1.0, temperature=50.0, accept_threshold=0.0)
+        tokens = itertools.chain.from_iterable(r.token_ids for r in llm.generate(PROMPTS, params))
+        assert max(tokens) < llm.pair.vocab_size
+
+
+def test_parameters_not_given_are_the_pairs_own(llm: LLM) -> None:
+    tuned = LLM(replace(llm.pair, defaults=replace(BASE, max_tokens=3)))
+    assert tuned.generate("S")[0].token_ids == llm.generate("S", replace(BASE, max_tokens=3))[0].token_ids

@@ -1,0 +1,176 @@
+"""Random schedules on a mock engine: whatever arrives, is cancelled or breaks, nothing is lost or mixed up."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from engines.prefix_cache import PrefixCache
+from mtad.params import METHODS, DecodingParams
+from runtime.constraints.constraint import Constrainer
+from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.kv_cache import Caches
+from runtime.decoder.target import EngineTarget
+from runtime.loop import DecodingLoop
+from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import QueueFull, Scheduler
+from runtime.speculation.planner import Planner
+from runtime.speculation.step_costs import StepCosts, StepTable
+from tests.support.mock_engine import EOS, VOCAB, MockEngine, mock_spec, mock_tokenizer
+
+CAPACITY = 256
+SHARED = [3 + i % 5 for i in range(70)]
+"""Longer than a block of the prefix cache, so that it is kept and found."""
+
+
+CHEAP, DEAR = (
+    StepCosts(StepTable((1, 8), (1, 64), ((1.0, far), (1.0, far)), 64), StepTable((1,), (1,), ((0.1,),), 64))
+    for far in (1.0, 64.0)
+)
+"""Step costs with which drafts always pay, and with which they hardly do."""
+
+
+@dataclass
+class Mock:
+    """A loop on mock engines."""
+
+    loop: DecodingLoop
+    auxiliary: MockEngine
+    target: MockEngine
+
+
+def make_mock(
+    rows: int,
+    max_prefill_tokens: int = 64,
+    prefix_tokens: int = 0,
+    max_waiting: int = 64,
+    costs: StepCosts | None = None,
+) -> Mock:
+    spec = mock_spec(rows, CAPACITY)
+    auxiliary, target = MockEngine(spec, noise=0.3), MockEngine(spec, noise=0.0)
+    prefixes = PrefixCache(auxiliary.kv, prefix_tokens), PrefixCache(target.kv, prefix_tokens)
+    loop = DecodingLoop(
+        Caches(EngineAuxiliary(auxiliary, VOCAB, target=target), EngineTarget(target, VOCAB), prefixes),
+        Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
+        mock_tokenizer(),
+        VOCAB,
+        (EOS,),
+        Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
+        max_prefill_tokens,
+    )
+    loop.planner = Planner(costs, max_draft_len=4) if costs else None
+    return Mock(loop, auxiliary, target)
+
+
+def pick_values(chance: random.Random) -> dict[str, Any]:
+    """Parameters of a random request; a fifth are adaptive, whose tokens are certain at temperature 0 only."""
+    values = {
+        "method": chance.choice([*METHODS, "mtad", "mmtad"]),
+        "draft_len": chance.randint(1, 4),
+        "beam_width": chance.randint(1, 4),
+        "branching": chance.choice([(2, 2, 1, 1), (3, 1), (4,)]),
+        "replacement": chance.random() < 0.5,
+        "accept_threshold": chance.choice([0.0, 0.3, 0.8]),
+        "draft_confidence": chance.choice([0.0, 0.0, 0.1, 0.4]),
+        "temperature": chance.choice([0.0, 1.0, 1.0]),
+        "top_k": chance.choice([0, 3, 10]),
+        "max_tokens": chance.choice([1, 2, 5, 9, 16]),
+        "ignore_eos": chance.random() < 0.5,
+        "stop": chance.choice([(), (), ("cab",), ("e", "fg")]),
+        "seed": chance.randrange(1000),
+    }
+    if chance.random() < 0.2:
+        values |= {"method": "speculative", "temperature": 0.0, "speculation": "adaptive"}
+    return values
+
+
+def pick_prompt(chance: random.Random) -> list[int]:
+    start = SHARED[: chance.choice([0, 0, 65, 70])]
+    return start + [chance.randrange(1, VOCAB) for _ in range(chance.choice([1, 2, 3, 9, 30]))]
+
+
+@cache
+def pool() -> list[tuple[list[int], DecodingParams, list[int], str]]:
+    """Requests, and the tokens and the text each of them gets alone."""
+    chance, entries = random.Random(0), []
+    for _ in range(150):
+        prompt, params = pick_prompt(chance), DecodingParams.from_dict(pick_values(chance))
+        mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
+        mock.loop.submit(request)
+        while not mock.loop.scheduler.idle:
+            mock.loop.turn()
+        entries.append((prompt, params, request.tokens, request.text))
+    return entries
+
+
+def run_schedule(seed: int) -> tuple[int, int, int]:
+    """One random schedule; how many of its requests ran to their end, were cancelled, and failed."""
+    chance = random.Random(seed)
+    mock = make_mock(
+        rows=chance.randint(1, 5),
+        max_prefill_tokens=chance.choice([1, 7, 64, 300]),
+        prefix_tokens=chance.choice([0, 64, 512]),
+        costs=chance.choice([CHEAP, DEAR]),
+        max_waiting=chance.choice([2, 64]),
+    )
+    faulty, cancelling = chance.random() < 0.4, chance.random() < 0.5
+    todo = [chance.randrange(len(pool())) for _ in range(chance.randint(1, 9))]
+    entry: dict[int, int] = {}
+    live: dict[int, Request] = {}
+    ended: list[Request] = []
+    while todo or not mock.loop.scheduler.idle:
+        for _ in range(min(chance.choice([0, 1, 1, 3]), len(todo))):
+            prompt, params, _, _ = pool()[todo[-1]]
+            request = Request(len(entry), prompt, params, params.seed or 0, priority=chance.choice([0, 0, 1]))
+            try:
+                mock.loop.submit(request)
+            except QueueFull:
+                break
+            entry[request.id] = todo.pop()
+            live[request.id] = request
+        if cancelling and live and chance.random() < 0.1:
+            victims = chance.sample(list(live.values()), chance.randint(1, min(2, len(live))))
+            mock.loop.drop(victims)
+            assert all(victim.finish_reason == "cancelled" for victim in victims)
+            mock.loop.check_integrity()
+        if faulty and chance.random() < 0.15:
+            engine = chance.choice([mock.auxiliary, mock.target])
+            engine.faults = [chance.choice([OSError("injected"), chance.randrange(5), None]) for _ in range(3)]
+        for request in mock.loop.turn():
+            assert live.pop(request.id) is request, "ended twice, or never began"
+            ended.append(request)
+        mock.loop.check_integrity()
+    assert not live, "lost"
+    reasons = {"stop": 0, "length": 0, "cancelled": 0, "error": 0}
+    for request in ended:
+        _, _, tokens, text = pool()[entry[request.id]]
+        assert request.finish_reason is not None
+        reasons[request.finish_reason] += 1
+        if request.finish_reason in ("stop", "length"):
+            assert request.tokens == tokens, f"request {request.id} of schedule {seed} has other tokens than alone"
+            assert request.text == text
+        else:
+            assert request.tokens == tokens[: len(request.tokens)]
+            assert (request.error is not None) == (request.finish_reason == "error")
+        assert len(request.log_probs) == len(request.tokens)
+    assert mock.loop.totals.requests == reasons
+    for kv in (mock.auxiliary.kv, mock.target.kv):
+        assert not kv.isnan().any(), "a failed request's row was not cleared"
+    assert mock.loop.planner is not None
+    assert not mock.loop.planner._rows, "the planner remembers what has ended"
+    return reasons["stop"] + reasons["length"], reasons["cancelled"], reasons["error"]
+
+
+@pytest.mark.parametrize("batch", range(20))
+def test_every_request_of_a_random_schedule_ends_exactly_once_with_the_tokens_it_gets_alone(batch: int) -> None:
+    torch.set_num_threads(1)
+    outcomes = [run_schedule(seed) for seed in range(batch * 100, batch * 100 + 100)]
+    finished, cancelled, failed = (sum(column) for column in zip(*outcomes, strict=True))
+    assert finished > 200
+    assert cancelled > 5
+    assert failed > 5

@@ -1,0 +1,338 @@
+"""The parts of the Triton model that need no server: tensors, `model.yaml`, the directory, the service's thread."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime import LLM, AsyncLLM
+from runtime.commands.placement_options import placement_of
+from runtime.commands.triton import _HELP, main, parser
+from runtime.server.errors import ApiError
+from runtime.triton import repository
+from runtime.triton.options import ENGINE, TritonOptions, read_options
+from runtime.triton.repository import write_model
+from runtime.triton.request import read
+from runtime.triton.service import Service
+from runtime.triton.tensors import BLS, CONVENTIONS, LLMAPI
+from tests.support.live_server import PATIENCE, Deadlines, Gate, own, until
+
+DEFAULTS = DecodingParams()
+
+
+def text(*values: str) -> Any:
+    return np.array([[value.encode() for value in values]], np.object_)
+
+
+@pytest.mark.parametrize("name", list(CONVENTIONS))
+def test_every_decoding_parameter_is_an_input_under_one_name_or_more(name: str) -> None:
+    inputs, outputs = CONVENTIONS[name].inputs, CONVENTIONS[name].outputs
+    assert {one.field for one in inputs if one.role == "parameter"} == {one.name for one in fields(DecodingParams)}
+    for tensors in (inputs, outputs):
+        assert len({one.name for one in tensors}) == len(tensors)
+
+
+def test_names_of_tensorrt_llm_are_kept() -> None:
+    bls = (
+        "text_input max_tokens bad_words stop_words exclude_input_in_output end_id pad_id top_k top_p temperature "
+        "length_penalty repetition_penalty min_tokens presence_penalty frequency_penalty seed return_log_probs "
+        "return_context_logits return_generation_logits num_return_sequences beam_width stream num_draft_tokens "
+        "use_draft_logits return_perf_metrics return_num_input_tokens return_num_output_tokens "
+        "guided_decoding_guide_type guided_decoding_guide"
+    )
+    assert set(bls.split()) <= {one.name for one in BLS.inputs}
+    own = "text_input streaming return_finish_reason return_stop_reason return_cumulative_logprob stop"
+    sampling = (
+        "best_of temperature top_k top_p frequency_penalty presence_penalty max_tokens stop seed "
+        "exclude_input_from_output return_perf_metrics"
+    )
+    llmapi = {*own.split(), *(f"sampling_param_{name}" for name in sampling.split())}
+    assert llmapi <= {one.name for one in LLMAPI.inputs}
+
+
+def test_a_32_bit_float_is_the_decimal_that_was_meant() -> None:
+    for value in (0.7, 0.1, 1e-3, 1.0, 0.85):
+        tensors = {"text_input": text("x"), "temperature": np.array([[max(value, 0.1)]], np.float32)}
+        question = read(tensors, BLS, DEFAULTS, (0,))
+        assert question.params.temperature == max(value, 0.1)
+
+
+def test_what_a_request_leaves_out_is_the_pairs() -> None:
+    defaults = DecodingParams(max_tokens=7, temperature=0.5, stop="x")
+    question = read({"text_input": text("prompt")}, BLS, defaults, (0,))
+    assert (question.prompt, question.params) == ("prompt", defaults)
+    assert not question.settings.stream
+
+
+@pytest.mark.parametrize(
+    ("tensors", "field"),
+    [
+        ({"text_input": text("a", "b")}, "text_input"),
+        ({"text_input": np.array([[b"\xff"]], np.object_)}, "text_input"),
+        ({"text_input": text("a"), "temperature": np.zeros((1, 2), np.float32)}, "temperature"),
+        ({"text_input": text("a"), "temperature": np.array([[np.nan]], np.float32)}, "temperature"),
+        ({"text_input": text("a"), "num_return_sequences": np.array([[2000]], np.int32)}, "num_return_sequences"),
+        ({"text_input": text("a"), "json_schema": text("{}"), "regex": text("a")}, "grammar"),
+    ],
+)
+def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(tensors, BLS, DEFAULTS, (0,))
+    assert caught.value.field == field
+
+
+def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
+    pair = pair_folders("onnx")
+    folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine={"rows": 2, "eager": True}))
+    values = yaml.safe_load((folder / "1" / "model.yaml").read_text())
+    assert set(values) == {"pair", "convention", "request_seconds", "log_level", *ENGINE}
+    options = read_options(folder / "1" / "model.yaml")
+    assert options.engine == {**ENGINE, "rows": 2, "eager": True}
+    llm = LLM(pair, **options.engine)
+    assert llm.loop.scheduler.max_waiting == ENGINE["max_waiting"]
+
+
+def test_the_command_has_every_option_of_the_engine() -> None:
+    placement = placement_of(parser().parse_args(["pair", "repository", "--no-graphs"]))
+    assert {*_HELP, *placement, "eager"} == set(ENGINE)  # `eager` is for comparisons, and for model.yaml alone
+    assert placement["graphs"] is False
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ("pair: x\nrowz: 4\n", "rowz"),
+        ("pair: x\nrows: many\n", "rows"),
+        ("pair: x\nrows: true\n", "rows"),
+        ("pair: x\neager: 1\n", "eager"),
+        ("pair: x\nconvention: vllm\n", "convention"),
+        ("pair: x\nrequest_seconds: 0\n", "request_seconds"),
+        ("pair: x\nrequest_seconds: .inf\n", "request_seconds"),
+        ("pair: x\nlog_level: loud\n", "log_level"),
+        ("rows: 4\n", "pair"),
+        ("- pair\n", "model.yaml"),
+        ("pair: [\n", "model.yaml"),
+    ],
+)
+def test_a_wrong_option_is_named(content: str, field: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(content)
+    with pytest.raises(InvalidInput) as caught:
+        read_options(file)
+    assert caught.value.field == field
+
+
+def test_a_directory_is_replaced_only_as_it_was_written(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
+    options = TritonOptions(str(pair_folders("onnx")))
+    folder = write_model(tmp_path, "mtad", options)
+    (folder / "1" / "__pycache__").mkdir()
+    (folder / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"")  # Triton ran it
+    write_model(tmp_path, "mtad", TritonOptions(options.pair, engine={"rows": 2}))
+    assert read_options(folder / "1" / "model.yaml").engine["rows"] == 2
+    (folder / "config.pbtxt").write_text("# mine\n")
+    with pytest.raises(InvalidInput, match="not as mtad-triton wrote it"):
+        write_model(tmp_path, "mtad", options)
+    assert (folder / "config.pbtxt").read_text() == "# mine\n"
+    (tmp_path / "theirs" / "1").mkdir(parents=True)
+    with pytest.raises(InvalidInput, match="not as mtad-triton wrote it"):
+        write_model(tmp_path, "theirs", options)
+
+
+def test_an_interrupted_write_leaves_what_was_there(
+    tmp_path: Path, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TritonOptions(str(pair_folders("onnx")))
+    folder = write_model(tmp_path, "mtad", options)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(repository, "_hash", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    for name in ("mtad", "new"):
+        monkeypatch.setattr(repository, "_as_written", lambda folder: True)
+        with pytest.raises(OSError, match="disk full"):
+            write_model(tmp_path, name, options)
+    assert [path.name for path in tmp_path.iterdir()] == ["mtad"]
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_copy_can_be_moved(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
+    written = write_model(tmp_path / "here", "mtad", TritonOptions(str(pair_folders("onnx"))), copy=True)
+    moved = written.rename(tmp_path / "there")
+    options = read_options(moved / "1" / "model.yaml")
+    assert not Path(options.pair).is_absolute()
+    assert LLM(moved / "1" / options.pair, threads=1).pair.vocab_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "models"), "no such pair folder"),
+        (("PAIR", "PAIR/models"), "inside the pair folder"),
+        (("PAIR", "models", "--model", "../x"), "model = '../x'"),
+        (("PAIR", "models", "--environment", "nowhere"), "environment = 'nowhere'"),
+        (("PAIR", "models", "--convention", "vllm"), "convention = 'vllm'"),
+        (("PAIR", "models", "--rows", "x"), "argument --rows"),
+        (("PAIR", "models", "--rows", "1", "--memory", "4GiB"), "not both"),
+    ],
+)
+def test_a_bad_option_is_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    pair_folders: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [one.replace("PAIR", str(pair_folders("onnx"))) for one in arguments]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mtad-triton", *given])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_a_directory(
+    tmp_path: Path,
+    pair_folders: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(pair_folders("onnx")), str(tmp_path / "models"), "--model", "small", "--rows", "3"]
+    monkeypatch.setattr(sys, "argv", ["mtad-triton", *given])
+    main()
+    folder = Path(capsys.readouterr().out.strip())
+    assert folder == tmp_path / "models" / "small"
+    config = (folder / "config.pbtxt").read_text()
+    assert re.search(r"decoupled: true", config)
+    assert 'name: "small"' in config
+    assert read_options(folder / "1" / "model.yaml").engine["rows"] == 3
+
+
+class Recorder:
+    """A client: what it was sent, and whether it has given up."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, Any]] = []
+        self.error: ApiError | None = None
+        self.cancelled = False
+        self.ended = threading.Event()
+
+    def send(self, tensors: dict[str, Any], last: bool) -> None:
+        self.parts.append(tensors)
+        if last:
+            self.ended.set()
+
+    def fail(self, error: ApiError) -> None:
+        assert not self.ended.is_set()
+        self.error = error
+        self.ended.set()
+
+
+LONG = {
+    "text_input": text("SELECT"),
+    "method": text("sample"),
+    "max_tokens": np.array([[150]], np.int32),
+    "ignore_eos": np.array([[True]]),
+    "stream": np.array([[True]]),
+}
+
+
+def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
+    plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, deadlines = own(plain), Deadlines()
+    gate = Gate(llm)
+    monkeypatch.setattr("runtime.triton.service.asyncio", deadlines)
+    service = Service(AsyncLLM(llm), BLS, request_seconds=0.4)
+    service.start()
+    try:
+        client = Recorder()
+        service.submit(LONG, client)
+        gate.let(1)
+        until(lambda: bool(client.parts))  # what was ready in time was sent
+        deadlines.end(0.4)
+        assert client.ended.wait(PATIENCE)
+        assert client.error
+        assert client.error.status == 504
+        gate.open()
+        until(lambda: service.engine.statistics()["running"] == 0)
+    finally:
+        service.stop()
+    service.engine.check_integrity()
+
+
+def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    service = Service(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
+    service.start()
+    clients = [Recorder() for _ in range(6)]
+    for client in clients:
+        service.submit(LONG, client)
+    gate.let(1)
+    until(lambda: any(client.parts for client in clients))
+    stopping = threading.Thread(target=service.stop)
+    stopping.start()
+    until(lambda: service.engine.state == "cancelling")
+    gate.open()
+    stopping.join()
+    assert all(client.ended.is_set() for client in clients)
+    assert all(client.error and client.error.status == 503 for client in clients)
+    service.engine.check_integrity()
+
+
+def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: LLM) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    service = Service(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
+    service.start()
+    try:
+        clients = [Recorder() for _ in range(8)]
+        for client in clients:
+            service.submit({**LONG, "max_tokens": np.array([[40]], np.int32)}, client)
+        until(lambda: service.engine.statistics()["running"] + service.engine.statistics()["waiting"] == 8)
+        clients[6].cancelled = True
+        assert clients[6].ended.wait(PATIENCE)
+        gate.open()
+        for client in clients:
+            assert client.ended.wait(PATIENCE)
+        assert clients[6].error
+        assert clients[6].error.status == 499
+        assert not clients[6].parts
+        assert all(client.error is None for client in clients[:6] + clients[7:])
+    finally:
+        service.stop()
+    service.engine.check_integrity()
+
+
+def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM) -> None:
+    """Triton unloads a model only when every request had its last response."""
+    service = Service(AsyncLLM(own(plain)), BLS, request_seconds=60)
+    service.start()
+    try:
+        client = Recorder()
+
+        def begin_and_cancel() -> None:
+            service._begin(LONG, client, 0)
+            for task in service._open:
+                task.cancel()
+
+        service._loop.call_soon_threadsafe(begin_and_cancel)
+        assert client.ended.wait(PATIENCE)
+        assert client.error
+        assert client.error.status == 499
+    finally:
+        service.stop()

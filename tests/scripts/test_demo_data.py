@@ -1,0 +1,149 @@
+"""The demo's questions: gold queries run and decide, splits are disjoint, execution survives any text."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.demo import corpus
+from scripts.demo.dataset import DATA, SIZES, Example, load, matches, sql_examples, training_groups
+from scripts.demo.questions import Author
+from scripts.demo.schemas import make_schema
+from scripts.scoring.sql_result import run
+from scripts.scoring.sqlite import QueryError, is_ordered, same_result
+
+
+@pytest.fixture(scope="module")
+def sql() -> list[Example]:
+    return load("development", "sql") + load("test", "sql")
+
+
+def tables_of(prompt: str) -> set[tuple[str, frozenset[str]]]:
+    found = re.findall(r"^Table (\w+), columns = \[\*, (.*)\]$", prompt, re.MULTILINE)
+    # foreign keys are not part of the combination: they say how tables are linked, not what they hold
+    return {(name, frozenset(c for c in columns.split(", ") if not c.endswith("_id"))) for name, columns in found}
+
+
+def wrong_versions(query: str) -> list[str]:
+    """Queries one mistake away from `query`."""
+    swaps = [
+        (" > ", " < "), (" < ", " > "), (" >= ", " < "), (" <= ", " > "), (" DESC", " ASC"), (" ASC", " DESC"),
+        ("AVG(", "SUM("), ("MAX(", "MIN("), ("MIN(", "MAX("), ("SUM(", "AVG("), (" AND ", " OR "), (" OR ", " AND "),
+        ("<>", "="), ("!=", "="), (" = '", " <> '"), ("COUNT(DISTINCT ", "COUNT("), ("NOT IN", "IN"),
+    ]  # fmt: skip
+    return [query.replace(a, b) for a, b in swaps if a in query]
+
+
+def test_enough_examples_of_each_kind() -> None:
+    for split, sizes in SIZES.items():
+        assert {kind: len(load(split, kind)) for kind in sizes} == sizes
+    assert sum(p.stat().st_size for p in DATA.glob("*.jsonl")) < 4e6
+
+
+def test_gold_runs_and_matches_itself(sql: list[Example]) -> None:
+    for e in sql:
+        assert e.database is not None
+        assert run(e.database, e.answer), e.answer
+        assert matches(e, e.answer), e.answer
+
+
+def test_wrong_queries_give_wrong_results(sql: list[Example]) -> None:
+    outcomes = [matches(e, wrong) for e in sql for wrong in wrong_versions(e.answer)]
+    assert len(outcomes) > 500
+    assert sum(outcomes) / len(outcomes) < 0.06
+
+
+def test_equivalent_styles_have_equal_results() -> None:
+    checked = 0
+    for _, e in zip(range(60), sql_examples("test", seed=7), strict=False):
+        assert matches(e, e.answer)
+        checked += 1
+    rng = random.Random(3)
+    equal = total = 0
+    for _ in range(150):
+        schema = make_schema(rng, "train")
+        q = Author(rng, schema).write()
+        gold = run(schema.database(), q.gold)
+        for other in q.variants:
+            equal += same_result(gold, run(schema.database(), other), is_ordered(q.gold))
+            total += 1
+    assert checked == 60
+    assert equal / total > 0.95  # only a tie for the most children makes two styles differ; held-out data has none
+
+
+def test_held_out_schemas_share_no_table_with_training() -> None:
+    held_out = {s: set().union(*(tables_of(e.prompt) for e in load(s, "sql"))) for s in SIZES}
+    trained: set[tuple[str, frozenset[str]]] = set()
+    for schema, _ in itertools.islice(training_groups(), 2000):
+        trained |= tables_of(schema)
+    assert len(trained) > 2000
+    assert not trained & (held_out["development"] | held_out["test"])
+    assert not held_out["development"] & held_out["test"]
+
+
+def test_prompts_are_unique_across_splits() -> None:
+    for kind in ("sql", "code"):
+        prompts = [e.prompt for s in SIZES for e in load(s, kind)]
+        assert len(set(prompts)) == len(prompts)
+
+
+def test_standard_library_files_are_in_one_split() -> None:
+    names = {s: {name for name, _ in corpus.files(s)} for s in ("train", "development", "test")}
+    assert all(names.values())
+    assert not names["train"] & names["development"]
+    assert not names["train"] & names["test"]
+    assert not names["development"] & names["test"]
+
+
+def test_the_same_seed_gives_the_same_data() -> None:
+    assert list(itertools.islice(sql_examples("test"), 25)) == load("test", "sql")[:25]
+    assert next(training_groups(5)) == next(training_groups(5))
+    assert next(training_groups(5)) != next(training_groups(6))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", ";", "SELECT", "DROP TABLE club", "\x00", "SELECT 1; SELECT 2", "é" * 3000, "(" * 5000,
+        "SELECT zeroblob(999999999)", "ATTACH 'x.db' AS x", "SELECT '\ud800'",
+    ],
+)  # fmt: skip
+def test_garbage_is_wrong_not_an_error_and_writes_nothing(
+    sql: list[Example], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert matches(sql[0], text) is False
+    assert not list(tmp_path.iterdir())
+
+
+def test_runaway_queries_stop(sql: list[Example]) -> None:
+    table = re.findall(r"Table (\w+)", sql[0].prompt)[0]
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT "
+    crossed = f"SELECT COUNT(*) FROM {', '.join(f'{table} AS t{i}' for i in range(12))}"
+    for query in (endless + "COUNT(*) FROM n", endless + "x FROM n", crossed):
+        assert matches(sql[0], query) is False
+
+
+def test_execution_cannot_change_the_database(sql: list[Example]) -> None:
+    database = sql[0].database
+    assert database is not None
+    table = next(iter(database["rows"]))
+    with pytest.raises(QueryError):
+        run(database, f"DELETE FROM {table}")
+
+
+def test_order_counts_only_where_gold_asks_for_it() -> None:
+    assert is_ordered("SELECT name FROM club ORDER BY age")
+    assert not is_ordered("SELECT name FROM club WHERE age = (SELECT age FROM club ORDER BY age LIMIT 1)")
+    assert same_result([(1,), (2,)], [(2,), (1,)], ordered=False)
+    assert not same_result([(1,), (2,)], [(2,), (1,)], ordered=True)
+    assert not same_result([(1,), (1,)], [(1,)], ordered=False)
+
+
+def test_code_has_no_database() -> None:
+    with pytest.raises(ValueError, match="kind 'sql'"):
+        matches(load("test", "code")[0], "SELECT 1")

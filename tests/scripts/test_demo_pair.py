@@ -1,0 +1,96 @@
+"""The trained pair, exported and decoded: what holds on real models."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
+
+from mtad.distribution import process
+from mtad.rows import block_shape, stack_rows
+from runtime import LLM, DecodingParams
+from scripts.demo import dataset
+from scripts.demo.dataset import matches
+from scripts.paths import DEMO
+
+CHECKPOINTS = DEMO / "pair"
+BASE = DecodingParams(max_tokens=96)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_pair: Path) -> LLM:
+    return LLM(demo_pair, threads=2)
+
+
+def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:
+    """Probability of each pair of first tokens under the target checkpoint, filtered as `params` asks."""
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "target", dtype=torch.float32)
+    rows = stack_rows([params], block_shape([params], vocab_size), vocab_size, [])
+
+    def after(tokens: list[int]) -> dict[int, float]:
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[:, -1:, :vocab_size]
+        found = process(logits, rows)
+        pairs = zip(found.ids.flatten().tolist(), found.log_prob.flatten().exp().tolist(), strict=True)
+        return {token: p for token, p in pairs if p > 0}
+
+    return {(a, b): pa * pb for a, pa in after(prompt).items() for b, pb in after([*prompt, a]).items()}
+
+
+def p_value(drawn: list[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Chi-square over the outcomes expected at least five times; the rare rest is one more outcome."""
+    seen = Counter(drawn)
+    assert seen.keys() <= expected.keys()
+    common = [key for key, p in expected.items() if p * len(drawn) >= 5]
+    observed = np.array([seen[key] for key in common] + [len(drawn) - sum(seen[key] for key in common)], dtype=float)
+    wanted = np.array([expected[key] for key in common])
+    wanted = np.append(wanted, max(1 - wanted.sum(), 1e-12)) * len(drawn)
+    if wanted[-1] < 5:
+        observed, wanted = observed[:-1], wanted[:-1]
+    return float(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)
+
+
+def test_speculative_gives_the_targets_own_distribution_and_mtad_does_not(demo: LLM) -> None:
+    example = dataset.load("development", "code")[0]
+    prompt = list(demo.pair.tokenizer(example.prompt).input_ids)[-48:]
+    params = replace(BASE, method="speculative", max_tokens=2, ignore_eos=True)
+    expected = first_tokens(prompt, params, demo.pair.vocab_size)
+    assert len(expected) > 10, "the prompt leaves nothing to decide"
+
+    def pairs(p: DecodingParams) -> list[tuple[int, ...]]:
+        results = demo.generate([prompt] * 1200, [replace(p, seed=seed) for seed in range(1200)])
+        return [tuple(result.token_ids) for result in results]
+
+    assert p_value(pairs(params), expected) > 1e-3
+    assert p_value(pairs(replace(params, method="mtad", accept_threshold=0.1)), expected) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
+def test_answers_are_right_far_more_often_than_chance(demo: LLM, method: str) -> None:
+    examples = dataset.load("development", "sql")[:80]
+    params = [replace(BASE, method=method, seed=seed) for seed in range(len(examples))]
+    results = demo.generate([example.prompt for example in examples], params)
+    assert sum(matches(e, r.text) for e, r in zip(examples, results, strict=True)) >= 18
+    assert all(r.finish_reason == "stop" for r in results[:5])
+
+
+def test_drafting_gives_more_tokens_a_pass_and_mtad_likelier_text(demo: LLM) -> None:
+    examples = dataset.load("development", "code")[:16]
+    nll: dict[str, float] = {}
+    efficiency: dict[str, float] = {}
+    for method in ("sample", "speculative", "mtad", "mmtad"):
+        params = [replace(BASE, method=method, seed=seed) for seed in range(len(examples))]
+        results = demo.generate([example.prompt for example in examples], params)
+        nll[method] = -float(np.mean([np.mean(r.logprobs) for r in results]))
+        passes = sum(r.statistics.target_passes for r in results)
+        efficiency[method] = sum(len(r.token_ids) for r in results) / passes
+    assert efficiency["sample"] == 1
+    assert min(efficiency["speculative"], efficiency["mtad"], efficiency["mmtad"]) > 1.5
+    assert max(nll["mtad"], nll["mmtad"]) < nll["sample"] + math.log(0.9)

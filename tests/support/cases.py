@@ -1,0 +1,211 @@
+"""The library on the mock models of `tests.support.reference`: blocks of random requests, batched as the loop does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import mtad.accept
+from mtad.accept import Accepted
+from mtad.constrain import extend, root_paths, tree_paths
+from mtad.distribution import Candidates
+from mtad.distribution import draw as draw_tokens
+from mtad.distribution import process as process_rows
+from mtad.draft import assemble, expand, root, stack
+from mtad.live import Live, replay
+from mtad.noise import Noise, draw_noise
+from mtad.params import METHODS, DecodingParams
+from mtad.rows import Rows, Shape, block_shape, places, stack_rows
+from mtad.tree import TokenTree, keep_best
+from runtime.constraints.constraint import Constraints
+from tests.support.reference import Model, Pair, Randomness, Settings, Tokens, mock_pair
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a block; `key` is its (seed, block index)."""
+
+    pair: Pair
+    params: DecodingParams
+    context: Tokens
+    key: tuple[int, int]
+    beams: tuple[tuple[Tokens, float], ...] = ()
+
+    @property
+    def drafter(self) -> Model:
+        """The model that drafts."""
+        return self.pair.target if self.params.method in ("mtjd", "beam") else self.pair.auxiliary
+
+    def settings(self, eos: Collection[int]) -> Settings:
+        """The case in the reference's terms; temperature 0 is top-k 1 without loss, else temperature 1."""
+        p = self.params
+        greedy = p.temperature == 0 and p.method in ("sample", "speculative", "block", "specinfer")
+        return Settings(
+            method=p.method,
+            draft_len=min(p.draft_len, len(p.branching)) if p.method == "specinfer" else p.draft_len,
+            beam_width=p.beam_width,
+            branching=p.branching,
+            replacement=p.replacement,
+            threshold=p.threshold,
+            confidence=p.confidence,
+            temperature=p.temperature or 1.0,
+            top_k=1 if greedy else p.top_k,
+            top_p=p.top_p,
+            eos=() if p.ignore_eos else eos,
+        )
+
+
+class Run(NamedTuple):
+    """What the library made of a batch of cases; `draft`, `tree` and `paths` are empty where no row drafts."""
+
+    rows: Rows
+    shape: Shape
+    noise: Noise
+    draft: TokenTree | None
+    tree: TokenTree | None
+    paths: list[list[Tokens]]
+    accepted: Accepted
+    bonus: Tensor
+
+    def emitted(self, row: int) -> Tokens:
+        """The row's tokens, the bonus last."""
+        return tuple(self.accepted.tokens[row, : int(self.accepted.length[row]) + 1].tolist())
+
+    def randomness(self, row: int) -> Randomness:
+        """The row's noise."""
+        gumbel = np.array([level[row].numpy() for level in self.noise.gumbel])
+        levels = self.shape.draft_len + self.shape.live if self.shape.children or self.shape.live else 0
+        nodes = self.noise.nodes[row].numpy().reshape(levels, -1 if levels else 0)
+        return Randomness(gumbel, self.noise.accept[row].numpy(), float(self.noise.bonus[row]), nodes)
+
+
+def paths_below(above: list[list[Tokens]], parents: Tensor, tokens: Tensor, drafted: Tensor) -> list[list[Tokens]]:
+    """Tokens from the root to each slot of a level; slots that draft nothing have their parent's."""
+    table = zip(above, parents.tolist(), tokens.tolist(), drafted.tolist(), strict=True)
+    return [
+        [row[parent] + ((token,) if new else ()) for parent, token, new in zip(*level, strict=True)]
+        for row, *level in table
+    ]
+
+
+def logits_after(models: Sequence[Model], cases: Sequence[Case], paths: list[list[Tokens]]) -> Tensor:
+    """Logits [R, S, V] after each path."""
+    table = zip(models, cases, paths, strict=True)
+    return torch.from_numpy(np.array([[model(case.context + path) for path in row] for model, case, row in table]))
+
+
+def run_block(
+    cases: Sequence[Case], vocab: int, eos: Sequence[int] = (), constraints: Constraints | None = None
+) -> Run:
+    """One block of a batch of requests."""
+    params = [case.params for case in cases]
+    shape = block_shape(params, vocab)
+    rows = stack_rows(params, shape, vocab, eos)
+    noise = draw_noise(params, [case.key for case in cases], shape, vocab)
+    live = Live.of([list(case.beams) for case in cases], shape.draft_len, shape.width) if shape.live else None
+    start: list[list[Tokens]] = [[()] for _ in cases]
+    draft = tree = q = None
+    above: list[Candidates] = []
+    paths: list[list[Tokens]] = [[] for _ in cases]
+    points = root_paths(len(cases))
+    if shape.draft_len:
+        level, levels, first, beams = root(rows, shape), [], [], start
+        for depth in range(1, shape.draft_len + 1):
+            logits = logits_after([case.drafter for case in cases], cases, beams)
+            candidates = process_rows(constraints.adjust(logits, *points) if constraints else logits, rows)
+            assert not candidates.log_prob.isnan().any()
+            place = places(rows, shape)[depth - 1]
+            before, level = level, expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            level = replay(level, before, live, depth, place, rows) if live else level
+            above.append(candidates)
+            points = extend(points, level)
+            beams = paths_below(beams, level.parents, level.tokens, level.drafted)
+            levels.append(level)
+            first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
+        q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
+        draft = tree = assemble(stack(levels))
+        if shape.selects:
+            tree, _ = keep_best(draft, rows)
+        for row, known in enumerate(paths):
+            nodes = zip(tree.parents[row].tolist(), tree.tokens[row].tolist(), tree.drafted[row].tolist(), strict=True)
+            for parent, token, new in nodes:
+                known.append((known[parent] if parent >= 0 else ()) + ((token,) if new else ()))
+        points = tree_paths(tree)
+    visited = [start[row] + paths[row] for row in range(len(cases))]
+    logits = logits_after([case.pair.target for case in cases], cases, visited)
+    adjusted = constraints.adjust(logits, *points) if constraints else logits
+    with patch.object(mtad.accept, "draw", wraps=draw_tokens) as drawn:
+        accepted = mtad.accept.accept(tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live)
+    ids, weights, _ = drawn.call_args.args
+    bonus = torch.zeros(len(cases), vocab).scatter_add_(1, ids, weights / weights.sum(-1, keepdim=True))
+    return Run(rows, shape, noise, draft, tree, paths, accepted, bonus)
+
+
+def generate(
+    pair: Pair, params: Sequence[DecodingParams], vocab: int, length: int, eos: Sequence[int] = ()
+) -> list[Tokens]:
+    """The first `length` tokens of one request per entry of `params`, block by block; seeds are the indices."""
+    texts: list[Tokens] = [() for _ in params]
+    beams: dict[int, tuple[tuple[Tokens, float], ...]] = {}
+    for index in itertools.count():
+        waiting = [row for row, text in enumerate(texts) if len(text) < length and not set(text[-1:]) & set(eos)]
+        if not waiting:
+            break
+        cases = [Case(pair, params[row], texts[row], (row, index), beams.get(row, ())) for row in waiting]
+        run = run_block(cases, vocab, eos)
+        kept = run.accepted.live.beams() if run.accepted.live else [[]] * len(waiting)
+        for at, row in enumerate(waiting):
+            texts[row] += run.emitted(at)
+            beams[row] = tuple(kept[at])
+    return [text[:length] for text in texts]
+
+
+def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
+    """Requests that differ in everything; every third batch has the paper's methods alone."""
+    generator = np.random.default_rng(seed)
+    methods = ["sample", "speculative", "mtad", "mmtad"] if seed % 3 == 0 else [*METHODS, "mtad", "mmtad"]
+
+    def pick(*values: float) -> float:
+        return float(generator.choice(values))
+
+    cases = []
+    for index in range(count):
+        params = DecodingParams(
+            method=str(generator.choice(methods)),
+            draft_len=int(generator.integers(1, 6)),
+            beam_width=int(generator.integers(1, 6)) if seed % 2 else int(generator.integers(1, 10)),
+            branching=[(4, 2, 2), (1, 3), (2, 2, 1, 2), (5,)][int(generator.integers(4))],
+            replacement=bool(generator.integers(2)),
+            accept_threshold=pick(0, 0.1, 0.5, 1, 3, 1e3) if index % 3 else pick(0, 0.1, 0.3, 0.5),
+            draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),
+            temperature=pick(0, 0.5, 1, 1, 2),
+            top_k=int(pick(0, 1, 2, 3, 10)),
+            top_p=pick(1, 1, 0.9, 0.6, 0.2),
+            ignore_eos=bool(generator.integers(2)),
+        )
+        equal = 0.1 if params.accept_threshold == 1 else 0.0  # a ratio of 1 against a threshold of 1 is a tie
+        pair = mock_pair(seed * count + index, vocab, peak=pick(0.5, 2, 5), noise=pick(equal, 0.3, 1))
+        context = tuple(generator.integers(vocab, size=3).tolist())
+        cases.append(Case(pair, params, context, (seed * count + index, int(generator.integers(5)))))
+    return cases
+
+
+def every_case(batches: int, rows: int) -> Iterator[tuple[list[Case], int, tuple[int, ...]]]:
+    """Mixed batches with their vocabulary and end-of-sequence tokens."""
+    for seed in range(batches):
+        vocab = 5 + seed % 8
+        yield random_cases(seed, rows, vocab), vocab, [(), (0,), (1, 3)][seed % 3]
+
+
+@cache
+def mixed_runs() -> list[tuple[list[Case], int, tuple[int, ...], Run]]:
+    """The library's blocks of 4,000 requests, drawn once for all tests."""
+    return [(cases, vocab, eos, run_block(cases, vocab, eos)) for cases, vocab, eos in every_case(batches=80, rows=50)]
