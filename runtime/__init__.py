@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mtad.params import DecodingParams
     from runtime.async_llm import AsyncLLM
+    from runtime.config import RuntimeConfig
     from runtime.llm import LLM
     from runtime.scheduler.request import RequestFailed, Result
     from runtime.scheduler.scheduler import QueueFull
 
-__all__ = ["LLM", "AsyncLLM", "DecodingParams", "QueueFull", "RequestFailed", "Result"]
+__all__ = ["LLM", "AsyncLLM", "DecodingParams", "QueueFull", "RequestFailed", "Result", "RuntimeConfig"]
 
 _HOME = {
     "LLM": "runtime.llm",
@@ -24,6 +25,7 @@ _HOME = {
     "QueueFull": "runtime.scheduler.scheduler",
     "RequestFailed": "runtime.scheduler.request",
     "Result": "runtime.scheduler.request",
+    "RuntimeConfig": "runtime.config",
 }
 
 

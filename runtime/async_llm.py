@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig
 from runtime.llm import LLM, Prompt
 from runtime.output.stream import Choice, Piece, Stream
 from runtime.pair import Pair
@@ -50,16 +51,16 @@ class AsyncLLM:
 
     Args:
         llm: an `LLM` nobody else uses, or what one is made from.
-        options: of `LLM`, if it is made here.
+        config: how it runs, if the `LLM` is made here.
 
     Attributes:
         llm: the LLM; its loop belongs to the engine's thread.
     """
 
-    def __init__(self, llm: LLM | Pair | Path | str, **options: Any) -> None:
-        if isinstance(llm, LLM) and options:
-            raise InvalidInput("options", sorted(options), "the LLM is made already; give them to LLM")
-        self.llm = llm if isinstance(llm, LLM) else LLM(llm, **options)
+    def __init__(self, llm: LLM | Pair | Path | str, config: RuntimeConfig | None = None) -> None:
+        if isinstance(llm, LLM) and config is not None:
+            raise InvalidInput("config", "a RuntimeConfig", "the LLM is made already; give it to LLM")
+        self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self._inbox = _Inbox()
         self._preparing = threading.Lock()  # tokenizers are not safe for two threads at once
         self._choices: dict[int, Choice] = {}
@@ -203,7 +204,7 @@ class AsyncLLM:
         try:
             self.llm.measure()
             while self._receive():
-                self._deliver(loop.turn())
+                self._deliver(loop.step())
                 if loop.scheduler.idle:
                     loop.check_integrity()
         except BaseException as error:  # a broken invariant: nothing can be trusted any more
@@ -234,7 +235,7 @@ class AsyncLLM:
                 self.llm.submit(*stream.requests)
             if inbox.state == "cancelling":
                 cancelled = [choice.request for choice in self._choices.values()]
-        loop.drop(cancelled)
+        loop.cancel(cancelled)
         return True
 
     def _accept(self, stream: Stream) -> None:
@@ -255,7 +256,7 @@ class AsyncLLM:
             try:
                 event_loop.call_soon_threadsafe(_put, batch)
             except RuntimeError:  # that event loop is closed: nobody listens any more
-                self.llm.loop.drop([request for stream, _ in batch for request in stream.requests])
+                self.llm.loop.cancel([request for stream, _ in batch for request in stream.requests])
 
 
 def _put(batch: list[tuple[Stream, Piece]]) -> None:

@@ -9,6 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,17 +19,20 @@ from tqdm import tqdm
 from engines.graphs.runner import MOST, CudaRecorder, NoRecorder, Recorder
 from engines.memory import Memory
 from engines.parallel.engine import prefix_cache
-from engines.placement import Placement, cores
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import run_block_on_host
 from runtime.decoder.compiled.functions import CompiledFunctions
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.eager import TorchFunctions
-from runtime.decoder.kv_cache import Caches
+from runtime.decoder.kv_cache import KvCaches
 from runtime.decoder.target import EngineTarget
-from runtime.loop import DecodingLoop
+from runtime.loop import DecodingLoop, RunBlock
+from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
 from runtime.scheduler.request import Request, Result
 from runtime.scheduler.scheduler import Scheduler
@@ -53,112 +57,74 @@ class LLM:
 
     Args:
         pair: a pair folder, or an opened pair.
-        threads, device, graphs, provider, attention: where both engines run, and how, see `engines.Placement`; threads
-            are the target's, default: all cores.
-        rows: requests decoded at once; default: what the pair was exported with.
-        memory: instead of `rows`: as many as fit this many bytes (or `"4GiB"`), with weights, both caches and logits.
-        max_draft_len, max_beam_width: largest draft a request may ask for; their product of KV columns is kept free
-            in every row.
-        max_prefill_tokens: prompt tokens stored a turn at most: bounds how long a new prompt delays those that run.
-        prefix_tokens: prompt tokens whose keys and values are kept for prompts that start alike, in multiples of 64;
-            0 keeps none. Default: as many as two rows hold.
-        max_waiting: requests that may wait for a row.
-        costs: what steps cost; default: what an earlier start measured here, else measured when first needed.
-        eager: run what lies between the engines' steps in torch rather than compiled for ONNX Runtime; pairs of the
-            torch engine, and whatever runs on a GPU, always do.
-        tensor_parallel: ranks that the target is divided over, one GPU (or, on a CPU, one process) each; see
-            docs/tensor-parallel.md. Under `torchrun`, on other ranks than 0, this follows rank 0 and ends the process.
-        record: parameters of requests whose blocks are recorded at start, for every bucket of rows and columns; others
-            are when they first come. Default: the pair's; () records none at start.
-        recorder: what records blocks; default: CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
+        config: how it runs; by default, `RuntimeConfig()`. Of an opened pair, what decides how it is opened is settled.
+        costs: what the engines' steps cost. By default, what an earlier start measured here; where there is nothing,
+            they are measured when they are first needed.
+        record: parameters of requests whose blocks are captured as CUDA graphs at start, for every bucket of rows and
+            columns; others are captured when they first come. By default, the pair's own; () captures none at start.
+        recorder: what captures blocks; by default, CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
             engines are.
 
     Attributes:
         pair: the opened pair.
+        config: as given.
         memory: what it takes.
+        blocks: runs blocks on a device; None where they run on the host.
         loop: the decoding loop.
 
     Raises:
-        InvalidInput: the folder is not a usable pair, or a limit is not one.
+        InvalidInput: the folder is not a usable pair, or an option does not fit it.
     """
 
     def __init__(
         self,
         pair: Pair | Path | str,
-        threads: int | None = None,
-        rows: int | None = None,
-        memory: int | str | None = None,
-        max_draft_len: int = 8,
-        max_beam_width: int = 8,
-        max_prefill_tokens: int = 256,
-        prefix_tokens: int | None = None,
-        max_waiting: int = 1024,
+        config: RuntimeConfig | None = None,
+        *,
         costs: StepCosts | None = None,
-        eager: bool = False,
-        tensor_parallel: int = 1,
-        device: str = "cpu",
-        graphs: bool = True,
-        provider: str | None = None,
-        attention: str | None = None,
         record: Sequence[DecodingParams] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        for name, value, least in (
-            ("max_draft_len", max_draft_len, 1),
-            ("max_beam_width", max_beam_width, 1),
-            ("max_prefill_tokens", max_prefill_tokens, 1),
-            ("prefix_tokens", prefix_tokens or 0, 0),
-            ("max_waiting", max_waiting, 1),
-            ("tensor_parallel", tensor_parallel, 1),
-        ):
-            if value < least:
-                raise InvalidInput(name, value, f"give at least {least}")
-        nodes = max_draft_len * max_beam_width
+        self.config = config = config or RuntimeConfig()
         if isinstance(pair, Pair):
-            opening = {"threads": threads, "rows": rows, "memory": memory, "provider": provider, "attention": attention}
-            opening |= {"device": device if device != "cpu" else None}
-            opening |= {"tensor_parallel": tensor_parallel if tensor_parallel > 1 else None}
-            for name, given in opening.items():
-                if given is not None:
-                    raise InvalidInput(name, given, "the pair is open already; give it to open_pair")
-        else:
-            placement = Placement(device, cores() if threads is None else threads, graphs, provider, attention)
-            pair = open_pair(pair, placement, rows, memory, nodes, prefix_tokens, tensor_parallel)
-        self.pair = pair
-        spec = self.pair.target.spec
-        if nodes >= spec.capacity:
+            config.check_open()
+        self.pair = pair = pair if isinstance(pair, Pair) else open_pair(pair, config)
+        spec, device = pair.target.spec, pair.device
+        if config.nodes >= spec.capacity:
             problem = f"max_draft_len x max_beam_width must stay below the capacity, {spec.capacity}"
-            raise InvalidInput("max_draft_len", max_draft_len, problem)
-        keep = 2 * spec.capacity if prefix_tokens is None else prefix_tokens
-        where = self.pair.device
-        if recorder is None and where.type == "cuda":
-            recorder = CudaRecorder(str(where)) if graphs else NoRecorder(str(where))
-        functions = TorchFunctions() if eager or recorder or spec.format != "onnx" else CompiledFunctions()
-        self._auxiliary = EngineAuxiliary(pair.auxiliary, pair.vocab_size, functions, pair.target, where)
-        self._target = EngineTarget(pair.target, pair.vocab_size, functions, where)
-        blocks = None
+            raise InvalidInput("max_draft_len", config.max_draft_len, problem)
+        if recorder is None and device.type == "cuda":
+            recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))
+        eager = config.eager or recorder is not None or spec.format != "onnx"
+        functions = TorchFunctions() if eager else CompiledFunctions()
+        self._auxiliary = EngineAuxiliary(pair.auxiliary, pair.vocab_size, functions, pair.target, device)
+        self._target = EngineTarget(pair.target, pair.vocab_size, functions, device)
+        self.blocks: DeviceBlocks | None = None
+        batches = BatchBuilder(pair.vocab_size, pair.eos)
+        run_block: RunBlock = partial(run_block_on_host, self._auxiliary, self._target)
         if recorder:
-            blocks = DeviceBlocks.of(self._auxiliary, self._target, pair.eos, recorder, nodes + 1)
-        recorded = MOST if blocks and blocks.records else 0
+            self.blocks = DeviceBlocks.of(self._auxiliary, self._target, pair.eos, recorder, config.nodes + 1)
+            batches, run_block = self.blocks.batches, self.blocks.run_block
+        kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
         scratch = pair.target.scratch
-        self.memory = Memory.of(spec, pair.auxiliary.spec, pair.weights, nodes + 1, keep, scratch, recorded)
+        self.memory = Memory.of(spec, pair.auxiliary.spec, pair.weights, config.nodes + 1, kept, scratch, recorded)
         log.info("%s", self.memory)
-        prefixes = prefix_cache(pair.auxiliary, keep), prefix_cache(pair.target, keep)
-        tokenizer = self.pair.tokenizer.backend_tokenizer
-        self._constrainer = Constrainer(tokenizer, self.pair.vocab_size, self.pair.eos, where)
+        tokenizer = pair.tokenizer.backend_tokenizer
+        self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos, device)
+        unrecorded = self.blocks.unrecorded if self.blocks else None
         self.loop = DecodingLoop(
-            Caches(self._auxiliary, self._target, prefixes),
-            Scheduler(spec.rows, spec.capacity, max_draft_len, max_beam_width, max_waiting),
-            tokenizer,
-            self.pair.vocab_size,
-            self.pair.eos,
-            self._constrainer,
-            max_prefill_tokens,
-            blocks,
+            Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
+            KvCaches(
+                self._auxiliary, self._target, (prefix_cache(pair.auxiliary, kept), prefix_cache(pair.target, kept))
+            ),
+            batches,
+            run_block,
+            OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
+            config.max_prefill_tokens,
         )
-        if blocks:
-            blocks.prepare([pair.defaults] if record is None else record)
-        self.loop.planner = Planner(costs, max_draft_len) if costs else None
+        if self.blocks:
+            self.blocks.prepare([pair.defaults] if record is None else record)
+        self.loop.planner = Planner(costs, config.max_draft_len) if costs else None
         self._ids = itertools.count()
 
     @property
@@ -206,7 +172,7 @@ class LLM:
                         Result.of(request)  # raises if it failed
         finally:
             # interrupted, or something broke: nobody asks for the rest any more
-            self.loop.drop(requests, report=False)
+            self.loop.cancel(requests, report=False)
         return [Result.of(request) for request in requests]
 
     def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
@@ -243,11 +209,11 @@ class LLM:
 
     def cancel(self, *requests: Request) -> None:
         """End requests now, with what they have; those that have ended already stay as they are."""
-        self.loop.drop(requests)
+        self.loop.cancel(requests)
 
     def step(self) -> list[Request]:
-        """One turn of the loop; returns the requests that ended since the last one."""
-        return self.loop.turn()
+        """One step of the loop; returns the requests that ended since the last one."""
+        return self.loop.step()
 
     def measure(self, again: bool = False) -> None:
         """See to it that step costs are known, for adaptive drafts: those kept from an earlier start, or measured now.
@@ -270,7 +236,7 @@ class LLM:
             with contextlib.ExitStack() as caches:
                 for engine in engines if loop.scheduler.holders else ():
                     caches.enter_context(engine.kept())
-                costs = measure_costs(self._auxiliary, self._target, *limits, blocks=loop.blocks)
+                costs = measure_costs(self._auxiliary, self._target, *limits, blocks=self.blocks)
             known.save(costs)
             log.info("step costs: measured, kept in %s", known.path)
         loop.planner = Planner(costs, limits[0])
@@ -283,7 +249,7 @@ class LLM:
             "threads": self.pair.threads,
             "functions": type(self._target.functions).__name__,
             "device": self.device,
-            "graphs": self.loop.blocks is not None and self.loop.blocks.records,
+            "graphs": self.blocks is not None and self.blocks.records,
             "max_draft_len": max_draft_len,
             "max_beam_width": max_beam_width,
             **machine(),

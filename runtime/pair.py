@@ -15,9 +15,9 @@ from engines.graphs.runner import MOST
 from engines.memory import Memory
 from engines.parallel.engine import follow_if_told, open_parallel
 from engines.parallel.sharding import share
-from engines.placement import Placement, cores
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig
 
 ROLES = ("target", "auxiliary")
 """Names of the two engine folders."""
@@ -61,31 +61,19 @@ class Pair:
         return target if target == auxiliary else torch.device("cpu")
 
 
-def open_pair(
-    folder: Path | str,
-    placement: Placement | None = None,
-    rows: int | None = None,
-    memory: int | str | None = None,
-    nodes: int = 64,
-    prefix_tokens: int | None = None,
-    tensor_parallel: int = 1,
-) -> Pair:
+def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     """Open what `mtad-export` wrote.
 
     Args:
         folder: the pair folder.
-        placement: of both engines, but for the threads, which are the target's: the auxiliary's steps are too small for
-            more than one. Default: all cores.
-        rows: requests at once; default: what the pair was exported with.
-        memory: instead of `rows`: as many as fit, see `engines.memory.Memory.within`.
-        nodes, prefix_tokens: largest tree and kept prompts, as far as `memory` has to count them.
-        tensor_parallel: ranks the target is divided over; `memory` is then that of rank 0, which has the auxiliary.
+        config: how it runs; by default, `RuntimeConfig()`. The memory is that of rank 0 where the target is sharded.
 
     Raises:
         InvalidInput: the folder is not a usable pair, or does not run there.
     """
-    folder, placement = Path(folder), placement or Placement(threads=cores())
-    if tensor_parallel > 1:
+    folder, config = Path(folder), config or RuntimeConfig()
+    placement, rows, ranks, nodes = config.placement, config.rows, config.tensor_parallel, config.nodes
+    if ranks > 1:
         follow_if_told()
     values = read_json(folder, "pair.json")
     try:
@@ -103,21 +91,19 @@ def open_pair(
     for spec in (target, auxiliary):
         placement.check(spec)
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
-    if tensor_parallel > 1:
-        target, weights["target"] = share(folder / "target", target, tensor_parallel)
+    if ranks > 1:
+        target, weights["target"] = share(folder / "target", target, ranks)
     scratch = nodes + 1 if placement.on_gpu else 0
-    if rows is not None and (rows < 1 or memory is not None):
-        raise InvalidInput("rows", rows, "give at least 1, and not `memory` as well")
-    if memory is not None:
-        keep = 2 * target.capacity if prefix_tokens is None else prefix_tokens
-        records = placement.on_gpu and placement.graphs and target.format == "torch" and tensor_parallel == 1
+    if config.memory is not None:
+        keep = config.prefix_columns(target.capacity)
+        records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
         whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, MOST if records else 0)
-        rows = whole.within(memory).rows
+        rows = whole.within(config.memory).rows
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
-    if tensor_parallel > 1:
+    if ranks > 1:
         spec = replace(target, rows=rows or target.rows)
-        engine: Engine = open_parallel(folder / "target", spec, tensor_parallel, placement)
+        engine: Engine = open_parallel(folder / "target", spec, ranks, placement)
     else:
         engine = open_engine(folder / "target", placement, rows, scratch)
     return Pair(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from runtime import RuntimeConfig
 from scripts.paths import DEMO, ROOT
 
 # before anything imports Triton: kernels are then made for its interpreter
@@ -200,13 +201,13 @@ def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Pa
 @pytest.fixture(scope="session")
 def llm(pair_folder: Path) -> LLM:
     """The pair, opened; every test leaves it idle."""
-    return LLM(pair_folder, threads=1)
+    return LLM(pair_folder, RuntimeConfig(threads=1))
 
 
 @pytest.fixture(scope="session")
 def plain(pair_folders: Callable[[str], Path]) -> LLM:
     """The ONNX pair, opened, without a thread or a server; every test leaves it idle, and others run on its engines."""
-    return LLM(pair_folders("onnx"), threads=1)
+    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +215,7 @@ def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
     from tests.support.live_server import COSTS, live
 
-    with live(LLM(plain.pair, max_waiting=64, costs=COSTS)) as running:
+    with live(LLM(plain.pair, RuntimeConfig(max_waiting=64), costs=COSTS)) as running:
         yield running
 
 

@@ -19,6 +19,7 @@ from engines import Engine, open_engine
 from engines.base import Step, mask_length
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig
 from runtime.llm import LLM
 from runtime.tuning.prompts import read_prompts
 
@@ -170,7 +171,7 @@ def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], method: str) 
     """
     params = [DecodingParams(method=method, max_tokens=NEW_TOKENS, seed=seed) for seed in range(len(prompts))]
     draft_len, beam_width = params[0].draft_len, params[0].beam_width
-    llm = LLM(pair, threads=1, max_draft_len=draft_len, max_beam_width=beam_width)
+    llm = LLM(pair, RuntimeConfig(threads=1, max_draft_len=draft_len, max_beam_width=beam_width))
     room = llm.pair.target.spec.capacity - NEW_TOKENS - draft_len * beam_width - 8
     results = llm.generate([list(prompt[-room:]) for prompt in prompts], params)
     each = torch.tensor([result.statistics.block_efficiency for result in results], dtype=torch.float64)

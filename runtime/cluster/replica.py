@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from starlette.types import Message
 from engines.pytorch.hook import quiet_transformers
 from runtime.async_llm import AsyncLLM
 from runtime.cluster.board import Report
+from runtime.config import RuntimeConfig
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 
@@ -31,19 +32,19 @@ class Replica:
 
     Args:
         pair: pair folder, on this machine.
-        engine: options of `runtime.LLM`.
+        config: how the pair runs.
         options: of the server; keys are the gateway's business.
         board: handle of the board, a Ray actor.
         generation: which rollout it belongs to.
     """
 
     async def __init__(  # type: ignore[misc]
-        self, pair: str, engine: Mapping[str, Any], options: ServerOptions, board: Any, generation: int
+        self, pair: str, config: RuntimeConfig, options: ServerOptions, board: Any, generation: int
     ) -> None:
         logging.basicConfig(level=logging.INFO)
         quiet_transformers()
         torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-        self._engine = await asyncio.to_thread(AsyncLLM, pair, **engine)
+        self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
         self._app = create_app(self._engine, options)
         self._engine.start()
         while self._engine.state == "open" and not self._engine.ready:

@@ -14,6 +14,7 @@ from typing import Any
 from engines.folder import read_spec
 from mtad.errors import InvalidInput
 from runtime.cluster.options import ClusterOptions
+from runtime.config import RuntimeConfig
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def serve_cluster(
     pair: Path,
-    engine: Mapping[str, Any],
+    config: RuntimeConfig,
     options: ServerOptions,
     cluster: ClusterOptions,
     bound: socket.socket,
@@ -34,7 +35,7 @@ def serve_cluster(
 
     Args:
         pair: pair folder, at the same path on each machine of the cluster.
-        engine: options of `runtime.LLM`, of each replica.
+        config: how each replica's pair runs.
         options: of the server.
         cluster: of the group.
         bound: where to listen.
@@ -58,7 +59,7 @@ def serve_cluster(
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled")
-        group = Group(pair, engine, options, cluster)
+        group = Group(pair, config, options, cluster)
         try:
             group.deploy()
         except RuntimeError as error:
@@ -84,15 +85,15 @@ class Group:
     """The replicas of one pair.
 
     Args:
-        pair, engine, options, cluster: see `serve_cluster`.
+        pair, config, options, cluster: see `serve_cluster`.
     """
 
-    def __init__(self, pair: Path, engine: Mapping[str, Any], options: ServerOptions, cluster: ClusterOptions) -> None:
+    def __init__(self, pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> None:
         import ray
 
         from runtime.cluster.board import Board
 
-        self._pair, self._engine, self._cluster = pair, engine, cluster
+        self._pair, self._config, self._cluster = pair, config, cluster
         self._options = replace(options, api_keys=())  # the gateway asks for them
         self._drain_seconds = options.drain_seconds
         self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
@@ -130,7 +131,7 @@ class Group:
         from runtime.cluster.replica import Replica
 
         cluster = self._cluster
-        rows = self._engine.get("rows") or read_spec(self._pair / "target").rows
+        rows = self._config.rows or read_spec(self._pair / "target").rows
         size: dict[str, Any] = {"num_replicas": cluster.replicas}
         if cluster.max_replicas is not None:
             scaling = AutoscalingConfig(
@@ -147,7 +148,7 @@ class Group:
             Replica,
             name="replica",
             max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
-            max_queued_requests=self._engine.get("max_waiting", 1024),
+            max_queued_requests=self._config.max_waiting,
             ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
             request_router_config=RequestRouterConfig(
                 request_router_class="runtime.cluster.router.PrefixRouter",
@@ -159,5 +160,5 @@ class Group:
             graceful_shutdown_timeout_s=self._drain_seconds,
             **size,
         )
-        arguments = (str(self._pair.absolute()), dict(self._engine), self._options, self._board, self._generation)
+        arguments = (str(self._pair.absolute()), self._config, self._options, self._board, self._generation)
         return deployment.bind(*arguments)

@@ -9,11 +9,12 @@ import sys
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
-from runtime.commands.placement_options import add_placement, placement_of
+from runtime.commands.options import add_options, given_options
+from runtime.config import RuntimeConfig
 
 if TYPE_CHECKING:
     import socket
@@ -40,28 +41,29 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--port", type=int, default=PORT, help="port; 0 takes a free one (default %(default)s)")
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
     described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
-    keys = described.add_argument_group("who may use it, and how much")
+    keys = described.add_argument_group("authentication and limits")
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
     keys.add_argument("--api-key-file", type=Path, help="file with one key a line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
-    keys.add_argument("--body-seconds", type=float, default=30, help="for a request to arrive (default %(default)s)")
-    keys.add_argument("--request-seconds", type=float, default=600, help="for a request to end (default %(default)s)")
-    keys.add_argument("--drain-seconds", type=float, default=60, help="after SIGTERM, to end (default %(default)s)")
-    engine = described.add_argument_group("engine; see runtime.LLM")
-    size = engine.add_mutually_exclusive_group()
-    size.add_argument("--rows", type=int, help="requests decoded at once (default: what the pair was exported with)")
-    size.add_argument("--memory", help="as many rows as fit, for example 4GiB")
-    engine.add_argument(
-        "--tensor-parallel", type=int, default=1, help="GPUs the target is divided over (default %(default)s)"
+    keys.add_argument(
+        "--body-seconds",
+        type=float,
+        default=30,
+        help="timeout for receiving a request, in seconds (default %(default)s)",
     )
-    engine.add_argument("--max-waiting", type=int, default=1024, help="longest queue (default %(default)s)")
-    engine.add_argument("--max-draft-len", type=int, default=8, help="largest draft_len (default %(default)s)")
-    engine.add_argument("--max-beam-width", type=int, default=8, help="largest beam_width (default %(default)s)")
-    engine.add_argument(
-        "--max-prefill-tokens", type=int, default=256, help="prompt tokens a turn (default %(default)s)"
+    keys.add_argument(
+        "--request-seconds",
+        type=float,
+        default=600,
+        help="timeout for a request, waiting included, in seconds (default %(default)s)",
     )
-    engine.add_argument("--prefix-tokens", type=int, help="prompt tokens kept for reuse (default: two rows' worth)")
-    add_placement(engine)
+    keys.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=60,
+        help="how long accepted requests may go on after SIGTERM, in seconds (default %(default)s)",
+    )
+    add_options(described.add_argument_group("runtime"), RuntimeConfig)
     group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
     group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
     group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
@@ -70,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--replica-gpus", type=float, default=0, help="of each (default %(default)s)")
     group.add_argument("--ray-address", help="of a running Ray cluster (default: one of this machine's own)")
-    watch = described.add_argument_group("watching it")
+    watch = described.add_argument_group("observability")
     watch.add_argument("--trace", action="store_true", help="OpenTelemetry spans; needs opentelemetry-api")
     watch.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
     watch.add_argument("--access-log", action="store_true", help="log a line for each request")
@@ -83,6 +85,7 @@ def main() -> None:
     options = parser().parse_args()
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
+    config = RuntimeConfig(**given_options(options, RuntimeConfig))
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -115,21 +118,19 @@ def main() -> None:
     )
     if options.max_replicas is not None and options.replicas is None:
         raise InvalidInput("max-replicas", options.max_replicas, "only with --replicas, the least of them")
-    if options.tensor_parallel > 1:
+    if config.tensor_parallel > 1:
         from engines.parallel.engine import follow_if_told
 
         follow_if_told()  # one process listens
     bound = bind(options.host, options.port)
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
-    names = ("rows", "memory", "max_waiting", "max_draft_len", "max_beam_width", "max_prefill_tokens")
-    limits = {name: getattr(options, name) for name in (*names, "prefix_tokens")} | placement_of(options)
     if options.replicas is not None:
-        if options.tensor_parallel != 1:
-            raise InvalidInput("tensor-parallel", options.tensor_parallel, "not together with --replicas")
-        _serve_cluster(options, settings, limits, bound)
+        if config.tensor_parallel != 1:
+            raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
+        _serve_cluster(options, settings, config, bound)
         return
-    engine = AsyncLLM(options.pair, tensor_parallel=options.tensor_parallel, **limits)
+    engine = AsyncLLM(options.pair, config)
     if options.chat_template:
         template = read_template(options.chat_template, engine.llm.pair.tokenizer)
         settings = ServerOptions(**{**vars(settings), "chat_template": template})
@@ -140,7 +141,7 @@ def main() -> None:
 
 
 def _serve_cluster(
-    options: argparse.Namespace, settings: ServerOptions, limits: dict[str, Any], bound: socket.socket
+    options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
 ) -> None:
     """Serve with several replicas; the engines are theirs."""
     from transformers import AutoTokenizer
@@ -156,7 +157,7 @@ def _serve_cluster(
     if options.chat_template:
         tokenizer = AutoTokenizer.from_pretrained(options.pair / "target", local_files_only=True)
         settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
-    serve_cluster(options.pair, limits, settings, cluster, bound, options.log_level, options.access_log)
+    serve_cluster(options.pair, config, settings, cluster, bound, options.log_level, options.access_log)
 
 
 def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:

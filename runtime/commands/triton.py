@@ -7,17 +7,8 @@ from pathlib import Path
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
-from runtime.commands.placement_options import add_placement, placement_of
-
-_HELP = {
-    "rows": "requests decoded at once (default: what the pair was exported with)",
-    "memory": "instead of --rows: as many as fit, for example 4GiB",
-    "max_draft_len": "largest draft_len",
-    "max_beam_width": "largest beam_width",
-    "max_prefill_tokens": "prompt tokens stored a turn",
-    "prefix_tokens": "prompt tokens kept for reuse (default: two rows' worth)",
-    "max_waiting": "longest queue",
-}
+from runtime.commands.options import add_options, given_options
+from runtime.config import RuntimeConfig
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,12 +24,14 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--convention", default="bls", help="names of tensors: bls or llmapi (default %(default)s)")
     described.add_argument("--environment", help="virtual environment to run it in (default: Triton's own Python)")
     described.add_argument("--copy", action="store_true", help="put a copy of the pair into the directory")
-    described.add_argument("--request-seconds", type=float, default=600, help="for a request to end (%(default)s)")
+    described.add_argument(
+        "--request-seconds",
+        type=float,
+        default=600,
+        help="timeout for a request, waiting included, in seconds (default %(default)s)",
+    )
     described.add_argument("--log-level", default="info", help="debug, info, warning or error (default %(default)s)")
-    engine = described.add_argument_group("engine; see runtime.LLM")
-    for name, words in _HELP.items():
-        engine.add_argument(f"--{name.replace('_', '-')}", type=str if name == "memory" else int, help=words)
-    add_placement(engine)
+    add_options(described.add_argument_group("runtime"), RuntimeConfig, but=("tensor_parallel",))
     return described
 
 
@@ -54,10 +47,7 @@ def main() -> None:
     from runtime.triton.options import TritonOptions
     from runtime.triton.repository import write_model
 
-    engine = {name: getattr(given, name) for name in _HELP if getattr(given, name) is not None}
-    engine |= placement_of(given)
-    if "rows" in engine and "memory" in engine:
-        raise InvalidInput("memory", given.memory, "give it or --rows, not both")
+    engine = RuntimeConfig(**given_options(given, RuntimeConfig))
     options = TritonOptions(str(given.pair), given.convention, given.request_seconds, given.log_level, engine)
     folder = write_model(given.repository, given.model, options, given.environment, given.copy)
     print(folder)

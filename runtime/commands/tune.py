@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.commands.entry import Parser, command
-from runtime.commands.placement_options import add_placement, placement_of
+from runtime.commands.options import add_placement, placed_config
 
 if TYPE_CHECKING:
     from runtime.tuning.search import Tuning
@@ -96,7 +96,7 @@ def main() -> None:
 
     quiet_transformers()
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(options.pair, prefix_tokens=0, **placement_of(options))
+    llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
     base = DecodingParams.from_dict({**exported, **given, "method": options.method})
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:

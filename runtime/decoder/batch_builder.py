@@ -34,31 +34,31 @@ class Buckets(NamedTuple):
 
     Attributes:
         rows, capacity: of the engines.
-        few: pad; else rows and candidates stay as they are, and masks are multiples of 64 columns.
+        pad: round them up; else rows and candidates stay as they are, and masks are multiples of 64 columns.
         pinned: whether batches lie in memory of the host that a GPU copies without its help.
     """
 
     rows: int
     capacity: int
-    few: bool
+    pad: bool
     pinned: bool
 
     def padded(self, rows: int) -> int:
         """Rows of the batch."""
-        return min(1 << (rows - 1).bit_length(), self.rows) if self.few else rows
+        return min(1 << (rows - 1).bit_length(), self.rows) if self.pad else rows
 
     def shape(self, shape: Shape, vocab_size: int) -> Shape:
         """The shape of its blocks."""
         candidates = min(1 << (shape.candidates - 1).bit_length(), vocab_size)
-        return shape._replace(candidates=candidates) if self.few else shape
+        return shape._replace(candidates=candidates) if self.pad else shape
 
     def length(self, longest: int, shape: Shape) -> int:
         """Columns of its masks, where the longest row has `longest` committed tokens."""
         end = longest + shape.draft_len * shape.width
-        return (bucket_length if self.few else mask_length)(end, self.capacity)
+        return (bucket_length if self.pad else mask_length)(end, self.capacity)
 
 
-class Batches:
+class BatchBuilder:
     """Makes batches, all in the same memory. Owns it: what others keep of a batch keeps nothing else alive.
 
     Parameters are made tensors once for as long as rows ask for the same, whichever requests they are.
@@ -73,10 +73,10 @@ class Batches:
         self._vocab_size, self._eos, self._buckets = vocab_size, eos, buckets
         self._layouts: OrderedDict[tuple[object, ...], _Layout] = OrderedDict()
         self._slab = Slab(pinned=buckets is not None and buckets.pinned)
-        self._places: OrderedDict[tuple[int, Shape], _Place] = OrderedDict()
-        self._placed: tuple[_Layout, _Place] | None = None
+        self._buffers: OrderedDict[tuple[int, Shape], _InputBuffers] = OrderedDict()
+        self._current: tuple[_Layout, _InputBuffers] | None = None
 
-    def batch(
+    def build(
         self,
         params: Sequence[DecodingParams],
         last_two: Sequence[tuple[int, int]],
@@ -95,33 +95,35 @@ class Batches:
             constraints: of each row; () where none asks for anything.
             beams: live beams of each row; () where there are none.
         """
-        layout, place = self._place(params)
-        tail, counts, accept, bonus, nodes, gumbel = place.arrays
+        layout, buffers = self._buffers_for(params)
+        tail, counts, accept, bonus, nodes, gumbel = buffers.arrays
         tail[: layout.count], counts[: layout.count] = last_two, committed
         layout.draws.into(gumbel, accept, bonus, nodes, keys)
-        if place.live is not None:
+        if buffers.live is not None:
             alive = [*(beams or [[]] * layout.count), *[[]] * (len(tail) - layout.count)]
-            for ours, given in zip(place.live, Live.of(alive, layout.shape.draft_len, layout.shape.width), strict=True):
+            for ours, given in zip(
+                buffers.live, Live.of(alive, layout.shape.draft_len, layout.shape.width), strict=True
+            ):
                 ours.copy_(given)
         asked = None
         if any(x is not None for x in constraints):
             asked = Constraints.of([*constraints, *[None] * (len(tail) - layout.count)])
-        batch = place.batch(layout, max(committed), asked, partial(self._cut, params))
-        return place.padded(batch, layout, self._buckets) if self._buckets else batch
+        batch = buffers.batch(layout, max(committed), asked, partial(self._cut, params))
+        return buffers.padded(batch, layout, self._buckets) if self._buckets else batch
 
     def _cut(self, params: Sequence[DecodingParams], batch: Batch, levels: int) -> Batch:
         """See `Batch.cut`. A row's noise is what it has drawn for its whole draft."""
         if levels == batch.shape.draft_len:
             return batch
-        assert self._placed is not None, "a batch has been laid out"
-        tail, counts, accept, bonus, nodes, _ = (values.copy() for values in self._placed[1].arrays)
-        layout, place = self._place([replace(p, draft_len=min(p.draft_len, levels)) for p in params])
+        assert self._current is not None, "a batch has been laid out"
+        tail, counts, accept, bonus, nodes, _ = (values.copy() for values in self._current[1].arrays)
+        layout, buffers = self._buffers_for([replace(p, draft_len=min(p.draft_len, levels)) for p in params])
         kept = tail, counts, accept[:, :levels], bonus, nodes[:, :levels, : layout.shape.score_width]
-        for ours, theirs in zip(place.arrays, kept, strict=False):
+        for ours, theirs in zip(buffers.arrays, kept, strict=False):
             ours[:] = theirs
-        return place.batch(layout, batch.longest, batch.constraints, partial(self._cut, params))
+        return buffers.batch(layout, batch.longest, batch.constraints, partial(self._cut, params))
 
-    def _place(self, params: Sequence[DecodingParams]) -> tuple[_Layout, _Place]:
+    def _buffers_for(self, params: Sequence[DecodingParams]) -> tuple[_Layout, _InputBuffers]:
         """Lay out the memory for a batch of these rows, unless it is."""
         content = tuple(map(_content, params))
         layout = self._layouts.get(content)
@@ -131,18 +133,18 @@ class Batches:
             layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos, self._buckets)
         else:
             self._layouts.move_to_end(content)
-        if self._placed is None or self._placed[0] is not layout:
+        if self._current is None or self._current[0] is not layout:
             key = layout.rows, layout.shape
-            place = self._places.get(key)
-            if place is None:
-                if len(self._places) >= KEPT:
-                    self._places.popitem(last=False)
-                place = self._places[key] = _Place(layout, self._slab)
+            buffers = self._buffers.get(key)
+            if buffers is None:
+                if len(self._buffers) >= KEPT:
+                    self._buffers.popitem(last=False)
+                buffers = self._buffers[key] = _InputBuffers(layout, self._slab)
             else:
-                self._places.move_to_end(key)
-            place.hold(layout)
-            self._placed = layout, place
-        return self._placed
+                self._buffers.move_to_end(key)
+            buffers.load(layout)
+            self._current = layout, buffers
+        return self._current
 
 
 def _content(p: DecodingParams) -> tuple[object, ...]:
@@ -197,7 +199,7 @@ class _Layout:
         self.stops = one and any(p.drafted and p.confidence > 0 for p in params)
 
 
-class _Place:
+class _InputBuffers:
     """Where in the slab the tensors of batches of one shape lie: the same tensors, whatever their rows ask for.
 
     Attributes:
@@ -230,11 +232,11 @@ class _Place:
         self._like = views(whole, torch.empty(size_of(whole), dtype=torch.uint8, device="meta"))
         self._memory = slab.bytes(size_of(whole))
         self._held, self._zeroed = self._memory[: len(layout.packed)], self._memory[len(layout.packed) :]
-        self._parts = self._over(self._memory)
+        self._tensors = self._rebind(self._memory)
         _, of_block, self.live = views(whole, self._memory)
         self.arrays = [tensor.numpy() for tensor in of_block]
 
-    def hold(self, layout: _Layout) -> None:
+    def load(self, layout: _Layout) -> None:
         """Take over what rows ask for; noise they do not draw is 0."""
         self._held.copy_(layout.packed)
         self._zeroed.zero_()
@@ -244,7 +246,7 @@ class _Place:
         self, layout: _Layout, longest: int, constraints: Constraints | None, cut: Callable[[Batch, int], Batch]
     ) -> Batch:
         """A batch of what the memory holds."""
-        parts = self._parts
+        parts = self._tensors
         return Batch(
             last_two=parts.last_two,
             committed=parts.committed,
@@ -267,7 +269,7 @@ class _Place:
         length, count = buckets.length(batch.longest, self._shape), layout.count
 
         def on(memory: Tensor, static: bool) -> Batch:
-            parts = self._over(memory) if static else self._parts
+            parts = self._rebind(memory) if static else self._tensors
             assert parts.real is not None
             padded = Padded(count, parts.real, length, memory, partial(on, static=True))
             shared = {name: value for name, value in parts._asdict().items() if name != "real"}
@@ -275,15 +277,15 @@ class _Place:
 
         return on(self._memory, static=False)
 
-    def _over(self, memory: Tensor) -> _Parts:
+    def _rebind(self, memory: Tensor) -> _Tensors:
         """The batch's tensors as views of `memory`."""
         (rows, root, places, by_target, real), of_block, live = views(self._like, memory)
         last_two, committed, accept, bonus, nodes, gumbel = of_block
         noise = Noise(gumbel.unbind(), accept, bonus, nodes.flatten(1))
-        return _Parts(last_two, committed, rows, root, places, noise, by_target, live, real)
+        return _Tensors(last_two, committed, rows, root, places, noise, by_target, live, real)
 
 
-class _Parts(NamedTuple):
+class _Tensors(NamedTuple):
     """The tensors of a `Batch`, and of its `Padded`."""
 
     last_two: Tensor

@@ -47,7 +47,7 @@ class Ran(NamedTuple):
 
     Attributes:
         draft: None where nothing was drafted.
-        logits, drafted, scored: see `Block`.
+        logits, drafted, scored: as in `Block`.
         accepted: what was decided.
     """
 
@@ -63,6 +63,25 @@ class Ran(NamedTuple):
         assert self.draft is not None
         tree = self.draft.tree
         return tree.drafted.view(-1, tree.levels, tree.width).any(-1).sum(-1)
+
+    def to_host(self, stops: bool) -> Block:
+        """What the host needs of it; `stops` says whether a draft may have stopped before its last level."""
+        draft, accepted = self.draft, self.accepted
+        finite = [True] * len(accepted.length)
+        if draft:
+            finite = [not any(map(math.isnan, row)) for row in draft.tree.log_q.tolist()]
+        return Block(
+            levels=self.levels.tolist() if draft and stops else None,
+            logits=self.logits,
+            path=accepted.path,
+            tokens=accepted.tokens.tolist(),
+            log_probs=accepted.log_probs.tolist(),
+            lengths=accepted.length.tolist(),
+            finite=finite,
+            beams=accepted.live.beams() if accepted.live is not None else None,
+            drafted=self.drafted,
+            scored=self.scored,
+        )
 
 
 def run_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Ran:
@@ -80,22 +99,6 @@ def run_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Ran:
     return Ran(draft, logits, accepted, drafted, scored)
 
 
-def decode_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Block:
-    """A block, and what the host needs of it."""
-    ran = run_block(auxiliary, target, batch)
-    draft, accepted = ran.draft, ran.accepted
-    finite = [True] * len(batch.committed)
-    if draft:
-        finite = [not any(map(math.isnan, row)) for row in draft.tree.log_q.tolist()]
-    return Block(
-        levels=ran.levels.tolist() if draft and batch.stops else None,
-        logits=ran.logits,
-        path=accepted.path,
-        tokens=accepted.tokens.tolist(),
-        log_probs=accepted.log_probs.tolist(),
-        lengths=accepted.length.tolist(),
-        finite=finite,
-        beams=accepted.live.beams() if accepted.live is not None else None,
-        drafted=ran.drafted,
-        scored=ran.scored,
-    )
+def run_block_on_host(auxiliary: Auxiliary, target: Target, batch: Batch) -> Block:
+    """A block whose functions run on the host, and what the host needs of it."""
+    return run_block(auxiliary, target, batch).to_host(batch.stops)

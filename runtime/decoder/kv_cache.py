@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from engines.prefix_cache import PrefixCache, common_prefix
@@ -9,7 +10,14 @@ from runtime.decoder.roles import Auxiliary, Target
 from runtime.scheduler.request import Request
 
 
-class Caches:
+class RowFailed(Exception):
+    """Something broke that concerns one request of a batch only."""
+
+    def __init__(self, request: Request, cause: Exception) -> None:
+        self.request, self.cause = request, cause
+
+
+class KvCaches:
     """The two caches, row by row; row r of both always carries the same request.
 
     A request's `target_held` and `auxiliary_held` say how many leading columns of its row are right. The auxiliary's
@@ -25,8 +33,8 @@ class Caches:
     ) -> None:
         self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
 
-    def store(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
-        """Store up to `budget` more tokens of a prompt in `row`; returns how many.
+    def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
+        """Prefill up to `budget` more tokens of a prompt in `row`; returns how many.
 
         Args:
             request: not running yet.
@@ -52,16 +60,38 @@ class Caches:
             self._extend(request, row, upto)
         return upto - held
 
-    def catch_up(self, request: Request, row: int, budget: int, running: Sequence[Request]) -> int:
-        """Bring a running request's auxiliary cache up to date, by at most `budget` tokens; returns how many."""
-        if not request.auxiliary_held:
-            request.auxiliary_held = self._reuse(self.auxiliary, request, row, running)
-        held = request.auxiliary_held
-        self._extend(request, row, min(request.committed - 2, held + budget))
-        return request.auxiliary_held - held
+    def catch_up(self, requests: Sequence[Request], drafted: Sequence[bool], budget: int) -> bool:
+        """Bring the auxiliary's cache up to date where a running request is drafted for, by `budget` tokens at most.
+
+        Args:
+            requests: that run, by row.
+            drafted: which of them are drafted for next.
+            budget: tokens, shared by all rows.
+
+        Returns:
+            whether all of those caches are up to date now.
+
+        Raises:
+            RowFailed: a step of one row failed.
+        """
+        behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
+        for row in behind if budget > 0 else ():
+            request, began = requests[row], time.perf_counter()
+            try:
+                if not request.auxiliary_held:
+                    request.auxiliary_held = self._reuse(self.auxiliary, request, row, requests)
+                held = request.auxiliary_held
+                self._extend(request, row, min(request.committed - 2, held + budget))
+            except Exception as error:
+                raise RowFailed(request, error) from error
+            budget -= request.auxiliary_held - held
+            request.statistics.prefill_seconds += time.perf_counter() - began
+            if budget <= 0:
+                break
+        return not any(self._lags(requests[row]) for row in behind)
 
     @staticmethod
-    def lags(request: Request) -> bool:
+    def _lags(request: Request) -> bool:
         """Whether a running request's auxiliary cache lacks tokens that a draft needs."""
         return request.auxiliary_held < request.committed - 2
 

@@ -8,7 +8,7 @@ from tokenizers.decoders import DecodeStream
 from runtime.scheduler.request import FinishReason, Request
 
 
-def settled(text: str, stops: tuple[str, ...]) -> int:
+def stable_prefix_length(text: str, stops: tuple[str, ...]) -> int:
     """Leading characters of `text` that will stay whatever follows: no stop string may still begin in them."""
     longest = max(map(len, stops), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
@@ -17,7 +17,7 @@ def settled(text: str, stops: tuple[str, ...]) -> int:
     return len(text)
 
 
-class TextStream:
+class Detokenizer:
     """Decodes a request's tokens as they come and applies its stop conditions inside an accepted block.
 
     Characters that span tokens are held back until they are complete; special tokens give no text.

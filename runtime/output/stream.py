@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from runtime.output.detokenizer import settled
+from runtime.output.detokenizer import stable_prefix_length
 from runtime.scheduler.request import FinishReason, Request, Result
 from runtime.scheduler.statistics import Statistics
 
@@ -54,7 +54,7 @@ class Choice:
         """What is new since the last call; None if nothing is."""
         request, at = self.request, self.tokens
         ended = request.finish_reason is not None
-        upto = len(request.text) if ended else settled(request.text, request.params.stop_strings)
+        upto = len(request.text) if ended else stable_prefix_length(request.text, request.params.stop_strings)
         if not ended and at == len(request.tokens) and self.characters >= upto:
             return None
         text, self.characters = request.text[self.characters : upto], max(self.characters, upto)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.scheduler.request import Request
@@ -38,7 +39,7 @@ class Scheduler:
     Attributes:
         running: requests that decode, by row.
         joining: the request whose prompt is being stored, in row `len(running)`.
-        pace: seconds between two admissions, a recent mean; kept by the loop, for `QueueFull`'s hint.
+        pace: seconds between two admissions, a recent mean, for `QueueFull`'s hint.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.joining: Request | None = None
         self.pace = 1.0
+        self._admitted_at = time.perf_counter()
         self._waiting: list[tuple[int, int, Request]] = []  # heap of (-priority, order of arrival, request)
         self._arrivals = itertools.count()
 
@@ -86,6 +88,8 @@ class Scheduler:
             InvalidInput: `check` refuses them.
             QueueFull: the queue has no room for them all just now.
         """
+        if self.idle:
+            self._admitted_at = time.perf_counter()
         self.check(*requests)
         if len(requests) > self.room:
             raise QueueFull(len(self._waiting), self.pace * (len(requests) - self.room))
@@ -116,6 +120,9 @@ class Scheduler:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
         if self.joining is None and self._waiting and len(self.running) < self.rows:
             self.joining = heapq.heappop(self._waiting)[2]
+            now = time.perf_counter()
+            self.pace += 0.2 * (now - self._admitted_at - self.pace)
+            self._admitted_at = now
         return self.joining
 
     def join(self) -> None:

@@ -79,7 +79,7 @@ class Statistics(Counts):
     acceptance_alarm: Alarm | None = None
     _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
-    def block(
+    def record_block(
         self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float], passes: int = 1
     ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
@@ -181,15 +181,15 @@ class Totals(Counts):
     output: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     accepted_lengths: Histogram = field(default_factory=lambda: Histogram((*range(17), 24, 32, 48, 64)))
 
-    def turn(self, draft: float, score: float, commit: float) -> None:
-        """Count one block's seconds, whatever its rows."""
+    def record_block(self, draft: float, score: float, commit: float) -> None:
+        """Count one block's seconds, however many rows it has."""
         self.turns += 1
         self.draft_seconds += draft
         self.score_seconds += score
         self.commit_seconds += commit
 
-    def block(self, drafted: int, accepted: int, tokens: int, passes: int = 1) -> None:
-        """Count one row's block."""
+    def record_row(self, drafted: int, accepted: int, tokens: int, passes: int = 1) -> None:
+        """Count what a block gave one row."""
         self.target_passes += passes
         self.drafted += drafted
         self.accepted += accepted

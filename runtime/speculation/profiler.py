@@ -14,8 +14,8 @@ from torch import Tensor
 from engines import Engine, Step
 from mtad.params import DecodingParams
 from runtime.decoder.auxiliary import EngineAuxiliary
-from runtime.decoder.batch_builder import Batches
-from runtime.decoder.block import decode_block
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import run_block_on_host
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.target import EngineTarget
 from runtime.speculation.step_costs import BlockShape, Outside, StepCosts, StepTable
@@ -143,7 +143,7 @@ def _block(
     engines = _Timed(auxiliary.engine), _Timed(target.engine)
     auxiliary = EngineAuxiliary(engines[0], auxiliary.vocab_size, auxiliary.functions)
     target = EngineTarget(engines[1], target.vocab_size, target.functions)
-    batches = Batches(target.vocab_size, target.engine.spec.eos_token_ids)
+    batches = BatchBuilder(target.vocab_size, target.engine.spec.eos_token_ids)
     committed, blocks = _committed(shape, columns), count()
     asked = _asked(shape)
 
@@ -152,7 +152,7 @@ def _block(
             engine.seconds = 0.0
         number, started = next(blocks), time.perf_counter()
         keys = [(row, number) for row in range(rows)]
-        decode_block(auxiliary, target, batches.batch([asked] * rows, [(0, 0)] * rows, [committed] * rows, keys))
+        run_block_on_host(auxiliary, target, batches.build([asked] * rows, [(0, 0)] * rows, [committed] * rows, keys))
         return time.perf_counter() - started - sum(engine.seconds for engine in engines)
 
     return run
@@ -181,7 +181,7 @@ def _device_block(
     def run() -> float:
         number, started = next(numbers), time.perf_counter()
         keys = [(row, number) for row in range(rows)]
-        blocks.decode(blocks.batches.batch([asked] * rows, [(0, 0)] * rows, [committed] * rows, keys))
+        blocks.run_block(blocks.batches.build([asked] * rows, [(0, 0)] * rows, [committed] * rows, keys))
         return max(0.0, time.perf_counter() - started - sum(step() for step in steps))
 
     return run

@@ -149,7 +149,7 @@ class ExecutorLLM(LLM):
 
     def close(self) -> None:
         """Release the GPUs; requests that run are given up."""
-        self.loop.drop(list(self.loop.scheduler.requests), report=False)
+        self.loop.cancel(list(self.loop.scheduler.requests), report=False)
         for client in self.clients:
             client.close()
 

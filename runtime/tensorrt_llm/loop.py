@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from mtad.accept import Accepted
-from mtad.block import Draft
 from runtime.constraints.constraint import Constrainer
 from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import Batches
-from runtime.decoder.kv_cache import Caches
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import Block, Ran
+from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
+from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.tensorrt_llm import drafting as courses
@@ -27,19 +25,10 @@ WAIT = 0.05
 
 
 class Outcome(NamedTuple):
-    """One row's block.
+    """One row's block, and `time.perf_counter()` when it began."""
 
-    Attributes:
-        draft, logits, accepted: see `runtime.decoder.block.Block`.
-        began, drafted, scored: `time.perf_counter()`.
-    """
-
-    draft: Draft | None
-    logits: Tensor
-    accepted: Accepted
+    ran: Ran
     began: float
-    drafted: float
-    scored: float
 
 
 class ExecutorLoop(DecodingLoop):
@@ -65,14 +54,15 @@ class ExecutorLoop(DecodingLoop):
         constrainer: Constrainer,
     ) -> None:
         # prompts are stored by the executors, in pieces of their own choice
-        caches, most = Caches(auxiliary, target), scheduler.rows * scheduler.capacity
-        super().__init__(caches, scheduler, tokenizer, vocab_size, eos, constrainer, most)
+        caches, most = KvCaches(auxiliary, target), scheduler.rows * scheduler.capacity
+        output = OutputProcessor(tokenizer, eos, constrainer)
+        super().__init__(scheduler, caches, BatchBuilder(vocab_size, eos), _none, output, most)
         self._auxiliary, self._target, self._exchange = auxiliary, target, target.exchange
         self._sizes = vocab_size, eos
-        self._layouts: dict[Request, Batches] = {}
-        self._spare: list[Batches] = []
+        self._layouts: dict[Request, BatchBuilder] = {}
+        self._spare: list[BatchBuilder] = []
 
-    def _block(self, requests: list[Request], budget: int) -> None:
+    def _run(self, requests: list[Request], budget: int) -> None:
         """Begin a block of every row that has none, and end those that are done."""
         failures: dict[Request, Exception] = {}
         for request in requests:
@@ -92,9 +82,7 @@ class ExecutorLoop(DecodingLoop):
             if problem:
                 failures[key] = problem
         self._fail(failures)
-        for request in requests:
-            if request.finish_reason in ("stop", "length"):
-                self._release(request)
+        self._release(*(request for request in requests if request.finish_reason in ("stop", "length")))
 
     def _course(self, request: Request) -> Course[Outcome]:
         """One block: draft, score, accept."""
@@ -108,57 +96,43 @@ class ExecutorLoop(DecodingLoop):
             drafted = time.perf_counter()
         logits = yield from courses.score(batch, sequence, draft.tree if draft else None, self._target.client)
         scored = time.perf_counter()
-        return Outcome(draft, logits, courses.decide(batch, draft, logits), began, drafted, scored)
+        return Outcome(Ran(draft, logits, courses.decide(batch, draft, logits), drafted, scored), began)
 
     def _alone(self, request: Request) -> Batch:
         """A batch of one row, in memory of its own for as long as the request runs."""
         batches = self._layouts.get(request)
         if batches is None:
-            batches = self._layouts[request] = self._spare.pop() if self._spare else Batches(*self._sizes)
-        return batches.batch(
+            batches = self._layouts[request] = self._spare.pop() if self._spare else BatchBuilder(*self._sizes)
+        return batches.build(
             [request.params],
             [request.last_two],
             [request.committed],
             [(request.seed, request.blocks)],
-            [self._constraints.get(request.id)],
+            [self.output.constraint(request)],
             [request.beams],
         )
 
     def _end(self, request: Request, outcome: Outcome) -> Exception | None:
         """Append a block's tokens; returns what broke."""
-        accepted, before = outcome.accepted, len(request.tokens)
-        length = int(accepted.length[0])
-        tokens, log_probs = accepted.tokens[0].tolist(), accepted.log_probs[0].tolist()
-        top = self._alternatives([request], outcome.logits, accepted.path)
+        held = request.committed - 1
         try:
-            known = outcome.draft is None or not bool(outcome.draft.tree.log_q.isnan().any())
-            if not known or not all(map(math.isfinite, log_probs[: length + 1])):
-                raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
-            self._append(request, tokens[: length + 1], log_probs[: length + 1], top[0] if top else None)
+            block = outcome.ran.to_host(bool(request.params.confidence))
+            failures = self.output.process([request], [request.params], block, outcome.began)
         except Exception as error:
             return error
-        if request.params.assisted:
-            request.auxiliary_held = request.committed - 2
-        request.beams = accepted.live.beams()[0] if accepted.live is not None else []
-        row, held = self.scheduler.running.index(request), len(request.prompt) + before - 1
-        self._target.prefill(row, [*request.prompt, *request.tokens][held:-1], held)
-        gained, now = len(request.tokens) - before, time.perf_counter()
-        seconds = outcome.drafted - outcome.began, outcome.scored - outcome.drafted, now - outcome.scored
-        self.totals.turn(*seconds)
-        drafted = request.params.drafted
-        if outcome.draft and request.params.confidence:
-            tree = outcome.draft.tree
-            drafted = int(tree.drafted.view(tree.levels, tree.width).any(-1).sum())
-        self._account(request, request.params, drafted, length, gained, seconds, now)
-        return None
+        if not failures:
+            row = self.scheduler.running.index(request)
+            self._target.prefill(row, [*request.prompt, *request.tokens][held:-1], held)
+        return failures.get(request)
 
-    def _release(self, request: Request) -> None:
-        """As the loop's; what is in flight for the request is given up."""
-        self._exchange.cancel([request])
-        batches = self._layouts.pop(request, None)
-        if batches is not None:
-            self._spare.append(batches)
-        super()._release(request)
+    def _release(self, *requests: Request) -> None:
+        """As the loop's; what is in flight for the requests is given up."""
+        self._exchange.cancel(requests)
+        for request in requests:
+            batches = self._layouts.pop(request, None)
+            if batches is not None:
+                self._spare.append(batches)
+        super()._release(*requests)
 
     def check_integrity(self) -> None:
         """Invariants between turns; raises AssertionError."""
@@ -167,3 +141,8 @@ class ExecutorLoop(DecodingLoop):
         running = set(self.scheduler.running)
         assert self._exchange.keys <= running, "a block of a request that does not run"
         assert self._layouts.keys() <= running, "memory of a request that does not run"
+
+
+def _none(batch: Batch) -> Block:
+    """No block is run of all rows at once."""
+    raise NotImplementedError

@@ -20,7 +20,7 @@ from mtad.distribution import Candidates
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from mtad.tree import TokenTree
-from runtime.decoder.batch_builder import Batches
+from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.roles import Auxiliary
 
 IDLE = DecodingParams(method="sample", temperature=0.0)
@@ -94,7 +94,7 @@ class Speculation:
         self.params, self.vocab_size = params, vocab_size
         self.decided = self.accepted = 0
         self._auxiliary, self._count, self._seed = auxiliary, rows, seed
-        self._drafting, self._deciding = Batches(vocab_size, eos), Batches(vocab_size, eos)
+        self._drafting, self._deciding = BatchBuilder(vocab_size, eos), BatchBuilder(vocab_size, eos)
         self._rows: OrderedDict[int, _Row] = OrderedDict()  # by row, the least recently used first
         self._proposals: dict[int, _Proposal] = {}
 
@@ -118,7 +118,7 @@ class Speculation:
         for row in idle:
             self._rows.pop(row, None)  # rows between those that draft are written to
         lengths = [len(texts[by_row[row]]) if row in by_row else 1 for row in range(count)]
-        batch = self._drafting.batch(
+        batch = self._drafting.build(
             [IDLE if row in idle else self.params for row in range(count)],
             [_tail(texts[by_row[row]]) if row in by_row else (0, 0) for row in range(count)],
             lengths,
@@ -144,7 +144,7 @@ class Speculation:
                 What lies behind, of padding, is not looked at.
         """
         draft, last_two, committed = self._proposals.pop(key)
-        batch = self._deciding.batch([self.params], [last_two], [committed], [(self._key(key), committed)])
+        batch = self._deciding.build([self.params], [last_two], [committed], [(self._key(key), committed)])
         drafted, levels = int(draft.tree.drafted.sum()), draft.tree.levels
         rows = logits[: 1 + drafted, : self.vocab_size].float().cpu()
         # a node that is not drafted can never be accepted: any logits will do

@@ -71,7 +71,7 @@ class TritonPythonModel:
             logging.basicConfig(
                 level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
             )
-            engine = AsyncLLM(folder / options.pair, **options.engine)
+            engine = AsyncLLM(folder / options.pair, options.engine)
         except InvalidInput as error:
             raise pb_utils.TritonModelException(str(error)) from None
         metrics = TritonMetrics(engine, args["model_name"], pb_utils)

@@ -1,26 +1,18 @@
-"""`model.yaml`: the options of one Triton model. Those of the engine are `runtime.LLM`'s, one to one."""
+"""`model.yaml`: the options of one Triton model. Those of the engine are the fields of `RuntimeConfig`."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import yaml
 
 from mtad.errors import InvalidInput
-from runtime.llm import LLM
+from runtime.config import RuntimeConfig
 from runtime.triton.tensors import CONVENTIONS
-
-ENGINE = {
-    name: parameter.default
-    for name, parameter in inspect.signature(LLM.__init__).parameters.items()
-    if name not in ("self", "pair", "costs", "record", "recorder", "tensor_parallel")
-}
-"""Options of `runtime.LLM` with their defaults. No divided target: a model of Triton is one process."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -34,14 +26,14 @@ class TritonOptions:
         convention: names and shapes of the tensors, a key of `CONVENTIONS`.
         request_seconds: after which a request is cancelled, waiting included, > 0.
         log_level: least severe message that is logged.
-        engine: options of `runtime.LLM`.
+        engine: how the pair runs. The target is not sharded: a model of Triton is one process.
     """
 
     pair: str
     convention: str = "bls"
     request_seconds: float = 600.0
     log_level: str = "info"
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: RuntimeConfig = field(default_factory=RuntimeConfig)
 
     def __post_init__(self) -> None:
         if not isinstance(self.pair, str) or not self.pair:
@@ -52,32 +44,28 @@ class TritonOptions:
         seconds = self.request_seconds
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             raise InvalidInput("request_seconds", seconds, "give a positive number")
-        hints = get_type_hints(LLM.__init__)
-        for name, value in self.engine.items():
-            allowed = get_args(hints[name]) or (hints[name],)
-            if not any(type(value) is one for one in allowed):
-                words = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
-                raise InvalidInput(name, value, f"give {words}")
+        if self.engine.tensor_parallel != 1:
+            raise InvalidInput(
+                "tensor_parallel", self.engine.tensor_parallel, "a model of Triton is one process; give 1"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """What `model.yaml` says, every option of the engine included."""
-        own = {name: value for name, value in asdict(self).items() if name != "engine"}
-        return {**own, **ENGINE, **self.engine}
+        values = asdict(self)
+        engine: dict[str, Any] = values.pop("engine")
+        return values | engine
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TritonOptions:
-        """Options from plain values; an unknown one is refused by name.
+        """Options from plain values.
 
         Raises:
-            InvalidInput: an option is unknown, missing or unusable.
+            InvalidInput: an option is unknown, missing or unusable; it is named.
         """
-        own = {name for name in cls.__dataclass_fields__ if name != "engine"}
-        for name in values:
-            if name not in own and name not in ENGINE:
-                raise InvalidInput(name, values[name], f"unknown; known: {', '.join(sorted(own | set(ENGINE)))}")
+        own = cls.__dataclass_fields__.keys() - {"engine"}
         if "pair" not in values:
             raise InvalidInput("pair", None, "give the path of a pair folder")
-        engine = {name: values[name] for name in ENGINE if name in values}
+        engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
         return cls(**{name: values[name] for name in own if name in values}, engine=engine)
 
 

@@ -24,7 +24,7 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS
 from runtime import LLM
 from runtime.commands.entry import Parser, command
-from runtime.commands.placement_options import add_placement, placement_of
+from runtime.commands.options import add_placement, placed_config
 from scripts.bench.methods import KINDS
 from scripts.bench.overhead import measure_overhead
 from scripts.bench.tune import tune
@@ -76,7 +76,7 @@ def main() -> None:
         problem = "a GPU runs a block as a whole, so its steps cannot be timed; give cpu"
         raise InvalidInput("device", options.device, problem)
     torch.set_num_threads(1)
-    llm = LLM(options.pair, **placement_of(options))
+    llm = LLM(options.pair, placed_config(options))
     count = {"sql": options.sql, "code": options.code}
     found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":

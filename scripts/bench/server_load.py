@@ -45,7 +45,7 @@ from engines.placement import cores
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
-from runtime.commands.placement_options import placement_of
+from runtime.commands.options import placed_config
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import DrainingServer, configure
@@ -269,7 +269,7 @@ def run(options: argparse.Namespace) -> None:
     rounds = max(1, min(6, int(duration / shortest)))
     busy = os.getloadavg()[0]
     torch.set_num_threads(1)
-    llm = LLM(options.pair, rows=options.rows, **placement_of(options))
+    llm = LLM(options.pair, placed_config(options, rows=options.rows))
     jobs = make_jobs(llm, options.method, 96, 64)
     rows = measure(llm, jobs, loads, rounds, duration / (2 * len(loads) * rounds))
     wrong = [words for row in rows.values() for system in SYSTEMS for words in row[system]["wrong"]]

@@ -40,7 +40,7 @@ from transformers import PreTrainedModel
 from engines.pytorch.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.placement_options import placement_of
+from runtime.commands.options import placed_config
 from runtime.llm import LLM
 from scripts.bench.methods import BASE, KINDS, methods
 from scripts.bench.serving_tables import LATENCIES, check_table, latency_table, plot, throughput_table
@@ -204,7 +204,16 @@ def open_systems(options: argparse.Namespace, loads: Sequence[int], threads: int
         systems.append(HuggingFace(CHECKPOINTS / "target", threads=threads))
         systems.append(HuggingFace(CHECKPOINTS / "target", CHECKPOINTS / "auxiliary", threads))
     rows = max(8, *loads)
-    ours = [InFlight(name, LLM(options.pair, rows=rows, prefix_tokens=0, **placement_of(options))) for name in OURS]
+    ours = [
+        InFlight(
+            name,
+            LLM(
+                options.pair,
+                placed_config(options, rows=rows, prefix_tokens=0),
+            ),
+        )
+        for name in OURS
+    ]
     return [*ours, *systems]
 
 

@@ -18,7 +18,7 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.commands.entry import Parser
-from runtime.commands.placement_options import add_placement, placement_of
+from runtime.commands.options import add_placement, placed_config
 from runtime.server.energy import EnergyMeter
 from scripts.evaluation import curves, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
@@ -209,14 +209,14 @@ def _describe(pair: Path) -> dict[str, Any]:
 def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingParams]]) -> LLM:
     every = [params for own in chosen for params in own.values()]
     spec = read_spec(options.pair / "target")
-    return LLM(
-        options.pair,
+    config = placed_config(
+        options,
         rows=max(spec.rows, options.batch),
         max_draft_len=max(8, *(params.draft_len for params in every)),
         max_beam_width=max(8, *(params.beam_width for params in every)),
         prefix_tokens=0,  # nobody profits from what the setting before it has stored
-        **placement_of(options),
     )
+    return LLM(options.pair, config)
 
 
 def _task(task: PromptSet, llm: LLM, params: dict[str, DecodingParams]) -> Task:

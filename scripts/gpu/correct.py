@@ -60,7 +60,7 @@ def agreement(setup: Setup, found: Found) -> None:
         alone = [on.generate(prompt, p)[0] for prompt, p in zip(prompts, params, strict=True)]
         apart = sum(_differ(a, b) is not None for a, b in zip(alone, ours, strict=True))
         found.check(f"alone = batched: {name}", apart, math.inf if setup.on_gpu else 0, "texts differ")
-    blocks = on.loop.blocks
+    blocks = on.blocks
     if blocks is not None:
         found.note(recorded=blocks.recorded, unrecorded=dict(blocks.unrecorded))
         if setup.on_gpu:

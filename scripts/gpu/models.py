@@ -15,6 +15,7 @@ from engines.graphs.runner import NoRecorder
 from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM
+from runtime.config import RuntimeConfig
 from runtime.pair import Pair
 from scripts.paths import DEMO
 
@@ -128,7 +129,7 @@ def open_llm(pair: Pair, graphs: bool) -> LLM:
     On a CPU blocks run as on a GPU without graphs, on static memory.
     """
     recorder = NoRecorder("cpu") if pair.device.type == "cpu" else None
-    return LLM(pair, graphs=graphs, record=(), recorder=recorder, prefix_tokens=0)
+    return LLM(pair, RuntimeConfig(graphs=graphs, prefix_tokens=0), record=(), recorder=recorder)
 
 
 class MadePair:

@@ -42,7 +42,7 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS
 from runtime.async_llm import AsyncLLM
 from runtime.commands.entry import Parser, command
-from runtime.commands.placement_options import add_placement, placement_of
+from runtime.commands.options import add_placement, placed_config
 from runtime.llm import LLM
 from runtime.scheduler.scheduler import QueueFull
 from scripts.demo import dataset
@@ -203,7 +203,10 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_transformers()
     report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
-    llm = LLM(options.pair, rows=options.rows, max_waiting=WAITING, **placement_of(options))
+    llm = LLM(
+        options.pair,
+        placed_config(options, rows=options.rows, max_waiting=WAITING),
+    )
     prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
     started = time.perf_counter()
     seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))
@@ -212,7 +215,7 @@ def main() -> None:
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     jobs = [make_job(number, options.seed, prompts, room) for number in range(options.requests)]
     check_ends(seen, totals, jobs)
-    alone = LLM(options.pair, rows=1, prefix_tokens=0, **placement_of(options))
+    alone = LLM(options.pair, placed_config(options, rows=1, prefix_tokens=0))
     compared = compare(alone, jobs, seen)
     slope, error = trend([(at, mib) for at, mib, _ in seen.memory])
     untrimmed, untrimmed_error = trend(seen.untrimmed)

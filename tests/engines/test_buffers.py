@@ -14,8 +14,7 @@ import torch
 
 import runtime.decoder.batch_builder
 from engines.buffers import Slab, packed, size_of, views
-from engines.placement import ONE_CORE
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 
 SMALL = 2**16
@@ -82,7 +81,7 @@ def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_w
     pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime.decoder.batch_builder, "KEPT_BYTES", SMALL)
-    chance, pair = random.Random(5), open_pair(pair_folders("onnx"), ONE_CORE)
+    chance, pair = random.Random(5), open_pair(pair_folders("onnx"), RuntimeConfig(threads=1))
     rows = pair.target.spec.rows
     largest = DecodingParams(
         method="mmtad", draft_len=8, beam_width=8, top_k=0, max_tokens=8, seed=1, repetition_penalty=1.1
@@ -90,7 +89,7 @@ def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_w
 
     def used(batches: Iterable[list[DecodingParams]]) -> int:
         """Bytes that decoding these batches, one after another, leaves held."""
-        fresh = LLM(pair, prefix_tokens=0)
+        fresh = LLM(pair, RuntimeConfig(prefix_tokens=0))
         roots = fresh.loop, pair.target, pair.auxiliary
         before = frozenset(held(roots))
         for batch in batches:

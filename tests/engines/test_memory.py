@@ -10,12 +10,12 @@ import pytest
 
 from engines.memory import format_bytes, parse_bytes
 from mtad.errors import InvalidInput
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 
 
 def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]) -> None:
     folder = pair_folders("onnx")
-    llm = LLM(folder, threads=1, prefix_tokens=192)
+    llm = LLM(folder, RuntimeConfig(threads=1, prefix_tokens=192))
     memory, engines = llm.memory, (llm.pair.target, llm.pair.auxiliary)
     assert memory.rows * memory.row == sum(engine.kv.nbytes for engine in engines)
     prefixes = llm.loop.caches.prefixes
@@ -29,22 +29,22 @@ def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
 def test_a_size_gives_the_rows_that_fit_it(pair_folders: Callable[[str], Path], rows: int) -> None:
-    need = LLM(pair_folders("onnx"), threads=1, rows=rows).memory.total
-    fitting = LLM(pair_folders("onnx"), threads=1, memory=need)
+    need = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=rows)).memory.total
+    fitting = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, memory=need))
     assert fitting.memory.rows == fitting.pair.target.spec.rows == rows == fitting.pair.target.kv.shape[2]
     assert fitting.loop.scheduler.rows == rows
-    assert LLM(pair_folders("onnx"), threads=1, memory=need + fitting.memory.row).memory.rows == rows
+    assert LLM(pair_folders("onnx"), RuntimeConfig(threads=1, memory=need + fitting.memory.row)).memory.rows == rows
 
 
 def test_a_size_that_holds_no_row_is_refused_with_the_size_one_takes(pair_folders: Callable[[str], Path]) -> None:
-    need = LLM(pair_folders("onnx"), threads=1, rows=1).memory.total
+    need = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=1)).memory.total
     with pytest.raises(InvalidInput, match=f"one row takes {format_bytes(need)}") as caught:
-        LLM(pair_folders("onnx"), memory=need - 1)
+        LLM(pair_folders("onnx"), RuntimeConfig(memory=need - 1))
     assert caught.value.field == "memory"
 
 
 def test_more_rows_than_exported_run_together(pair_folders: Callable[[str], Path]) -> None:
-    wide = LLM(pair_folders("onnx"), threads=1, rows=11)
+    wide = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=11))
     prompts = [[3 + i, 9, 27] for i in range(11)]
     together = wide.generate(prompts)
     assert wide.loop.totals.queue.count == 11
@@ -69,7 +69,7 @@ def test_a_bad_limit_is_refused_by_field(
     pair_folders: Callable[[str], Path], values: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        LLM(pair_folders("onnx"), threads=1, **values)
+        LLM(pair_folders("onnx"), RuntimeConfig(threads=1, **values))
     assert caught.value.field == field
 
 

@@ -12,7 +12,7 @@ import torch
 
 from engines.base import BLOCK
 from engines.prefix_cache import PrefixCache, common_prefix
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 
 BASE = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
 
@@ -110,8 +110,8 @@ def test_common_prefix_counts_the_leading_tokens_two_prompts_share() -> None:
 
 @pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
 def test_tokens_are_the_same_with_and_without_kept_prefixes(pair_folders: Callable[[str], Path], method: str) -> None:
-    keeping = LLM(pair_folders("onnx"), threads=1)
-    forgetting = LLM(keeping.pair, prefix_tokens=0)
+    keeping = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+    forgetting = LLM(keeping.pair, RuntimeConfig(prefix_tokens=0))
     shared = "You answer questions about databases with one SQL query and nothing else. " * 2
     prompts = [shared + end for end in ("How many singers?", "List names.", "How many singers are there?")]
     params = replace(BASE, method=method)
@@ -125,7 +125,7 @@ def test_tokens_are_the_same_with_and_without_kept_prefixes(pair_folders: Callab
 
 
 def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_folders: Callable[[str], Path]) -> None:
-    llm = LLM(pair_folders("onnx"), threads=1, prefix_tokens=0)
+    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, prefix_tokens=0))
     alone = [llm.generate(prompt, BASE)[0].token_ids for prompt in ("SELECT name FROM a", "SELECT name FROM b")]
     together = llm.generate(["SELECT name FROM a", "SELECT name FROM b"], BASE)
     assert [r.token_ids for r in together] == alone
@@ -133,9 +133,9 @@ def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_f
 
 
 def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(pair_folders: Callable[[str], Path]) -> None:
-    llm = LLM(pair_folders("onnx"), threads=1)
+    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
     prompt = [3 + i % 200 for i in range(100)]
-    expected = LLM(llm.pair, prefix_tokens=0).generate(prompt, BASE)[0].token_ids
+    expected = LLM(llm.pair, RuntimeConfig(prefix_tokens=0)).generate(prompt, BASE)[0].token_ids
     llm.generate(prompt, replace(BASE, method="sample"))
     result = llm.generate(prompt, BASE)[0]
     assert result.statistics.reused_tokens == BLOCK

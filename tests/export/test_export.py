@@ -28,7 +28,7 @@ from export.onnx.widen import rounded, write_widened
 from export.pair import export_pair
 from export.verification.verify import verify
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 
 OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
@@ -260,7 +260,7 @@ class TestFolder:
         pair = open_pair(tmp_path / "pair")
         assert pair.target.kv.dtype == DTYPES[precision]
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
-        result = LLM(pair, max_draft_len=4, max_beam_width=4).generate("SELECT", params)[0]
+        result = LLM(pair, RuntimeConfig(max_draft_len=4, max_beam_width=4)).generate("SELECT", params)[0]
         assert len(result.token_ids) == 9
         assert result.statistics.accepted > 0
 
@@ -486,4 +486,4 @@ class TestOpening:
 
     def test_no_threads_is_refused(self, pair_folder: Path) -> None:
         with pytest.raises(InvalidInput, match="threads"):
-            LLM(pair_folder, threads=0)
+            LLM(pair_folder, RuntimeConfig(threads=0))

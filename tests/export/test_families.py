@@ -38,7 +38,7 @@ from export.pair import export_pair
 from export.verification.check import check
 from export.verification.verify import TOLERANCE, verify
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams, Result
+from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from scripts.demo import dataset
 from scripts.paths import DEMO
 from tests.conftest import make_tokenizer
@@ -163,7 +163,7 @@ def generate(llm: LLM) -> list[Result]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_is_the_torch_engines(family: str, exported: Callable[[str, str], Path]) -> None:
-    ours, theirs = (generate(LLM(exported(family, format), threads=1)) for format in ("onnx", "torch"))
+    ours, theirs = (generate(LLM(exported(family, format), RuntimeConfig(threads=1))) for format in ("onnx", "torch"))
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     assert sum(result.statistics.accepted for result in ours) > 20
 
@@ -172,7 +172,7 @@ def test_generation_is_the_torch_engines(family: str, exported: Callable[[str, s
 def test_a_text_without_grouped_queries_has_the_same_bits_in_any_batch(
     family: str, exported: Callable[[str, str], Path]
 ) -> None:
-    llm = LLM(exported(family, "onnx"), threads=1)
+    llm = LLM(exported(family, "onnx"), RuntimeConfig(threads=1))
     together = generate(llm)
     for number, (prompt, params) in enumerate(itertools.product(PROMPTS, PARAMS)):
         alone = llm.generate([prompt], params)[0]
@@ -219,7 +219,7 @@ def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, s
 def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_drafts(tmp_path: Path) -> None:
     target, auxiliary = (str(DEMO / "opt" / name) for name in ("target", "auxiliary"))
     export_pair(tmp_path / "pair", target, auxiliary, rows=8, capacity=512, format="torch")
-    llm = LLM(tmp_path / "pair", threads=1)
+    llm = LLM(tmp_path / "pair", RuntimeConfig(threads=1))
     theirs = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
     assert llm.pair.tokenizer.get_vocab() == theirs.get_vocab()
     prompts = [example.prompt for example in dataset.load("development", "sql")[:8]]

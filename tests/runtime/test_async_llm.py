@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mtad.errors import CapacityExceeded, InvalidInput
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
-from runtime.output.detokenizer import settled
+from runtime.output.detokenizer import stable_prefix_length
 from runtime.output.stream import Piece, Stream
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
@@ -88,7 +88,7 @@ def test_a_piece_never_shows_part_of_a_stop_string(plain: LLM, llm: LLM) -> None
     [("abc", (), 3), ("abc", ("d",), 3), ("abc", ("cd",), 2), ("abc", ("cd", "bce"), 1), ("aaa", ("aaaa",), 0)],
 )
 def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
-    assert settled(text, stops) == length
+    assert stable_prefix_length(text, stops) == length
 
 
 def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
@@ -189,11 +189,11 @@ def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
 
 
 def test_options_of_what_is_made_already_are_refused(llm: LLM) -> None:
-    with pytest.raises(InvalidInput, match="options"):
-        AsyncLLM(llm, rows=2)
+    with pytest.raises(InvalidInput, match="config"):
+        AsyncLLM(llm, RuntimeConfig(rows=2))
     for name, value in {"rows": 2, "memory": "1GiB", "threads": 1}.items():
         with pytest.raises(InvalidInput) as caught:
-            LLM(llm.pair, **{name: value})  # type: ignore[arg-type]
+            LLM(llm.pair, RuntimeConfig(**{name: value}))  # type: ignore[arg-type]
         assert caught.value.field == name
 
 
@@ -288,7 +288,7 @@ def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_cause(l
             streams = [await engine.submit(PROMPTS[0], LONG)]
             await asyncio.to_thread(until, lambda: engine.statistics()["running"] == 1)
             streams.append(await engine.submit(PROMPTS[1], LONG))
-            vars(llm.loop)["turn"] = broken
+            vars(llm.loop)["step"] = broken
             gate.open()
             for stream in streams:
                 with pytest.raises(RequestFailed, match="rows are lost"):

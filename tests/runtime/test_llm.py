@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from engines import Step
 from mtad.errors import CapacityExceeded, InvalidInput
-from runtime import LLM, DecodingParams, Result
+from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.llm import Prompt
 from runtime.scheduler.request import Request
 
@@ -31,7 +31,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 @pytest.fixture(scope="session")
 def torch_llm(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("torch"), threads=1)
+    return LLM(pair_folders("torch"), RuntimeConfig(threads=1))
 
 
 def mixed() -> list[DecodingParams]:
@@ -268,7 +268,7 @@ def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, met
 
 
 def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_turn(llm: LLM) -> None:
-    bounded = LLM(llm.pair, max_prefill_tokens=8, prefix_tokens=0)
+    bounded = LLM(llm.pair, RuntimeConfig(max_prefill_tokens=8, prefix_tokens=0))
     steps: list[int] = []
     engine = llm.pair.target
     plain = engine.step
@@ -297,7 +297,7 @@ def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_tur
 
 
 def test_more_prompts_than_the_queue_holds_are_fed_as_it_empties(llm: LLM) -> None:
-    small = LLM(llm.pair, max_waiting=2)
+    small = LLM(llm.pair, RuntimeConfig(max_waiting=2))
     params = replace(BASE, max_tokens=3)
     results = small.generate([[5 + i] for i in range(15)], params)
     assert [r.prompt_token_ids for r in results] == [[5 + i] for i in range(15)]
@@ -345,7 +345,7 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_the_prefill_chunk_does_not_change_the_tokens(llm: LLM, chunk: int) -> None:
-    chunked = LLM(llm.pair, max_prefill_tokens=chunk, prefix_tokens=0)
+    chunked = LLM(llm.pair, RuntimeConfig(max_prefill_tokens=chunk, prefix_tokens=0))
     expected = llm.generate(PROMPTS, BASE)
     assert [r.token_ids for r in chunked.generate(PROMPTS, BASE)] == [r.token_ids for r in expected]
 

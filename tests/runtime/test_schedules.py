@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,9 +14,12 @@ from engines.prefix_cache import PrefixCache
 from mtad.params import METHODS, DecodingParams
 from runtime.constraints.constraint import Constrainer
 from runtime.decoder.auxiliary import EngineAuxiliary
-from runtime.decoder.kv_cache import Caches
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import run_block_on_host
+from runtime.decoder.kv_cache import KvCaches
 from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop
+from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import QueueFull, Scheduler
 from runtime.speculation.planner import Planner
@@ -54,13 +57,13 @@ def make_mock(
     spec = mock_spec(rows, CAPACITY)
     auxiliary, target = MockEngine(spec, noise=0.3), MockEngine(spec, noise=0.0)
     prefixes = PrefixCache(auxiliary.kv, prefix_tokens), PrefixCache(target.kv, prefix_tokens)
+    roles = EngineAuxiliary(auxiliary, VOCAB, target=target), EngineTarget(target, VOCAB)
     loop = DecodingLoop(
-        Caches(EngineAuxiliary(auxiliary, VOCAB, target=target), EngineTarget(target, VOCAB), prefixes),
         Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
-        mock_tokenizer(),
-        VOCAB,
-        (EOS,),
-        Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
+        KvCaches(*roles, prefixes),
+        BatchBuilder(VOCAB, (EOS,)),
+        partial(run_block_on_host, *roles),
+        OutputProcessor(mock_tokenizer(), (EOS,), Constrainer(mock_tokenizer(), VOCAB, (EOS,))),
         max_prefill_tokens,
     )
     loop.planner = Planner(costs, max_draft_len=4) if costs else None
@@ -103,7 +106,7 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], str]]:
         mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
         mock.loop.submit(request)
         while not mock.loop.scheduler.idle:
-            mock.loop.turn()
+            mock.loop.step()
         entries.append((prompt, params, request.tokens, request.text))
     return entries
 
@@ -135,13 +138,13 @@ def run_schedule(seed: int) -> tuple[int, int, int]:
             live[request.id] = request
         if cancelling and live and chance.random() < 0.1:
             victims = chance.sample(list(live.values()), chance.randint(1, min(2, len(live))))
-            mock.loop.drop(victims)
+            mock.loop.cancel(victims)
             assert all(victim.finish_reason == "cancelled" for victim in victims)
             mock.loop.check_integrity()
         if faulty and chance.random() < 0.15:
             engine = chance.choice([mock.auxiliary, mock.target])
             engine.faults = [chance.choice([OSError("injected"), chance.randrange(5), None]) for _ in range(3)]
-        for request in mock.loop.turn():
+        for request in mock.loop.step():
             assert live.pop(request.id) is request, "ended twice, or never began"
             ended.append(request)
         mock.loop.check_integrity()

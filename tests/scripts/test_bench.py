@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.bench import __main__ as bench
 from scripts.bench import serving
 from scripts.bench.serving import measure, measure_eight, summarise
@@ -31,7 +31,7 @@ GREEDY = DecodingParams(method="sample", top_k=1, max_tokens=24)
 @pytest.fixture(scope="module")
 def llm(pair_folders: Callable[[str], Path]) -> LLM:
     """The random pair, without kept prompts; tests leave it idle."""
-    return LLM(pair_folders("onnx"), threads=1, rows=8, prefix_tokens=0)
+    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=8, prefix_tokens=0))
 
 
 @pytest.fixture(scope="module")

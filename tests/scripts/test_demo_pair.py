@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from mtad.distribution import process
 from mtad.rows import block_shape, stack_rows
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO
@@ -26,7 +26,7 @@ BASE = DecodingParams(max_tokens=96)
 
 @pytest.fixture(scope="module")
 def demo(demo_pair: Path) -> LLM:
-    return LLM(demo_pair, threads=2)
+    return LLM(demo_pair, RuntimeConfig(threads=2))
 
 
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:

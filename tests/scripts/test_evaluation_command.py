@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from export.pair import export_pair
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 from scripts.evaluation import __main__ as evaluate
 from scripts.evaluation import curves
 from scripts.evaluation.curves import Curve
@@ -51,7 +51,7 @@ def pair(twins: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(pair: Path) -> LLM:
-    return LLM(pair, threads=1, prefix_tokens=0)
+    return LLM(pair, RuntimeConfig(threads=1, prefix_tokens=0))
 
 
 @pytest.fixture(scope="module")

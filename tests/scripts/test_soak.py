@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mtad.params import METHODS
-from runtime import LLM, AsyncLLM
+from runtime import LLM, AsyncLLM, RuntimeConfig
 from scripts.soak.__main__ import CLIENTS_EXTRA, WAITING, check_ends, compare, soak
 from scripts.soak.figures import Seen, trend
 from scripts.soak.jobs import Job, make_job
@@ -27,7 +27,7 @@ Ran = tuple[Seen, dict[str, Any], list[Job], LLM]
 def ran(pair_folders: Callable[[str], Path]) -> Ran:
     """A short soak on the random pair, and another LLM to compare with."""
     folder = pair_folders("onnx")
-    llm, seen, engines = LLM(folder, threads=1, rows=4, max_waiting=WAITING), Seen(), list[AsyncLLM]()
+    llm, seen, engines = LLM(folder, RuntimeConfig(threads=1, rows=4, max_waiting=WAITING)), Seen(), list[AsyncLLM]()
     prompts = [list(llm.pair.tokenizer(text).input_ids) for text in TEXT]
     score, end = llm.loop.caches.target.score, time.monotonic() + PATIENCE
 
@@ -52,7 +52,7 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     jobs = [make_job(number, SEED, prompts, room) for number in range(COUNT)]
-    return seen, totals, jobs, LLM(folder, threads=1, rows=1, prefix_tokens=0)
+    return seen, totals, jobs, LLM(folder, RuntimeConfig(threads=1, rows=1, prefix_tokens=0))
 
 
 def test_a_short_soak_loses_nothing_and_gives_everyone_what_they_get_alone(ran: Ran) -> None:

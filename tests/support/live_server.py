@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 from openai import OpenAI
 
-from runtime import LLM, AsyncLLM
+from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import DrainingServer, configure
@@ -103,7 +103,7 @@ def live(llm: LLM, **options: Any) -> Iterator[LiveServer]:
 
 def own(plain: LLM, **options: Any) -> LLM:
     """An LLM of a test's own on the engines they share."""
-    return LLM(plain.pair, costs=COSTS, **options)
+    return LLM(plain.pair, RuntimeConfig(**options), costs=COSTS)
 
 
 class Gate:

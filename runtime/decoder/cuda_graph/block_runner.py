@@ -21,7 +21,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import Batches, Buckets
+from runtime.decoder.batch_builder import BatchBuilder, Buckets
 from runtime.decoder.block import Block
 from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock, Results
 from runtime.decoder.target import EngineTarget
@@ -57,7 +57,7 @@ class DeviceBlocks:
         self,
         auxiliary: EngineAuxiliary,
         target: EngineTarget,
-        batches: Batches,
+        batches: BatchBuilder,
         recorder: Recorder,
         most: int = MOST,
     ) -> None:
@@ -99,7 +99,7 @@ class DeviceBlocks:
             raise InvalidInput("max_draft_len", tokens - 1, problem)
         spec = engines[0].spec
         buckets = Buckets(spec.rows, spec.capacity, few, pinned=target.device.type == "cuda")
-        return cls(auxiliary, target, Batches(target.vocab_size, eos, buckets), recorder)
+        return cls(auxiliary, target, BatchBuilder(target.vocab_size, eos, buckets), recorder)
 
     @property
     def records(self) -> bool:
@@ -127,7 +127,7 @@ class DeviceBlocks:
             return "constraints are followed on the host"
         return self._never
 
-    def decode(self, batch: Batch) -> Block:
+    def run_block(self, batch: Batch) -> Block:
         """Run a block, and give what the host needs of it."""
         assert batch.padded is not None, "a batch of buckets"
         reason = self.capturable(batch)
@@ -163,7 +163,7 @@ class DeviceBlocks:
                         batches[Key.of(batch)] = count, committed, p
         for key in sorted(batches, key=lambda key: key.size, reverse=True):
             if key not in self._blocks:
-                self.decode(self._dummy(*batches[key]))
+                self.run_block(self._dummy(*batches[key]))
         for role in (self._auxiliary, self._target):
             role.engine.kv.zero_()
 
@@ -199,7 +199,7 @@ class DeviceBlocks:
         return run
 
     def _dummy(self, rows: int, committed: int, params: DecodingParams) -> Batch:
-        return self.batches.batch([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows)
+        return self.batches.build([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows)
 
     def _launch(self, batch: Batch) -> RecordedBlock:
         """Launch the batch's graph, recorded now if it is the first of its kind."""

@@ -45,7 +45,7 @@ from engines.pytorch.hook import StepModel, cache_shape
 from export.pair import export_pair
 from export.verification.verify import verify
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.scheduler.request import Request, RequestFailed
 from tests.export.test_families import FAMILIES, GROUPED, HEADS, write_model
 from tests.support.fake_cuda import FakeRecorder
@@ -158,16 +158,16 @@ def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
     monkeypatch.setattr(subprocess, "Popen", started)
     for world, problem in ((0, "at least 1"), (3, "4 attention heads"), (4, "2 KV heads")):
         with pytest.raises(InvalidInput, match=problem):
-            LLM(pair_folders("torch"), tensor_parallel=world)
+            LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=world))
     with pytest.raises(InvalidInput, match="format onnx runs on one device"):
-        LLM(pair_folders("onnx"), tensor_parallel=2)
+        LLM(pair_folders("onnx"), RuntimeConfig(tensor_parallel=2))
     with pytest.raises(InvalidInput, match="option of the format onnx"):
-        LLM(pair_folders("torch"), tensor_parallel=2, provider="cpu")
+        LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2, provider="cpu"))
     told = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidInput, match="4 processes were started"):
-        LLM(pair_folders("torch"), tensor_parallel=2)
+        LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InvalidInput, match="1 GPUs here; one for each rank"):
         check_launch(4, "cuda")
@@ -221,7 +221,7 @@ def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     pair_folders: PairFolders, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, problem: str
 ) -> None:
     monkeypatch.setattr("engines.parallel.engine.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
-    llm = LLM(pair_folders("torch"), tensor_parallel=2)
+    llm = LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     (process,) = parallel(llm).part.ranks.processes.values()
     try:
         llm.generate("def", DecodingParams(max_tokens=2))
@@ -248,7 +248,7 @@ def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_proce
     export_pair(tmp_path / "pair", str(target), str(auxiliary), rows=4, capacity=256, format="torch")
     params = [DecodingParams(method=method, max_tokens=12, seed=2) for method in ("sample", "speculative", "mtad")]
     expected = [each.token_ids for each in LLM(tmp_path / "pair").generate(["def largest"] * 3, params)]
-    llm = LLM(tmp_path / "pair", tensor_parallel=2)
+    llm = LLM(tmp_path / "pair", RuntimeConfig(tensor_parallel=2))
     try:
         reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
         assert verify(parallel(llm), reference.eval(), seed=1) <= 1e-5
@@ -273,7 +273,7 @@ def test_under_torchrun_one_process_prints_and_all_end(pair_folders: PairFolders
 @pytest.fixture(scope="module")
 def two(pair_folders: PairFolders) -> Iterator[LLM]:
     """The pair, its target on two ranks."""
-    llm = LLM(pair_folders("torch"), tensor_parallel=2, max_prefill_tokens=32)
+    llm = LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2, max_prefill_tokens=32))
     yield llm
     parallel(llm).close()
     assert [process.returncode for process in parallel(llm).part.ranks.processes.values()] == [0]
@@ -283,7 +283,7 @@ def two(pair_folders: PairFolders) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def one(pair_folders: PairFolders) -> LLM:
-    return LLM(pair_folders("torch"), max_prefill_tokens=32)
+    return LLM(pair_folders("torch"), RuntimeConfig(max_prefill_tokens=32))
 
 
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(two: LLM, reference: LlamaForCausalLM) -> None:
@@ -335,10 +335,10 @@ def test_a_mixed_batch_has_the_tokens_of_one_process(two: LLM, one: LLM) -> None
 
 def test_blocks_launched_without_waiting_are_done_on_every_rank(two: LLM, one: LLM) -> None:
     """As on a GPU, where the target of a divided pair runs its steps between the parts of a block."""
-    launched = LLM(two.pair, max_prefill_tokens=32, recorder=FakeRecorder())
+    launched = LLM(two.pair, RuntimeConfig(max_prefill_tokens=32), recorder=FakeRecorder())
     assert course(launched) == course(one)
-    assert launched.loop.blocks is not None
-    assert not launched.loop.blocks.records
+    assert launched.blocks is not None
+    assert not launched.blocks.records
 
 
 def test_ranks_that_have_not_done_the_same_are_found(two: LLM) -> None:

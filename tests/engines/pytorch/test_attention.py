@@ -25,7 +25,7 @@ from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fixed_cache import scatter_in_place
 from export.checkpoint.checkpoint import Checkpoint
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.gpu.attention_check import TOLERANCE, Case, check_attention, make, time_attention
 
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -187,7 +187,7 @@ def test_a_text_is_the_one_that_torchs_attention_gives(pair_folders: Callable[[s
     params = DecodingParams(method=method, draft_len=2, beam_width=2, max_tokens=5, ignore_eos=True, seed=3)
     texts = []
     for name in ("sdpa", "triton"):
-        llm = LLM(pair_folders("torch"), threads=1, prefix_tokens=0, attention=name)
+        llm = LLM(pair_folders("torch"), RuntimeConfig(threads=1, prefix_tokens=0, attention=name))
         texts.append([result.token_ids for result in llm.generate(["def largest(values):", "S"], params)])
     assert texts[0] == texts[1]
 
@@ -197,7 +197,7 @@ def test_an_attention_that_a_pair_does_not_have_is_refused(
     pair_folders: Callable[[str], Path], format: str, name: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        LLM(pair_folders(format), attention=name)
+        LLM(pair_folders(format), RuntimeConfig(attention=name))
     assert caught.value.field == "attention"
 
 

@@ -35,7 +35,7 @@ from export.quantization.weight_only import (
 from export.verification.check import check
 from export.verification.verify import ACTIVATIONS, TOLERANCE, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
@@ -216,7 +216,7 @@ class TestPair:
 
     def test_it_decodes(self, mixed: Path) -> None:
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
-        result = LLM(mixed, threads=1, max_draft_len=4, max_beam_width=4).generate("SELECT", params)[0]
+        result = LLM(mixed, RuntimeConfig(threads=1, max_draft_len=4, max_beam_width=4)).generate("SELECT", params)[0]
         assert len(result.token_ids) == 9
         assert result.statistics.accepted > 0
 
@@ -249,7 +249,7 @@ class TestPair:
     def test_its_block_efficiency_is_that_of_its_texts(self, mixed: Path, calibration: Path) -> None:
         report = json.loads((mixed / "target" / "quantization.json").read_text())["block_efficiency"]
         prompts = [json.loads(line)["prompt"] for line in calibration.read_text().splitlines()]
-        llm = LLM(mixed, threads=1)
+        llm = LLM(mixed, RuntimeConfig(threads=1))
         ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in prompts]
         assert block_efficiency(mixed, ids, "mtad") == report["mtad"]["pair"]
         assert report["mtad"]["pair"]["tokens_per_pass"] > 1

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.cluster.board import Figures, Report
 from runtime.cluster.options import ClusterOptions
 from runtime.cluster.prefix_table import BLOCK, PrefixTable, prefix_keys
@@ -107,7 +107,7 @@ def cluster(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def plain(demo_pair: Path) -> LLM:
     """The same pair, alone."""
-    return LLM(demo_pair, threads=1)
+    return LLM(demo_pair, RuntimeConfig(threads=1))
 
 
 def expected(llm: LLM, prompt: str, **values: Any) -> str:

@@ -16,7 +16,7 @@ import pytest
 import export.commands.export
 import runtime.commands.generate
 from engines.pytorch.engine import TorchEngine
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
 OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
@@ -74,7 +74,7 @@ def pair(pair_folders: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def expected(pair: Path) -> Callable[[str], str]:
     """The text that the library gives for a prompt."""
-    llm = LLM(pair, threads=1)
+    llm = LLM(pair, RuntimeConfig(threads=1))
     return lambda prompt: llm.generate(prompt, PARAMS)[0].text
 
 
@@ -84,7 +84,7 @@ def test_prompts_come_from_arguments_files_or_standard_input(
     file = tmp_path / "prompt.txt"
     file.write_text("How many\nsingers?", encoding="utf-8")
     both = run("mtad-generate", pair, "SELECT", "--file", file, *OPTIONS)
-    memory = f"{LLM(pair, threads=1).memory}\n"
+    memory = f"{LLM(pair, RuntimeConfig(threads=1)).memory}\n"
     assert both == Outcome(0, f"{expected('SELECT')}\n{expected(file.read_text())}\n", memory)
     typed = run("mtad-generate", pair, *OPTIONS, stdin="where? 日本".encode())
     assert typed == Outcome(0, expected("where? 日本") + "\n", memory)
@@ -93,7 +93,7 @@ def test_prompts_come_from_arguments_files_or_standard_input(
 def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
     outcome = run("mtad-generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
     assert (outcome.code, outcome.err.startswith("memory: ")) == (0, True)
-    results = LLM(pair, threads=1).generate(["SELECT", "Ωμέγα"], PARAMS)
+    results = LLM(pair, RuntimeConfig(threads=1)).generate(["SELECT", "Ωμέγα"], PARAMS)
     for line, result in zip(outcome.out.splitlines(), results, strict=True):
         values = json.loads(line)
         assert values.keys() == result.to_dict().keys()
@@ -120,7 +120,10 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
     outcome = run("mtad-generate", pair, "SELECT", "--json", *options, *OPTIONS)
     params = replace(PARAMS, method="mmtad", draft_len=2, beam_width=3, accept_threshold=0.25, temperature=0.5)
     params = replace(params, top_k=5, top_p=0.8, stop=("ab", "e"))
-    assert json.loads(outcome.out)["token_ids"] == LLM(pair, threads=1).generate("SELECT", params)[0].token_ids
+    assert (
+        json.loads(outcome.out)["token_ids"]
+        == LLM(pair, RuntimeConfig(threads=1)).generate("SELECT", params)[0].token_ids
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], 
     exported = run_installed("mtad-export", *options, "--capacity", 192)
     assert (exported.code, exported.out) == (0, f"{tmp_path / 'pair'}\n"), exported.err
     generated = run_installed("mtad-generate", tmp_path / "pair", "SELECT", *OPTIONS)
-    llm = LLM(tmp_path / "pair", threads=1)
+    llm = LLM(tmp_path / "pair", RuntimeConfig(threads=1))
     assert generated == Outcome(0, llm.generate("SELECT", PARAMS)[0].text + "\n", f"{llm.memory}\n")
 
 

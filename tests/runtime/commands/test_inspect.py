@@ -20,7 +20,7 @@ import runtime.commands.inspect
 from engines.folder import read_spec
 from export.estimate import estimate_pair
 from export.plan import plan_pair
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from tests.runtime.commands.test_commands import Outcome, assert_refused
 
@@ -176,7 +176,7 @@ class TestDryRun:
             assert one.disk == pytest.approx(there, rel=0.02)
             assert one.kv_row == read_spec(pair / one.name).kv_bytes // 4
             assert not one.unchanged
-        assert found.running.total == pytest.approx(LLM(pair, threads=1).memory.total, rel=0.02)
+        assert found.running.total == pytest.approx(LLM(pair, RuntimeConfig(threads=1)).memory.total, rel=0.02)
         assert found.seconds > 0
         assert found.exporting > found.disk
         kept = estimate_pair(pair, plan)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mtad.errors import InvalidInput
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 from tests.runtime.test_llm import BASE, PROMPTS
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
@@ -60,7 +60,7 @@ def test_parameters_must_be_one_or_one_for_each_prompt(llm: LLM) -> None:
 )
 def test_limits_that_leave_no_room_are_refused(llm: LLM, field: str, values: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
-        LLM(llm.pair, **values)
+        LLM(llm.pair, RuntimeConfig(**values))
     assert caught.value.field == field
 
 
@@ -89,7 +89,7 @@ def test_an_interrupted_generate_leaves_nothing_behind(
 def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_step_meets_it(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = LLM(llm.pair, max_waiting=2)
+    small = LLM(llm.pair, RuntimeConfig(max_waiting=2))
     calls, step = itertools.count(), llm.pair.target.step
 
     def interrupted(*arguments: Any) -> Any:

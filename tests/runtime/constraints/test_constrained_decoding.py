@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RequestFailed
+from runtime import LLM, DecodingParams, RequestFailed, RuntimeConfig
 from runtime.constraints.constraint import ConstraintFailed
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many"]
@@ -35,7 +35,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 @pytest.fixture(scope="module")
 def llm(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("onnx"), threads=1)
+    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
 
 
 @every_method

@@ -17,7 +17,7 @@ from mtad.errors import InvalidInput
 from mtad.live import Beams
 from mtad.params import METHODS, DecodingParams
 from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import Batches
+from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.compiled.functions import CompiledFunctions
 from runtime.decoder.eager import BlockFunctions, TorchFunctions
 
@@ -140,13 +140,13 @@ def test_compiled_functions_compute_what_eager_ones_do(compiled: CompiledFunctio
     vocab, rows = chance.choice([7, 40, 300]), chance.randint(1, 6)
     alike = random_params(chance)
     params = [alike if seed % 2 else random_params(chance) for _ in range(rows)]
-    batches = Batches(vocab, (0, 3))
+    batches = BatchBuilder(vocab, (0, 3))
     for block in range(2):
         committed = [chance.randint(1, 80) for _ in range(rows)]
         last_two = [(chance.randrange(vocab), chance.randrange(vocab)) for _ in range(rows)]
         kept: Beams = [((1, 2), -1.0), ((1, 4), -2.0)]
         beams = [kept if p.spec.live and p.draft_len > 3 and p.beam_width > 1 and block else [] for p in params]
-        batch = batches.batch(params, last_two, committed, [(row, block) for row in range(rows)], (), beams)
+        batch = batches.build(params, last_two, committed, [(row, block) for row in range(rows)], (), beams)
         expected = run_block(TorchFunctions().of(rows, batch.shape, LENGTH), batch, vocab, seed + block)
         found = run_block(compiled.of(rows, batch.shape, LENGTH), batch, vocab, seed + block)
         for ours, theirs in zip(found, expected, strict=True):
@@ -161,7 +161,7 @@ def test_a_value_is_rounded_alike_wherever_it_is(compiled: CompiledFunctions) ->
     logits = 4 * torch.randn(7, 1, 50, generator=torch.Generator().manual_seed(1))
 
     def joint(rows: list[int]) -> torch.Tensor:
-        batch = Batches(50, ()).batch(
+        batch = BatchBuilder(50, ()).build(
             [params] * len(rows), [(1, 2)] * len(rows), [9] * len(rows), [(r, 0) for r in rows]
         )
         functions = compiled.of(len(rows), batch.shape, LENGTH)
@@ -180,12 +180,12 @@ def test_a_value_is_rounded_alike_wherever_it_is(compiled: CompiledFunctions) ->
 
 
 def test_rows_that_ask_for_the_same_share_their_tensors() -> None:
-    batches = Batches(50, (0,))
+    batches = BatchBuilder(50, (0,))
     one, other = DecodingParams(seed=1), DecodingParams(seed=2, max_tokens=5)
-    first = batches.batch([one, other], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
-    second = batches.batch([other, one], [(5, 6)] * 2, [7, 8], [(1, 0), (2, 1)])
+    first = batches.build([one, other], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
+    second = batches.build([other, one], [(5, 6)] * 2, [7, 8], [(1, 0), (2, 1)])
     assert second.rows is first.rows
     assert second.committed.tolist() == [7, 8]
-    wider = batches.batch([one, replace(other, beam_width=8)], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
+    wider = batches.build([one, replace(other, beam_width=8)], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
     assert wider.rows is not first.rows
     assert wider.shape.width == 8

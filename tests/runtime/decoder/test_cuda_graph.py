@@ -25,17 +25,18 @@ from engines.prefix_cache import PrefixCache
 from engines.pytorch.engine import TorchEngine
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import Batches, Buckets
+from runtime.decoder.batch_builder import BatchBuilder, Buckets
 from runtime.decoder.block import run_block
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.cuda_graph.captured_block import Results
-from runtime.decoder.kv_cache import Caches
+from runtime.decoder.kv_cache import KvCaches
 from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop
+from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
@@ -69,14 +70,17 @@ class Device:
         self.recorder, self.blocks = recorder, DeviceBlocks.of(*roles, (EOS,), recorder, NODES + 1)
         prefixes = PrefixCache(self.auxiliary.kv, prefix_tokens), PrefixCache(self.target.kv, prefix_tokens)
         self.loop = DecodingLoop(
-            Caches(*roles, prefixes),
             Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=64),
-            mock_tokenizer(),
-            VOCAB,
-            (EOS,),
-            Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
+            KvCaches(*roles, prefixes),
+            self.blocks.batches,
+            self.blocks.run_block,
+            OutputProcessor(
+                mock_tokenizer(),
+                (EOS,),
+                Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
+                self.blocks.unrecorded,
+            ),
             prefill,
-            self.blocks,
         )
 
     @property
@@ -91,7 +95,7 @@ class Device:
         while left or not self.loop.scheduler.idle:
             for _ in range(min(len(left), chance.choice([0, 1, 3]))):
                 self.loop.submit(left.pop())
-            self.loop.turn()
+            self.loop.step()
             self.loop.check_integrity()
         return added
 
@@ -124,7 +128,7 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
         mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
         mock.loop.submit(request)
         while not mock.loop.scheduler.idle:
-            mock.loop.turn()
+            mock.loop.step()
         entries.append((prompt, params, request.tokens, request.log_probs))
     return entries
 
@@ -146,7 +150,7 @@ def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host
 def batch_of(device: Device, params: Sequence[DecodingParams], committed: int = 9) -> Batch:
     rows = len(params)
     last_two, keys = [(3 + row, 5) for row in range(rows)], [(row, 0) for row in range(rows)]
-    return device.blocks.batches.batch(params, last_two, [committed + row for row in range(rows)], keys)
+    return device.blocks.batches.build(params, last_two, [committed + row for row in range(rows)], keys)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -158,7 +162,7 @@ def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) 
         batch = batch_of(device, params)
         before = recorder.waits
         with torch.inference_mode(), NoReads(lambda: device.read_back) as reads, Copies(device) as copies:
-            block = device.blocks.decode(batch)
+            block = device.blocks.run_block(batch)
         assert recorder.waits == before + 1
         assert copies.count == 1
         assert reads.count
@@ -181,8 +185,8 @@ class Blank(Engine):
 def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
     mode, gpu = fake_gpu()
     params = [DecodingParams(method=method, seed=1), DecodingParams(method="bild"), DecodingParams(method=method)]
-    batches = Batches(VOCAB, (EOS,), Buckets(4, CAPACITY, few=True, pinned=False))
-    batch = batches.batch(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3)
+    batches = BatchBuilder(VOCAB, (EOS,), Buckets(4, CAPACITY, pad=True, pinned=False))
+    batch = batches.build(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3)
     with mode, torch.inference_mode():
         auxiliary, target = (Blank(mock_spec(4, CAPACITY), "gpu:0", NODES + 1) for _ in range(2))
         roles = EngineAuxiliary(auxiliary, VOCAB, target=target, device=gpu), EngineTarget(target, VOCAB, device=gpu)
@@ -234,7 +238,7 @@ def test_constrained_blocks_run_unrecorded_and_give_the_tokens_of_the_host() -> 
     mock, alone = make_mock(rows=1), Request(0, prompt, params, 3)
     mock.loop.submit(alone)
     while not mock.loop.scheduler.idle:
-        mock.loop.turn()
+        mock.loop.step()
     device = Device(4, ReplayRecorder())
     found = device.generate([(prompt, params), plain[:2], (prompt, replace(params, seed=4))], random.Random(1))
     assert found[0].tokens == alone.tokens
@@ -264,7 +268,7 @@ def test_the_block_that_was_not_used_for_longest_goes_first() -> None:
     )
     with torch.inference_mode():
         for length in (1, 2, 1, 3, 1):
-            blocks.decode(batch_of(device, [DecodingParams(method="speculative", draft_len=length)]))
+            blocks.run_block(batch_of(device, [DecodingParams(method="speculative", draft_len=length)]))
     assert [key.shape.draft_len for key in blocks.keys] == [3, 1]
     assert blocks.recorded == 3
 
@@ -284,7 +288,7 @@ def test_a_padded_row_writes_behind_the_capacity_only() -> None:
         before = [engine.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]
         for _ in range(2):
             with torch.inference_mode():
-                device.blocks.decode(batch_of(device, [DecodingParams(method=method, seed=1)] * 3))
+                device.blocks.run_block(batch_of(device, [DecodingParams(method=method, seed=1)] * 3))
         for engine, kept in zip((device.auxiliary, device.target), before, strict=True):
             assert torch.equal(engine.kv[:, :, 3, :, :CAPACITY], kept), method
 
@@ -339,7 +343,7 @@ class TestTheStandIn:
 def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     for device in ("cuda", "cuda:3", "gpu", "mps", ""):
         with pytest.raises(InvalidInput, match="device"):
-            LLM(tmp_path / "nothing", device=device)
+            LLM(tmp_path / "nothing", RuntimeConfig(device=device))
 
 
 @pytest.fixture(scope="module")
@@ -358,17 +362,20 @@ def test_recorded_blocks_of_a_llama_pair_give_the_tokens_of_unrecorded_ones(torc
     base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
     prompts = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4]
     params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "dsbd"))]
-    expected = LLM(torch_pair, prefix_tokens=0).generate(prompts, params)
-    device = LLM(torch_pair, recorder=ReplayRecorder(), record=(), max_prefill_tokens=16)
+    expected = LLM(torch_pair, RuntimeConfig(prefix_tokens=0)).generate(prompts, params)
+    device = LLM(torch_pair, RuntimeConfig(max_prefill_tokens=16), recorder=ReplayRecorder(), record=())
     found = device.generate(prompts, params)
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
-    assert device.loop.blocks
-    assert device.loop.blocks.recorded > 2
-    assert not device.loop.blocks.unrecorded
+    assert device.blocks
+    assert device.blocks.recorded > 2
+    assert not device.blocks.unrecorded
     asked = replace(base, top_logprobs=2)
-    tops = [llm.generate(prompts[:3], asked)[2].top_logprobs for llm in (device, LLM(torch_pair, prefix_tokens=0))]
+    tops = [
+        llm.generate(prompts[:3], asked)[2].top_logprobs
+        for llm in (device, LLM(torch_pair, RuntimeConfig(prefix_tokens=0)))
+    ]
     assert [[pair[0] for pair in row] for row in tops[0]] == [[pair[0] for pair in row] for row in tops[1]]
     device.measure(again=True)
     adaptive = replace(base, method="speculative", temperature=0.0, speculation="adaptive")

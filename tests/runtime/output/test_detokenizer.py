@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mtad.params import DecodingParams
-from runtime.output.detokenizer import TextStream
+from runtime.output.detokenizer import Detokenizer
 from runtime.scheduler.request import FinishReason, Request
 
 EOS = "<eos>"
@@ -38,7 +38,7 @@ def run(
 ) -> tuple[Request, list[str], FinishReason | None]:
     """The request after it was given `tokens` until it ended, its text after each, and the reason it ended for."""
     request = Request(0, [1], DecodingParams.from_dict({"max_tokens": 100, **values}), seed=0)
-    stream = TextStream(tokenizer, frozenset(pieces(tokenizer, EOS) if eos is None else [eos]))
+    stream = Detokenizer(tokenizer, frozenset(pieces(tokenizer, EOS) if eos is None else [eos]))
     texts = []
     for token in tokens:
         reason = stream.append(request, token, -1.0)

@@ -16,9 +16,9 @@ SECONDS = (0.1, 0.2, 0.3)
 def test_rates_are_what_their_definitions_say() -> None:
     s = Statistics()
     assert (s.block_efficiency, s.acceptance_rate) == (0.0, 0.0)
-    s.block(drafted=4, accepted=3, tokens=4, seconds=SECONDS)
-    s.block(drafted=4, accepted=0, tokens=1, seconds=SECONDS)
-    s.block(drafted=0, accepted=0, tokens=1, seconds=SECONDS)
+    s.record_block(drafted=4, accepted=3, tokens=4, seconds=SECONDS)
+    s.record_block(drafted=4, accepted=0, tokens=1, seconds=SECONDS)
+    s.record_block(drafted=0, accepted=0, tokens=1, seconds=SECONDS)
     assert s.block_efficiency == 6 / 3
     assert s.acceptance_rate == 3 / 8
     assert s.draft_seconds == pytest.approx(0.2)  # a block without a draft took no part in drafting
@@ -31,7 +31,7 @@ def test_rates_are_what_their_definitions_say() -> None:
 @pytest.mark.parametrize(("accepted", "alarm"), [(0, "low"), (4, "high"), (2, None)])
 def test_acceptance_near_0_or_1_for_long_raises_an_alarm_once(accepted: int, alarm: str | None) -> None:
     s = Statistics()
-    raised = [s.block(4, accepted, accepted + 1, SECONDS) for _ in range(3 * ALARM_BLOCKS)]
+    raised = [s.record_block(4, accepted, accepted + 1, SECONDS) for _ in range(3 * ALARM_BLOCKS)]
     assert raised[: ALARM_BLOCKS - 1] == [None] * (ALARM_BLOCKS - 1)
     assert [kind for kind in raised if kind] == ([alarm] if alarm else [])
     assert s.acceptance_alarm == alarm
@@ -39,7 +39,7 @@ def test_acceptance_near_0_or_1_for_long_raises_an_alarm_once(accepted: int, ala
 
 def test_blocks_without_a_draft_raise_no_alarm() -> None:
     s = Statistics()
-    assert not any(s.block(0, 0, 1, SECONDS) for _ in range(3 * ALARM_BLOCKS))
+    assert not any(s.record_block(0, 0, 1, SECONDS) for _ in range(3 * ALARM_BLOCKS))
 
 
 def test_an_alarm_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,9 +65,9 @@ def test_totals_are_sums_over_requests_and_turns() -> None:
         s = Statistics(prompt_tokens=10, reused_tokens=4, tokens=5, first_token_seconds=0.5, total_seconds=2.5)
         totals.ended(reason, s)
     totals.ended("error", Statistics(prompt_tokens=3))
-    totals.turn(*SECONDS)
-    totals.block(4, 2, 3)
-    totals.block(0, 0, 1)
+    totals.record_block(*SECONDS)
+    totals.record_row(4, 2, 3)
+    totals.record_row(0, 0, 1)
     assert totals.requests == {"stop": 2, "length": 0, "cancelled": 1, "error": 1}
     assert (totals.prompt_tokens, totals.reused_tokens, totals.turns) == (33, 12, 1)
     assert (totals.block_efficiency, totals.acceptance_rate) == (2.0, 0.5)

@@ -13,7 +13,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.server.uvicorn_server import bind
 from tests.support.held import Hold
 from tests.support.live_server import PATIENCE, Process, until
@@ -47,7 +47,7 @@ def test_the_real_pair_is_served_and_sigterm_drains(
         MTAD_API_KEY="secret",
         **hold.environment,
     )
-    plain = LLM(demo_pair, threads=1)
+    plain = LLM(demo_pair, RuntimeConfig(threads=1))
     client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=PATIENCE)
     assert "memory: weights" in server.log
     assert [model.id for model in client.models.list()] == ["demo"]

@@ -261,7 +261,7 @@ def test_a_broken_engine_asks_to_be_restarted(plain: LLM) -> None:
     def broken() -> Any:
         raise AssertionError("rows are lost")
 
-    vars(llm.loop)["turn"] = broken
+    vars(llm.loop)["step"] = broken
     with live(llm) as server:
         with pytest.raises(InternalServerError, match="rows are lost"):
             server.client.completions.create(model=MODEL, prompt="S")

@@ -11,7 +11,7 @@ import pytest
 
 import runtime.llm
 from engines.folder import cache_folder
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 from runtime.speculation.cost_cache import KnownCosts, machine
 from runtime.speculation.step_costs import Outside, StepCosts, StepTable
 
@@ -79,7 +79,7 @@ def test_a_pair_is_measured_once_on_a_machine_and_says_which_table_it_uses(
     monkeypatch.setattr(runtime.llm, "measure_costs", measure)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            fresh = LLM(llm.pair, prefix_tokens=0)
+            fresh = LLM(llm.pair, RuntimeConfig(prefix_tokens=0))
             fresh.measure()
             fresh.measure()
             assert fresh.loop.planner is not None
@@ -89,6 +89,6 @@ def test_a_pair_is_measured_once_on_a_machine_and_says_which_table_it_uses(
         "step costs: from",
     ]
     assert measured == [(8, 8)]
-    LLM(llm.pair, prefix_tokens=0, max_draft_len=4).measure()
+    LLM(llm.pair, RuntimeConfig(prefix_tokens=0, max_draft_len=4)).measure()
     fresh.measure(again=True)
     assert measured == [(8, 8), (4, 8), (8, 8)]

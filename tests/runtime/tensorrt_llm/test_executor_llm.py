@@ -21,7 +21,7 @@ from engines.tensorrt_llm_spec import write_executor_spec
 from export.tensorrt_llm.build import Plan, plan_pair
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, AsyncLLM
+from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.tensorrt_llm import compat as library
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from scripts.gpu import tensorrt_llm_check as check
@@ -69,7 +69,7 @@ def test_texts_are_those_of_the_torch_engine(
 ) -> None:
     params = DecodingParams(method=method, draft_len=3, beam_width=3, max_tokens=10, seed=11, speculation="fixed")
     ours = llm.generate(PROMPTS, params)
-    theirs = LLM(pair_folders("torch"), rows=3).generate(PROMPTS, params)
+    theirs = LLM(pair_folders("torch"), RuntimeConfig(rows=3)).generate(PROMPTS, params)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     assert [result.text for result in ours] == [result.text for result in theirs]
     assert llm.loop.scheduler.idle

@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path as Folder
 from typing import Any
 
@@ -17,8 +17,11 @@ from engines.tensorrt_llm_spec import ExecutorSpec
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.constraints.constraint import Constrainer
-from runtime.decoder.kv_cache import Caches
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import run_block_on_host
+from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
+from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import QueueFull, Scheduler
 from runtime.tensorrt_llm import compat as library
@@ -83,14 +86,16 @@ class Pair:
         self.drafter, self.scorer = roles
         self.loop: Any
         if in_step:
-            self.loop = DecodingLoop(Caches(*roles), scheduler, mock_tokenizer(), VOCAB, (EOS,), constrainer)
+            output = OutputProcessor(mock_tokenizer(), (EOS,), constrainer)
+            run_block = partial(run_block_on_host, *roles)
+            self.loop = DecodingLoop(scheduler, KvCaches(*roles), BatchBuilder(VOCAB, (EOS,)), run_block, output)
         else:
             self.loop = ExecutorLoop(*roles, scheduler, mock_tokenizer(), VOCAB, (EOS,), constrainer)
 
     def run(self, *requests: Request) -> None:
         self.loop.submit(*requests)
         while not self.loop.scheduler.idle:
-            self.loop.turn()
+            self.loop.step()
             self.loop.check_integrity()
 
 
@@ -180,12 +185,12 @@ def run_schedule(
             entry[request.id] = todo.pop()
             live[request.id] = request
         if cancelling and live and chance.random() < 0.1:
-            pair.loop.drop(chance.sample(list(live.values()), 1))
+            pair.loop.cancel(chance.sample(list(live.values()), 1))
             pair.loop.check_integrity()
         if faulty and chance.random() < 0.1:
             executor = chance.choice([pair.auxiliary, pair.target])
             executor.faults = [chance.choice(["error", "nan", None])]
-        for request in pair.loop.turn():
+        for request in pair.loop.step():
             assert live.pop(request.id) is request, "ended twice, or never began"
             ended.append(request)
         pair.loop.check_integrity()
@@ -295,16 +300,16 @@ def test_no_row_waits_for_the_slowest_one() -> None:
     pair.target.slow = (1, 2, 3), 10**9
     pair.loop.submit(*requests)
     for _ in range(100):
-        pair.loop.turn()
+        pair.loop.step()
         pair.loop.check_integrity()
     assert [len(request.tokens) for request in requests] == [0, 12, 12, 12]
-    pair.loop.drop(requests[:1])
+    pair.loop.cancel(requests[:1])
     assert pair.target.counts["cancelled"] == 1
     assert pair.loop.scheduler.idle
     step = Pair(4, "search", in_step=True)
     step.target.slow = (1, 2, 3), 50
     step.loop.submit(*(Request(at, [at + 1, 2, 3], params, at) for at in range(4)))
-    step.loop.turn()
+    step.loop.step()
     assert step.target.counts["waited"] > 50
 
 
@@ -366,10 +371,10 @@ def test_an_executor_that_is_gone_ends_the_requests_in_flight_and_no_others() ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake.Executor, "await_responses", broken)
-        pair.loop.turn()
+        pair.loop.step()
     assert fake.Executor.await_responses is real
     assert [request.finish_reason for request in (first, second, third)] == ["error", "error", None]
     pair.loop.check_integrity()
     while not pair.loop.scheduler.idle:
-        pair.loop.turn()
+        pair.loop.step()
     assert third.finish_reason in ("stop", "length")

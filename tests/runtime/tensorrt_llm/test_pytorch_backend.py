@@ -16,8 +16,8 @@ from torch import Tensor
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.decoder.auxiliary import EngineAuxiliary
-from runtime.decoder.batch_builder import Batches
-from runtime.decoder.block import decode_block
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import run_block_on_host
 from runtime.decoder.target import EngineTarget
 from runtime.tensorrt_llm import pytorch_backend as pytorch
 from runtime.tensorrt_llm.pytorch_drafts import Speculation
@@ -156,13 +156,13 @@ def own_blocks(params: DecodingParams, text: list[int], prompt: int, new: int, s
     """The text as this package's own loop goes on with it, one row, block by block."""
     spec = mock_spec(1, 256)
     auxiliary, target = EngineAuxiliary(MockEngine(spec, 0.3), VOCAB), EngineTarget(MockEngine(spec, 0.0), VOCAB)
-    batches, tokens = Batches(VOCAB, (EOS,)), list(text)
+    batches, tokens = BatchBuilder(VOCAB, (EOS,)), list(text)
     for role in (auxiliary, target):
         role.prefill(0, tokens[:-1], 0)
     while tokens[-1] != EOS and len(tokens) - prompt < new:
-        batch = batches.batch([params], [(tokens[-2], tokens[-1])], [len(tokens)], [(seed, len(tokens))])
+        batch = batches.build([params], [(tokens[-2], tokens[-1])], [len(tokens)], [(seed, len(tokens))])
         with torch.inference_mode():
-            block = decode_block(auxiliary, target, batch)
+            block = run_block_on_host(auxiliary, target, batch)
         for token in block.tokens[0][: block.lengths[0] + 1]:
             tokens.append(token)
             if token == EOS or len(tokens) - prompt >= new:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mtad.params import METHODS
-from runtime import LLM, DecodingParams, Result
+from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import write_model
 from tests.support.held import Hold
@@ -39,7 +39,7 @@ class Place:
         self.environment, self.backends = make_environment(folder / "python"), make_backends(folder / "backends")
 
     def write(self, name: str, pair: Path, convention: str, **engine: Any) -> None:
-        options = TritonOptions(str(pair), convention, engine={"threads": 1, "prefix_tokens": 0, **engine})
+        options = TritonOptions(str(pair), convention, engine=RuntimeConfig(threads=1, prefix_tokens=0, **engine))
         write_model(self.repository, name, options, str(self.environment))
 
     def serve(self, *models: str) -> TritonServer:
@@ -72,7 +72,7 @@ def server(place: Place) -> Iterator[TritonServer]:
 @pytest.fixture(scope="module")
 def plain(demo_pair: Path) -> LLM:
     """The same pair without a server."""
-    return LLM(demo_pair, threads=1)
+    return LLM(demo_pair, RuntimeConfig(threads=1))
 
 
 def expected(llm: LLM, prompt: Any, **values: Any) -> Result:
@@ -310,7 +310,7 @@ def test_a_full_queue_is_unavailable_and_not_a_loss(place: Place, server: Triton
 def test_the_llmapi_convention_has_its_names_and_repeats_text(
     pair_folders: Callable[[str], Path], server: TritonServer
 ) -> None:
-    llm = LLM(pair_folders("onnx"), threads=1)
+    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
     result = expected(llm, "SELECT name", seed=4, max_tokens=24, temperature=0.8, method="mmtad", ignore_eos=True)
     asked = {
         "text_input": "SELECT name",

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import yaml
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, AsyncLLM
-from runtime.commands.placement_options import placement_of
-from runtime.commands.triton import _HELP, main, parser
+from runtime import LLM, AsyncLLM, RuntimeConfig
+from runtime.commands.options import given_options
+from runtime.commands.triton import main, parser
 from runtime.server.errors import ApiError
 from runtime.triton import repository
-from runtime.triton.options import ENGINE, TritonOptions, read_options
+from runtime.triton.options import TritonOptions, read_options
 from runtime.triton.repository import write_model
 from runtime.triton.request import read
 from runtime.triton.service import Service
@@ -94,19 +94,20 @@ def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> Non
 
 def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
     pair = pair_folders("onnx")
-    folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine={"rows": 2, "eager": True}))
+    folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine=RuntimeConfig(rows=2, eager=True)))
     values = yaml.safe_load((folder / "1" / "model.yaml").read_text())
-    assert set(values) == {"pair", "convention", "request_seconds", "log_level", *ENGINE}
+    assert set(values) == {"pair", "convention", "request_seconds", "log_level", *asdict(RuntimeConfig())}
     options = read_options(folder / "1" / "model.yaml")
-    assert options.engine == {**ENGINE, "rows": 2, "eager": True}
-    llm = LLM(pair, **options.engine)
-    assert llm.loop.scheduler.max_waiting == ENGINE["max_waiting"]
+    assert options.engine == RuntimeConfig(rows=2, eager=True)
+    llm = LLM(pair, options.engine)
+    assert llm.loop.scheduler.max_waiting == RuntimeConfig().max_waiting
 
 
 def test_the_command_has_every_option_of_the_engine() -> None:
-    placement = placement_of(parser().parse_args(["pair", "repository", "--no-graphs"]))
-    assert {*_HELP, *placement, "eager"} == set(ENGINE)  # `eager` is for comparisons, and for model.yaml alone
-    assert placement["graphs"] is False
+    config = given_options(parser().parse_args(["pair", "repository", "--no-graphs", "--rows", "3"]), RuntimeConfig)
+    assert config == {"graphs": False, "rows": 3}
+    shown = {action.dest for action in parser()._actions}
+    assert shown >= {field.name for field in fields(RuntimeConfig)} - {"tensor_parallel"}
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,8 @@ def test_a_directory_is_replaced_only_as_it_was_written(tmp_path: Path, pair_fol
     folder = write_model(tmp_path, "mtad", options)
     (folder / "1" / "__pycache__").mkdir()
     (folder / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"")  # Triton ran it
-    write_model(tmp_path, "mtad", TritonOptions(options.pair, engine={"rows": 2}))
-    assert read_options(folder / "1" / "model.yaml").engine["rows"] == 2
+    write_model(tmp_path, "mtad", TritonOptions(options.pair, engine=RuntimeConfig(rows=2)))
+    assert read_options(folder / "1" / "model.yaml").engine.rows == 2
     (folder / "config.pbtxt").write_text("# mine\n")
     with pytest.raises(InvalidInput, match="not as mtad-triton wrote it"):
         write_model(tmp_path, "mtad", options)
@@ -169,7 +170,7 @@ def test_a_copy_can_be_moved(tmp_path: Path, pair_folders: Callable[[str], Path]
     moved = written.rename(tmp_path / "there")
     options = read_options(moved / "1" / "model.yaml")
     assert not Path(options.pair).is_absolute()
-    assert LLM(moved / "1" / options.pair, threads=1).pair.vocab_size > 0
+    assert LLM(moved / "1" / options.pair, RuntimeConfig(threads=1)).pair.vocab_size > 0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_the_command_writes_a_directory(
     config = (folder / "config.pbtxt").read_text()
     assert re.search(r"decoupled: true", config)
     assert 'name: "small"' in config
-    assert read_options(folder / "1" / "model.yaml").engine["rows"] == 3
+    assert read_options(folder / "1" / "model.yaml").engine.rows == 3
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from engines.folder import read_json, write_json
 from export.pair import export_pair
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime import LLM
+from runtime import LLM, RuntimeConfig
 from runtime.commands import tune as tune_command
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tune
@@ -159,7 +159,7 @@ def test_no_point_within_the_bounds_is_said(peak: list[int]) -> None:
 
 
 def test_points_are_what_the_same_requests_give(exported: Path) -> None:
-    llm = LLM(exported, threads=1, prefix_tokens=0)
+    llm = LLM(exported, RuntimeConfig(threads=1, prefix_tokens=0))
     base = DecodingParams(max_tokens=8, n=2, seed=9)
     grid = {"draft_len": (2, 3), "accept_threshold": (0.2,)}
     found = tune.tune(
@@ -285,7 +285,7 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Pat
     assert choice == max(fits, key=lambda one: one["speed"])["values"]
     assert values["tuning"]["objective"]["max_perplexity"] == 100
     assert out.count("<- chosen") == 1
-    assert LLM(pair, threads=1).generate("SELECT")[0].token_ids
+    assert LLM(pair, RuntimeConfig(threads=1)).generate("SELECT")[0].token_ids
 
 
 def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, pair: Path) -> None:

@@ -1,0 +1,61 @@
+"""`mtad`: one command, whose subcommands are the toolkit's table of contents."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib import import_module, metadata
+
+COMMANDS = {
+    "export": ("export.commands.export", "compile a target and an auxiliary model into a pair of engines"),
+    "generate": ("runtime.commands.generate", "decode prompts with a pair"),
+    "chat": ("runtime.commands.chat", "hold a conversation in the terminal"),
+    "serve": ("runtime.commands.serve", "serve a pair over HTTP, compatible with OpenAI's API"),
+    "triton": ("runtime.commands.triton", "write a model directory for Triton Inference Server"),
+    "tune": ("runtime.commands.tune", "choose decoding parameters on your own prompts"),
+    "bench": ("runtime.commands.bench", "measure throughput and latency (needs a checkout)"),
+    "check": ("export.commands.check", "compare an engine with its checkpoint or another engine"),
+    "inspect": ("runtime.commands.inspect", "show what an engine or pair folder holds"),
+}
+"""Each subcommand's module, imported when it is called, and what it does."""
+
+
+def main() -> None:
+    """Entry point of `mtad`."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(table_of_contents())
+    elif name == "--version":
+        print(f"mtad {metadata.version('mtad')}")
+    elif name in COMMANDS:
+        sys.argv = [f"mtad {name}", *arguments]
+        import_module(COMMANDS[name][0]).main()
+    else:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see mtad --help"
+        sys.exit(_refuse(f"{name!r} is not a command; {hint}"))
+
+
+def table_of_contents() -> str:
+    """The text of `mtad --help`."""
+    lines = [f"  {name:10} {words}" for name, (_, words) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: mtad COMMAND ...",
+            "",
+            "Multi-token assisted decoding: a small auxiliary model drafts, and the target verifies many tokens per pass.",
+            "",
+            *lines,
+            "",
+            "mtad COMMAND --help describes a command; mtad --version prints the version.",
+        ]
+    )
+
+
+def _refuse(problem: str) -> int:
+    print(f"mtad: error: {problem}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""`RuntimeConfig`: every option of a running pair, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from mtad.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from engines.placement import Placement
+
+AT_OPENING = ("device", "threads", "provider", "attention", "tensor_parallel", "rows", "memory")
+"""Options that decide how the engines are opened; of a pair that is open they are settled."""
+
+_LEAST = {
+    "threads": 1,
+    "tensor_parallel": 1,
+    "rows": 1,
+    "max_draft_len": 1,
+    "max_beam_width": 1,
+    "max_prefill_tokens": 1,
+    "prefix_tokens": 0,
+    "max_waiting": 1,
+}
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How a pair of engines runs. The commands, the servers, Triton and the replicas all read it.
+
+    Attributes:
+        device: Where both engines run: cpu, cuda, or cuda:N for the GPU of that number.
+        threads: CPU threads of the target's engine; by default, all cores. The auxiliary's steps are too small for more
+            than one.
+        provider: Execution provider of ONNX Runtime: cpu or cuda; by default, that of the device.
+        attention: Attention of PyTorch engines: sdpa, or triton on a GPU; by default, that of the device.
+        graphs: Capture whole blocks as CUDA graphs, on a GPU.
+        tensor_parallel: Ranks that the target is sharded over: one GPU each, or one process each on a CPU. Under
+            torchrun, every rank but the first follows that one.
+        rows: Requests decoded at once; by default, as many as the pair was exported with.
+        memory: In place of rows, the memory to use, in bytes or as 4GiB: as many rows as fit beside the weights.
+        max_draft_len: Longest draft that a request may ask for, in tokens. Each row keeps max_draft_len times
+            max_beam_width KV columns free.
+        max_beam_width: Most beams that a request may ask for.
+        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens, which bounds how long a
+            new prompt delays the requests that run.
+        prefix_tokens: Prompt tokens whose keys and values are kept for prompts that begin alike, rounded down to whole
+            pages of 64; 0 keeps none. By default, as many as two rows hold.
+        max_waiting: Requests that may wait for a row.
+        eager: Run what lies between the engines' steps in PyTorch rather than as functions compiled for ONNX Runtime.
+            PyTorch engines, and everything on a GPU, always do.
+    """
+
+    device: str = "cpu"
+    threads: int | None = None
+    provider: str | None = None
+    attention: str | None = None
+    graphs: bool = True
+    tensor_parallel: int = 1
+    rows: int | None = None
+    memory: int | str | None = None
+    max_draft_len: int = 8
+    max_beam_width: int = 8
+    max_prefill_tokens: int = 256
+    prefix_tokens: int | None = None
+    max_waiting: int = 1024
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), get_args(hints[field.name]) or (hints[field.name],)
+            if type(value) not in allowed:
+                words = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+                raise InvalidInput(field.name, value, f"give {words}")
+            if value is not None and field.name in _LEAST and value < _LEAST[field.name]:
+                raise InvalidInput(field.name, value, f"give at least {_LEAST[field.name]}")
+        if self.rows is not None and self.memory is not None:
+            raise InvalidInput("memory", self.memory, "give it or rows, not both")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:
+        """A configuration from plain values.
+
+        Raises:
+            InvalidInput: an option is unknown or unusable; it is named.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InvalidInput(name, values[name], f"unknown option; known: {', '.join(sorted(known))}")
+        return cls(**values)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the largest draft tree."""
+        return self.max_draft_len * self.max_beam_width
+
+    @property
+    def placement(self) -> Placement:
+        """Where the engines run.
+
+        Raises:
+            InvalidInput: there is no such device.
+        """
+        from engines.placement import Placement, cores
+
+        threads = cores() if self.threads is None else self.threads
+        return Placement(self.device, threads, self.graphs, self.provider, self.attention)
+
+    def prefix_columns(self, capacity: int) -> int:
+        """Prompt tokens kept for reuse, of engines with `capacity` columns per row."""
+        return 2 * capacity if self.prefix_tokens is None else self.prefix_tokens
+
+    def check_open(self) -> None:
+        """Refuse options that no longer count, because the pair is open already.
+
+        Raises:
+            InvalidInput: one of them differs from its default; it is named.
+        """
+        for name in AT_OPENING:
+            if getattr(self, name) != getattr(RuntimeConfig, name):
+                raise InvalidInput(name, getattr(self, name), "the pair is open already; give it to open_pair")

@@ -1,0 +1,171 @@
+"""What becomes of a block's tokens: text, stop conditions, constraints and figures, request by request."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Sequence
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from mtad.distribution import alternatives
+from mtad.params import DecodingParams
+from runtime.constraints.constraint import Constrainer, Constraint
+from runtime.decoder.block import Block
+from runtime.output.detokenizer import Detokenizer
+from runtime.scheduler.request import Request
+from runtime.scheduler.statistics import Totals
+
+TopTokens = list[list[tuple[int, float]]]
+"""Of one row: at each emitted position, the likeliest tokens and their log-probabilities."""
+
+
+class OutputProcessor:
+    """Owns the detokenizer, the constraint and the figures of every request that has begun.
+
+    Args:
+        tokenizer: makes text of tokens.
+        eos: tokens that end a text.
+        constrainer: makes the requests' constraints.
+        unrecorded: counts the blocks that a device ran without a CUDA graph, by reason; part of the totals.
+
+    Attributes:
+        totals: running totals over all requests.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos: Sequence[int],
+        constrainer: Constrainer,
+        unrecorded: dict[str, int] | None = None,
+    ) -> None:
+        self._tokenizer, self._eos, self._constrainer = tokenizer, frozenset(eos), constrainer
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._constraints: dict[int, Constraint] = {}
+        self.totals = Totals(unrecorded={} if unrecorded is None else unrecorded)
+
+    def begin(self, request: Request) -> bool:
+        """Make a request's detokenizer and constraint, unless they are there; returns whether it has begun only now."""
+        if request.id in self._detokenizers:
+            return False
+        request.statistics.queue_seconds = time.perf_counter() - request.arrived
+        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos)
+        constraint = self._constrainer.constraint(request.id, request.params, request.prompt)
+        if constraint:
+            self._constraints[request.id] = constraint
+        return True
+
+    def constraint(self, request: Request) -> Constraint | None:
+        """What the request asks of its logits; None if nothing."""
+        return self._constraints.get(request.id)
+
+    def process(
+        self, requests: Sequence[Request], params: Sequence[DecodingParams], block: Block, began: float
+    ) -> dict[Request, Exception]:
+        """Append a block's tokens to its requests, up to each one's stop condition.
+
+        A request that has ended has its `finish_reason`. It still holds its row, until the loop releases it.
+
+        Args:
+            requests: by row.
+            params: of each row in this block.
+            block: what the block gave.
+            began: `time.perf_counter()` when the block began.
+
+        Returns:
+            what broke, by request; the others are as they should be.
+        """
+        top, failures, gained = _top_tokens(requests, block.logits, block.path), dict[Request, Exception](), []
+        for row, request in enumerate(requests):
+            before = len(request.tokens)
+            try:
+                self._append(request, row, block, top[row] if top else None)
+            except Exception as error:
+                failures[request] = error
+            else:
+                if params[row].assisted:
+                    request.auxiliary_held = request.committed - 2
+                request.beams = block.beams[row] if block.beams and params[row].spec.live else []
+            gained.append(len(request.tokens) - before)
+        now = time.perf_counter()
+        seconds = block.drafted - began, block.scored - block.drafted, now - block.scored
+        self.totals.record_block(*seconds)
+        for row, request in enumerate(requests):
+            if request not in failures:
+                self._account(request, params[row], block, row, gained[row], seconds, now)
+        return failures
+
+    def record_prefill(self, request: Request, began: float) -> None:
+        """Count the time since `began` as this request's prefill."""
+        seconds = time.perf_counter() - began
+        request.statistics.prefill_seconds += seconds
+        self.totals.prefill_seconds += seconds
+
+    def end(self, request: Request) -> None:
+        """A request has ended, begun or not: forget it, and count it."""
+        self._detokenizers.pop(request.id, None)
+        self._constraints.pop(request.id, None)
+        request.statistics.total_seconds = time.perf_counter() - request.arrived
+        assert request.finish_reason is not None
+        self.totals.ended(request.finish_reason, request.statistics)
+
+    def check_integrity(self, running: Collection[Request], joining: Request | None) -> None:
+        """Invariants between steps; raises AssertionError."""
+        ids, begun = {request.id for request in running}, self._detokenizers.keys()
+        assert begun - ids <= ({joining.id} if joining else set()), "a detokenizer without a request"
+        assert ids <= begun
+        assert self._constraints.keys() <= begun, "a constraint without a request"
+
+    def _append(self, request: Request, row: int, block: Block, top: TopTokens | None) -> None:
+        """Append one row's tokens."""
+        count, before, wanted = block.lengths[row] + 1, len(request.tokens), request.params.top_logprobs
+        tokens, log_probs = block.tokens[row][:count], block.log_probs[row][:count]
+        if not block.finite[row] or not all(map(math.isfinite, log_probs)):
+            raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
+        detokenizer = self._detokenizers[request.id]
+        for index, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
+            request.finish_reason = detokenizer.append(request, token, log_prob)
+            if top and wanted:
+                request.top_log_probs.append(top[index][:wanted])
+            if request.finish_reason:
+                break
+        request.target_held = request.committed - 1
+        request.blocks += 1
+        if request.id in self._constraints:
+            self._constraints[request.id].advance(request.tokens[before:])
+
+    def _account(
+        self,
+        request: Request,
+        params: DecodingParams,
+        block: Block,
+        row: int,
+        gained: int,
+        seconds: tuple[float, float, float],
+        now: float,
+    ) -> None:
+        """Figures of one row's block. What the target drafts itself costs a pass per level, and is not judged."""
+        drafted = block.levels[row] if block.levels else params.drafted
+        passes, accepted = 1, max(0, min(block.lengths[row], gained))
+        if not params.assisted:
+            passes, drafted, accepted = 1 + drafted, 0, 0
+        alarm = request.statistics.record_block(drafted, accepted, gained, seconds, passes)
+        if alarm:
+            self.totals.alarm(request.id, alarm)
+        if gained and request.statistics.first_token_seconds is None:
+            request.statistics.first_token_seconds = now - request.arrived
+        self.totals.record_row(drafted, accepted, gained, passes)
+
+
+def _top_tokens(requests: Sequence[Request], logits: Tensor, path: Tensor) -> list[TopTokens]:
+    """The target's likeliest tokens at each emitted position, by row; empty where nobody asks for them."""
+    count = max(request.params.top_logprobs for request in requests)
+    if not count:
+        return []
+    ids, values = alternatives(logits, path, count)
+    return [
+        [list(zip(*pair, strict=True)) for pair in zip(*row, strict=True)]
+        for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]

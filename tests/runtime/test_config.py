@@ -1,0 +1,61 @@
+"""Every option of a running pair stands in `RuntimeConfig`, and the commands make theirs from it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from mtad.errors import InvalidInput
+from runtime import DecodingParams, RuntimeConfig
+from runtime.commands.options import add_options, describe, given_options
+
+
+@pytest.mark.parametrize("config", [RuntimeConfig, DecodingParams])
+def test_every_option_is_described_once(config: type) -> None:
+    texts = describe(config)
+    assert list(texts) == [field.name for field in fields(config)]
+    assert all(len(text) > 20 for text in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"rows": 0}, "rows"),
+        ({"rows": True}, "rows"),
+        ({"rows": "2"}, "rows"),
+        ({"rows": 2, "memory": "1GiB"}, "memory"),
+        ({"threads": 0}, "threads"),
+        ({"max_waiting": 1.5}, "max_waiting"),
+        ({"prefix_tokens": -1}, "prefix_tokens"),
+        ({"graphs": None}, "graphs"),
+        ({"raws": 2}, "raws"),
+    ],
+)
+def test_an_unusable_option_is_named(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        RuntimeConfig.from_dict(values)
+    assert caught.value.field == field
+
+
+def test_options_of_the_command_line_are_the_fields() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, RuntimeConfig)
+    add_options(parser, DecodingParams)
+    line = ["--rows", "3", "--memory", "4GiB", "--no-graphs", "--eager", "--branching", "2,1", "--stop", "a", "--stop"]
+    line += ["b", "--logit-bias", '{"5": -1}', "--speculation", "fixed", "--top-p", "0.5", "--ignore-eos"]
+    parsed = parser.parse_args(line)
+    assert given_options(parsed, RuntimeConfig) == {"rows": 3, "memory": "4GiB", "graphs": False, "eager": True}
+    assert given_options(parsed, DecodingParams) == {
+        "branching": (2, 1),
+        "stop": ["a", "b"],
+        "logit_bias": {"5": -1},
+        "speculation": "fixed",
+        "top_p": 0.5,
+        "ignore_eos": True,
+    }
+    assert given_options(parser.parse_args([]), RuntimeConfig) == {}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--speculation", "often"])
