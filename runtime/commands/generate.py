@@ -1,26 +1,34 @@
-"""`mtad-generate`: text from a pair of engines."""
+"""`mtad generate`: text from a pair of engines."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, command
 from runtime.commands.options import add_options, given_options
+from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig
+
+if TYPE_CHECKING:
+    from runtime.async_llm import AsyncLLM
 
 
 @command
 def main() -> None:
-    """Entry point of `mtad-generate`."""
+    """Entry point of `mtad generate`."""
     parser = Parser(
-        prog="mtad-generate",
+        prog="mtad generate",
+        usage="%(prog)s PAIR [PROMPT ...] [options]",
         description="Decode prompts with a pair of engines. Parameters not given come from the pair's defaults.",
     )
-    parser.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    add_pair(parser)
     parser.add_argument(
         "prompt", nargs="*", help="prompts; with neither prompt nor --file, standard input is one prompt"
     )
@@ -38,24 +46,58 @@ def main() -> None:
         follow_if_told()  # one process prints
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
+    for name in _ignored(given):
+        print(f"{parser.prog}: warning: {name} has no effect with the method {given['method']}", file=sys.stderr)
+    if "top_logprobs" in given and not options.json:
+        print(f"{parser.prog}: warning: --top-logprobs has no effect without --json", file=sys.stderr)
+    folder = find_pair(options)
     prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
 
     import torch
 
     from engines.pytorch.hook import quiet_transformers
+    from runtime.async_llm import AsyncLLM
     from runtime.llm import LLM
 
     quiet_transformers()
-
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(options.pair, config)
+    llm = LLM(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
     print(llm.memory, file=sys.stderr)
+    if len(prompts) == params.n == 1 and sys.stdout.isatty() and not options.json:
+        asyncio.run(_stream(AsyncLLM(llm), prompts[0], params))
+        return
     show = len(prompts) > 1 and sys.stderr.isatty()
-    for result in llm.generate(prompts, params, progress=show):
-        print(json.dumps(result.to_dict(), ensure_ascii=False) if options.json else result.text)
+    results = llm.generate(prompts, params, progress=show)
+    for number, result in enumerate(results, 1):
+        if options.json:
+            print(json.dumps(result.to_dict(), ensure_ascii=False))
+        else:
+            print(f"--- {number} of {len(results)}\n{result.text}" if len(results) > 1 else result.text)
+    print_figures(results, params)
+
+
+async def _stream(engine: AsyncLLM, prompt: str, params: DecodingParams) -> None:
+    async with engine:
+        await answer(engine, prompt, params, colour=True)
+
+
+def _ignored(given: dict[str, Any]) -> list[str]:
+    """Options that the method does not use, of those that were given beside one."""
+    if "method" not in given:
+        return []
+    spec = DecodingParams.from_dict({"method": given["method"]}).spec
+    used = {
+        "draft_len": spec.drafter is not None,
+        "beam_width": spec.form == "beams",
+        "branching": spec.form == "branches",
+        "replacement": spec.form == "branches",
+        "accept_threshold": spec.threshold is not None,
+        "draft_confidence": spec.drafter == "auxiliary",
+    }
+    return [f"--{name.replace('_', '-')}" for name, counts in used.items() if name in given and not counts]
 
 
 def _read(path: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""`mtad-inspect`: what an engine or pair folder is."""
+"""`mtad inspect`: what an engine or pair folder is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runtime.commands.entry import Parser, command
 
 @command
 def main() -> None:
-    """Entry point of `mtad-inspect`."""
+    """Entry point of `mtad inspect`."""
     parser = Parser(
-        prog="mtad-inspect",
+        prog="mtad inspect",
         description="Print what an engine or pair folder is: model, sizes, weights, operators, files, memory, "
         "versions, hashes, tuned defaults. Nothing is run.",
     )

@@ -43,7 +43,7 @@ def table_of_contents() -> str:
         [
             "usage: mtad COMMAND ...",
             "",
-            "Multi-token assisted decoding: a small auxiliary model drafts, and the target verifies many tokens per pass.",
+            "Multi-token assisted decoding: an auxiliary model drafts, the target verifies many tokens per pass.",
             "",
             *lines,
             "",

@@ -1,4 +1,4 @@
-"""`mtad-serve`: a pair of engines behind an OpenAI-compatible HTTP server."""
+"""`mtad serve`: a pair of engines behind an OpenAI-compatible HTTP server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
 from runtime.commands.options import add_options, given_options
+from runtime.commands.pair_source import add_pair, find_pair
 from runtime.config import RuntimeConfig
 
 if TYPE_CHECKING:
@@ -28,15 +29,16 @@ PORT = 8000
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `mtad-serve`."""
+    """The options of `mtad serve`."""
     described = Parser(
-        prog="mtad-serve",
+        prog="mtad serve",
+        usage="%(prog)s PAIR [options]",
         description="Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. "
         "Parameters that a request leaves out come from the pair's tuned defaults, not from OpenAI's.",
         epilog=f"API keys also come from the variable {KEY_VARIABLE}. SIGTERM drains: accepted requests end, new ones "
         "get 503, then the server stops; a second signal cancels what still runs.",
     )
-    described.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
     described.add_argument("--port", type=int, default=PORT, help="port; 0 takes a free one (default %(default)s)")
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
@@ -81,11 +83,12 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main() -> None:
-    """Entry point of `mtad-serve`."""
+    """Entry point of `mtad serve`."""
     options = parser().parse_args()
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
+    folder = find_pair(options)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -108,7 +111,7 @@ def main() -> None:
     quiet_transformers()
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     settings = ServerOptions(  # bad options are refused before the engines are opened
-        model=options.model or options.pair.resolve().name,
+        model=options.model or folder.resolve().name,
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
         body_seconds=options.body_seconds,
@@ -128,20 +131,20 @@ def main() -> None:
     if options.replicas is not None:
         if config.tensor_parallel != 1:
             raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
-        _serve_cluster(options, settings, config, bound)
+        _serve_cluster(folder, options, settings, config, bound)
         return
-    engine = AsyncLLM(options.pair, config)
+    engine = AsyncLLM(folder, config)
     if options.chat_template:
         template = read_template(options.chat_template, engine.llm.pair.tokenizer)
         settings = ServerOptions(**{**vars(settings), "chat_template": template})
     app = create_app(engine, settings)
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
-        sys.exit(f"mtad-serve: failed: the engine stopped: {engine.cause}")
+        sys.exit(f"mtad serve: failed: the engine stopped: {engine.cause}")
 
 
 def _serve_cluster(
-    options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
+    folder: Path, options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
 ) -> None:
     """Serve with several replicas; the engines are theirs."""
     from transformers import AutoTokenizer
@@ -153,11 +156,11 @@ def _serve_cluster(
 
     sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
     cluster = ClusterOptions(*sizes, options.ray_address)
-    read_spec(options.pair / "target")  # a folder that is no pair is refused before anything is started
+    read_spec(folder / "target")  # a folder that is no pair is refused before anything is started
     if options.chat_template:
-        tokenizer = AutoTokenizer.from_pretrained(options.pair / "target", local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder / "target", local_files_only=True)
         settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
-    serve_cluster(options.pair, config, settings, cluster, bound, options.log_level, options.access_log)
+    serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
 
 
 def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`mtad-triton`: a pair of engines as a model of Triton Inference Server."""
+"""`mtad triton`: a pair of engines as a model of Triton Inference Server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from runtime.config import RuntimeConfig
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `mtad-triton`."""
+    """The options of `mtad triton`."""
     described = Parser(
-        prog="mtad-triton",
+        prog="mtad triton",
+        usage="%(prog)s PAIR REPOSITORY [options]",
         description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines. "
         "An earlier one that nobody changed is replaced; anything else is left alone.",
     )
-    described.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    described.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
     described.add_argument("--model", default="mtad", help="name of the model (default %(default)s)")
     described.add_argument("--convention", default="bls", help="names of tensors: bls or llmapi (default %(default)s)")
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main() -> None:
-    """Entry point of `mtad-triton`."""
+    """Entry point of `mtad triton`."""
     given = parser().parse_args()
     try:
         import yaml  # noqa: F401

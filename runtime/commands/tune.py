@@ -1,4 +1,4 @@
-"""`mtad-tune`: the decoding parameters of a pair, chosen on prompts of yours and written into its `pair.json`."""
+"""`mtad tune`: the decoding parameters of a pair, chosen on prompts of yours and written into its `pair.json`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LARGEST = 8
 
 @command
 def main() -> None:
-    """Entry point of `mtad-tune`."""
+    """Entry point of `mtad tune`."""
     parser = Parser(
-        prog="mtad-tune",
+        prog="mtad tune",
         description="Choose draft length, beam width and acceptance threshold of a pair on prompts of yours, print "
         "what was measured, and make the choice the pair's default. Goal speed: the most tokens/s within the bounds on "
         "quality; goal quality: the best text within the bound on speed. Use prompts that are not used to report.",
     )
-    parser.add_argument("pair", type=Path, help="pair folder, written by mtad-export")
+    parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     parser.add_argument(
         "--prompts", type=Path, required=True, help='JSON lines with "prompt" and perhaps "answer" (the text, exactly)'
     )
@@ -63,7 +63,7 @@ def main() -> None:
     given = _object(options.params)
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
-            raise InvalidInput("params", name, "is not for --params; see mtad-tune --help")
+            raise InvalidInput("params", name, "is not for --params; see mtad tune --help")
     DecodingParams.from_dict({**given, "method": options.method})
 
     from runtime.tuning.prompts import read_prompts

@@ -34,7 +34,7 @@ class ChatTemplate:
             InvalidInput: there is no template, or it refuses these messages.
         """
         if not self.available:
-            problem = "its tokenizer has no chat template; start the server with --chat-template, or use completions"
+            problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
             raise InvalidInput("messages", self._pair, problem)
         try:
             text = self._tokenizer.apply_chat_template(

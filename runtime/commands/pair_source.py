@@ -1,0 +1,90 @@
+"""The pair of a command: a pair folder, or two checkpoints that are exported into the user's cache first."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mtad.errors import InvalidInput
+
+EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
+"""Options of an export that a command takes along with `--auxiliary`."""
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """Add the pair and, for a pair that has yet to be exported, its auxiliary and what the export is told."""
+    parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
+    group = parser.add_argument_group("exporting first", "with --auxiliary alone; the pair is kept in the user's cache")
+    group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
+    group.add_argument("--revision", help="branch, tag or commit of a target on the hub")
+    group.add_argument("--auxiliary-revision", help="branch, tag or commit of an auxiliary on the hub")
+    group.add_argument("--precision", help="of both engines; mtad export --help lists them (default: float32)")
+    group.add_argument("--capacity", type=int, help="KV columns per row (default: 1024, or what the models allow)")
+
+
+def find_pair(options: argparse.Namespace) -> Path:
+    """The pair folder that the command line names, exported now if need be. Bad folders are refused without torch.
+
+    Raises:
+        InvalidInput: it is no pair folder that a command can open, or a checkpoint cannot be exported.
+    """
+    given = {name: value for name in EXPORT_OPTIONS if (value := getattr(options, name, None)) is not None}
+    if options.auxiliary is None:
+        for name in set(given) - {"rows"}:
+            raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder is as it was exported")
+        check_pair(Path(options.pair))
+        return Path(options.pair)
+    if (Path(options.pair) / "pair.json").is_file():
+        raise InvalidInput("auxiliary", options.auxiliary, "leave it out; what is given first is a whole pair")
+    return _exported(options.pair, options.auxiliary, given)
+
+
+def check_pair(folder: Path) -> None:
+    """Refuse a folder that is no pair of engines of our own, and say what it is instead.
+
+    Raises:
+        InvalidInput: it does not exist, is a single engine, a checkpoint, or a pair for TensorRT-LLM.
+    """
+    if not folder.is_dir():
+        raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
+    if (folder / "pair.json").is_file():
+        try:
+            made_for = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8")).get("format")
+        except (OSError, ValueError, AttributeError):
+            return  # opening it says what is wrong
+        if made_for == "tensorrt-llm":
+            problem = "engines of TensorRT-LLM: runtime.tensorrt_llm.llm.ExecutorLLM opens them (docs/tensorrt-llm.md)"
+            raise InvalidInput("pair", str(folder), problem)
+        return
+    problem = "it has no pair.json: not written by mtad export"
+    if (folder / "engine.json").is_file() and (folder.parent / "pair.json").is_file():
+        problem = f"one engine of a pair; give {folder.parent}"
+    elif (folder / "config.json").is_file():
+        problem = "a checkpoint; give --auxiliary as well, or export both with mtad export"
+    raise InvalidInput("pair", str(folder), problem)
+
+
+def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
+    """The cached pair of two checkpoints; exported again where they, the options or the exporter have changed."""
+    from engines.folder import cache_folder
+    from engines.pytorch.hook import quiet_transformers
+    from export.pair import export_pair
+
+    quiet_transformers()
+    sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in (target, auxiliary)]
+    digest = hashlib.sha256(json.dumps([sources, given], sort_keys=True).encode()).hexdigest()[:12]
+    name = "+".join(re.sub(r"[^\w.-]+", "-", Path(source).name) for source in sources)
+    folder = cache_folder() / "pairs" / f"{name}-{digest}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+
+    def progress(stage: str) -> None:
+        print(f"export: {stage}", file=sys.stderr, flush=True)
+
+    export_pair(folder, target, auxiliary, **given, overwrite=True, progress=progress)
+    print(f"pair: {folder}", file=sys.stderr, flush=True)
+    return folder

@@ -1,0 +1,53 @@
+"""Texts on a terminal: streamed, coloured by who wrote them, with the figures behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mtad.params import DecodingParams
+
+if TYPE_CHECKING:
+    from runtime.async_llm import AsyncLLM
+    from runtime.llm import Prompt
+    from runtime.scheduler.request import Result
+
+DRAFTED, TARGET, FAINT, RESET = "\x1b[32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
+"""Colours of text that was drafted, of the target's own tokens, and of figures."""
+
+
+async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colour: bool) -> str:
+    """Stream one answer to standard output, and its figures to standard error; returns the text."""
+    stream, text = await engine.submit(prompt, params), ""
+    starts: list[tuple[int, str]] = []  # the character at which each token begins, and its colour
+    async for delta in stream:
+        kinds = [DRAFTED] * delta.accepted + [TARGET] * (len(delta.token_ids) - delta.accepted)
+        starts += zip(delta.offsets, kinds, strict=True)
+        print(_coloured(delta.text, len(text), starts) if colour else delta.text, end="", flush=True)
+        text += delta.text
+    print(flush=True)
+    print_figures([await stream.result()], params)
+    return text
+
+
+def _coloured(text: str, at: int, starts: list[tuple[int, str]]) -> str:
+    """`text`, which begins at character `at` of the answer, with the colour of the token each character is part of."""
+    shown, before = "", ""
+    for index, character in enumerate(text, at):
+        kind = next((kind for start, kind in reversed(starts) if start <= index), "")
+        shown += character if kind == before else kind + character
+        before = kind
+    return shown + RESET if text else ""
+
+
+def print_figures(results: Sequence[Result], params: DecodingParams) -> None:
+    """Print what answers cost to standard error, and whether one of them was cut."""
+    taken = [result.statistics for result in results]
+    seconds = max(s.draft_seconds + s.score_seconds + s.commit_seconds for s in taken)
+    tokens, passes = sum(s.tokens for s in taken), sum(s.target_passes for s in taken)
+    figures = f"{tokens / max(seconds, 1e-9):.0f} tokens/s, {tokens / max(passes, 1):.2f} tokens per pass"
+    cut = sum(result.finish_reason == "length" for result in results)
+    if cut:
+        figures += f"; {cut} of {len(results)} texts cut at --max-tokens {params.max_tokens}"
+    print(f"{FAINT}{figures}{RESET}" if sys.stderr.isatty() else figures, file=sys.stderr, flush=True)
