@@ -74,53 +74,52 @@ class DecodingParams:
     top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
 
     Attributes:
-        method: a key of `METHODS`: `sample` (one target token a pass), `speculative` (token-wise speculative sampling),
-            `block` (block verification), `specinfer` (multi-round verification of a tree), `mtad` (joint acceptance of
-            the best beam), `mmtad` (joint acceptance over the whole beam tree), `modal` (joint distance to the target's
-            own mode), `typical`, `threshold`, `bild`; `dsbd` (beam sampling on the target, drafted); `mtjd` and `beam`,
-            in which the target itself drafts.
-        draft_len: gamma, drafted tokens a block at most, >= 1. Unused by `sample`. `dsbd`: tokens that the live beams
-            have already are among them; half of it is how long a token stays undecided at most.
-        beam_width: B, beams of the draft, >= 1. Unused by methods that draft no beams.
-        branching: children of each node of `specinfer`'s tree, level by level; the first `draft_len` levels count. The
-            default has as many levels, and about as many nodes, as the beams of the other methods.
-        replacement: draw a node's children independently of each other, so that they may be equal, rather than without
-            replacement.
-        accept_threshold: >= 0; what it bounds is the rule's (`mtad.rules`); None takes the method's own. `mtad`,
-            `mmtad`: tau, a drafted prefix is accepted if p(prefix) / q(prefix) > tau; 0 accepts whatever the target's
-            own filtered distribution allows; 1 asks the target to find it likelier than the auxiliary does; more is
-            stricter still. `threshold`: the same ratio, token by token. `modal`: nats that a block may lie below the
-            target's mode. `typical`: epsilon, least probability of a token that is always accepted. `bild`: nats of a
-            token at which the target takes over. `dsbd`: a level has as many beams as are accepted with this
-            probability; 0 always has `beam_width`. Unused by the other methods.
-        draft_confidence: 0 .. 1. A drafted path whose joint likelihood under the auxiliary falls below it is not
-            continued, so a block drafts as far as the auxiliary is sure of what it drafts, up to `draft_len`. 0 always
-            drafts on. `bild`: the target decides wherever the auxiliary's most likely token is less likely than this.
-            None takes the method's own. Unused where the auxiliary does not draft.
-        temperature: divides the logits of both models, >= 0. 0 removes all randomness: greedy decoding for the lossless
-            methods; the others draft by deterministic beam search, accept on the distributions of temperature 1, and
-            add the target's most likely token.
-        top_k: both models keep their `top_k` most likely tokens; 0 keeps all.
-        top_p: both models then keep the fewest tokens whose probability reaches `top_p`, in (0, 1]; 1 keeps all.
-        seed: key of the request's random numbers, 0 .. 2**63 - 1; None draws one.
-        max_tokens: new tokens at most, >= 1; exact.
-        stop: strings that end the text where they first appear; not part of the result. One string or several.
-        ignore_eos: go on past end-of-sequence tokens (for measurements of speed).
-        min_tokens: new tokens at least, <= max_tokens: until then no end-of-sequence token is drafted or accepted, and
+        method: How text is decoded. sample draws one target token per pass. speculative, block and specinfer draft and
+            keep the target's distribution: verified token by token, as a block, or as a tree in several rounds. mtad
+            accepts the best beam's longest prefix by its joint likelihood ratio, mmtad searches the whole beam tree.
+            modal, typical, threshold and bild are lossy rules of other papers. dsbd is beam sampling on the target,
+            drafted. In mtjd and beam the target itself drafts.
+        draft_len: Most tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, tokens that its live
+            beams have already count, and a token stays undecided for at most half as many.
+        beam_width: Beams of the draft (B), at least 1. Only methods that draft beams use it.
+        branching: Children of each node of specinfer's tree, level by level; the first draft_len levels count. The
+            default has about as many nodes as the other methods' beams.
+        replacement: Draw a node's children independently, so that two may be equal. By default they differ.
+        accept_threshold: At least 0; by default, the method's own. For mtad and mmtad it is tau: a drafted prefix is
+            accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the target's filtered distribution allows, and
+            1 asks the target to find it likelier than the auxiliary does. For threshold it is the same ratio, token by
+            token. For modal, nats that a block may lie below the target's mode. For typical, epsilon: the probability
+            from which a token is always accepted. For bild, nats of a token at which the target takes over. For dsbd, a
+            level has as many beams as are accepted with this probability; 0 always has beam_width.
+        draft_confidence: From 0 to 1; by default, the method's own. A drafted path whose joint likelihood under the
+            auxiliary falls below it is not continued, so a block drafts only as far as the auxiliary is sure; 0 always
+            drafts on. For bild, the target decides wherever the auxiliary's most likely token is less likely than this.
+        temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods decode
+            greedily, the others draft by beam search, accept on the distributions of temperature 1, and add the target's
+            most likely token.
+        top_k: Both models keep their top_k most likely tokens; 0 keeps all.
+        top_p: Both models then keep the fewest tokens whose probability reaches top_p, above 0 and up to 1; 1 keeps all.
+        seed: Key of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
+        max_tokens: Most new tokens, at least 1.
+        stop: Strings that end the text where they first appear; they are not part of it. One string or several.
+        ignore_eos: Go on past end-of-sequence tokens, to measure speed.
+        min_tokens: Fewest new tokens, up to max_tokens. Until then no end-of-sequence token is drafted or accepted, and
             stop strings are not looked for.
-        n: independent texts for the prompt, >= 1. The first has this request's seed, the others seeds derived from it.
-        top_logprobs: likeliest alternatives reported with each token, 0 .. 20.
-        logit_bias: token id -> number added to its logit in both models, before everything else; finite.
-        repetition_penalty: positive logits of tokens in prompt or text are divided by it, negative ones multiplied
-            (arXiv 1909.05858), > 0; 1 is off.
-        presence_penalty: subtracted from the logit of each token that is in the text, -2 .. 2.
-        frequency_penalty: subtracted as often as the token is in the text, -2 .. 2.
-        json_schema: JSON schema, as JSON text, that the text must satisfy. At most one of the three.
-        regex: regular expression that the whole text must match.
-        grammar: grammar the text must follow, in llguidance's Lark syntax.
-        speculation: `fixed` drafts as asked, always; `adaptive` lets the runtime shorten, narrow or skip drafts where
-            that is faster, never beyond `draft_len` and `beam_width`. None: adaptive for a lossless method without a
-            seed (its distribution does not depend on drafts, but its samples do), else fixed.
+        n: Independent texts for the prompt, at least 1. The first has the request's seed, the others seeds derived from
+            it.
+        top_logprobs: Most likely alternatives reported with each token, from 0 to 20.
+        logit_bias: Numbers added to the logits of single tokens, by token id, in both models and before everything
+            else; finite.
+        repetition_penalty: Divides positive logits of tokens that are in the prompt or the text, and multiplies negative
+            ones (arXiv 1909.05858); above 0, and 1 is off.
+        presence_penalty: Subtracted from the logit of every token that is in the text; from -2 to 2.
+        frequency_penalty: Subtracted as often as the token is in the text; from -2 to 2.
+        json_schema: JSON schema, as JSON text, that the text must satisfy. Only one of the three may be given.
+        regex: Regular expression that the whole text must match.
+        grammar: Grammar that the text must follow, in llguidance's Lark syntax.
+        speculation: fixed always drafts as asked. adaptive lets the runtime shorten, narrow or skip drafts where that is
+            faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a seed (its
+            distribution does not depend on the drafts, but its samples do), and fixed otherwise.
     """
 
     method: str = "mtad"

@@ -15,7 +15,8 @@ from mtad.errors import Failed, InvalidInput
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, as every other bad input's.
 
-    Options are not abbreviated, and may stand between the arguments. `--config FILE` reads options from a YAML mapping; the command line goes before it.
+    Options are not abbreviated, and may stand between the arguments. `--config FILE` reads options from a YAML
+    mapping; the command line goes before it.
     """
 
     def __init__(self, **options: Any) -> None:
