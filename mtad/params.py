@@ -86,19 +86,20 @@ class DecodingParams:
             default has about as many nodes as the other methods' beams.
         replacement: Draw a node's children independently, so that two may be equal. By default they differ.
         accept_threshold: At least 0; by default, the method's own. For mtad and mmtad it is tau: a drafted prefix is
-            accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the target's filtered distribution allows, and
-            1 asks the target to find it likelier than the auxiliary does. For threshold it is the same ratio, token by
-            token. For modal, nats that a block may lie below the target's mode. For typical, epsilon: the probability
-            from which a token is always accepted. For bild, nats of a token at which the target takes over. For dsbd, a
-            level has as many beams as are accepted with this probability; 0 always has beam_width.
+            accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the target's filtered distribution allows,
+            and 1 asks the target to find it likelier than the auxiliary does. For threshold it is the same ratio, token
+            by token. For modal, nats that a block may lie below the target's mode. For typical, epsilon: the
+            probability from which a token is always accepted. For bild, nats of a token at which the target takes over.
+            For dsbd, a level has as many beams as are accepted with this probability; 0 always has beam_width.
         draft_confidence: From 0 to 1; by default, the method's own. A drafted path whose joint likelihood under the
             auxiliary falls below it is not continued, so a block drafts only as far as the auxiliary is sure; 0 always
             drafts on. For bild, the target decides wherever the auxiliary's most likely token is less likely than this.
         temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods decode
-            greedily, the others draft by beam search, accept on the distributions of temperature 1, and add the target's
-            most likely token.
+            greedily, the others draft by beam search, accept on the distributions of temperature 1, and add the
+            target's most likely token.
         top_k: Both models keep their top_k most likely tokens; 0 keeps all.
-        top_p: Both models then keep the fewest tokens whose probability reaches top_p, above 0 and up to 1; 1 keeps all.
+        top_p: Both models then keep the fewest tokens whose probability reaches top_p, above 0 and up to 1; 1 keeps
+            all.
         seed: Key of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
         max_tokens: Most new tokens, at least 1.
         stop: Strings that end the text where they first appear; they are not part of it. One string or several.
@@ -110,16 +111,16 @@ class DecodingParams:
         top_logprobs: Most likely alternatives reported with each token, from 0 to 20.
         logit_bias: Numbers added to the logits of single tokens, by token id, in both models and before everything
             else; finite.
-        repetition_penalty: Divides positive logits of tokens that are in the prompt or the text, and multiplies negative
-            ones (arXiv 1909.05858); above 0, and 1 is off.
+        repetition_penalty: Divides positive logits of tokens that are in the prompt or the text, and multiplies
+            negative ones (arXiv 1909.05858); above 0, and 1 is off.
         presence_penalty: Subtracted from the logit of every token that is in the text; from -2 to 2.
         frequency_penalty: Subtracted as often as the token is in the text; from -2 to 2.
         json_schema: JSON schema, as JSON text, that the text must satisfy. Only one of the three may be given.
         regex: Regular expression that the whole text must match.
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
-        speculation: fixed always drafts as asked. adaptive lets the runtime shorten, narrow or skip drafts where that is
-            faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a seed (its
-            distribution does not depend on the drafts, but its samples do), and fixed otherwise.
+        speculation: fixed always drafts as asked. adaptive lets the runtime shorten, narrow or skip drafts where that
+            is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a seed
+            (its distribution does not depend on the drafts, but its samples do), and fixed otherwise.
     """
 
     method: str = "mtad"
