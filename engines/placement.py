@@ -23,7 +23,7 @@ class Placement:
             does not ask.
         provider: of ONNX Runtime, one of `engines.onnx.providers.PROVIDERS` (docs/onnxruntime.md); default: by the
             device.
-        attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/attention.md); default: by the
+        attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by the
             device.
 
     Raises:

@@ -192,7 +192,7 @@ def test_traces_that_cannot_be_made_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_documentation_names_every_metric(server: LiveServer) -> None:
     server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
-    described = (DASHBOARD.parent / "server.md").read_text().partition("## Metrics")[2]
+    described = (DASHBOARD.parent / "serving.md").read_text().partition("## Metrics")[2]
     named = set(re.findall(r"`(mtad_\w+)", described))
     exported = {re.sub(r"\{.*|_(bucket|sum|count)(\{.*)?$", "", name) for name in scrape(server)}
     assert named == {name for name in exported if name.startswith("mtad_")} | {"mtad_energy_joules_total"}

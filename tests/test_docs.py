@@ -1,0 +1,107 @@
+"""The site builds without a dead link, and what a page names exists."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from mtad.params import METHODS, DecodingParams
+from scripts.paths import DEMO, ROOT
+
+DOCS = ROOT / "docs"
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [DEMO / "README.md"]
+PAGES = [*TOP, *sorted(DOCS.glob("*.md"))]
+ROOMS = "docs|engines|export|mtad|runtime|scripts|tests"
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=config.parent, env=environment, capture_output=True, text=True, check=False)
+
+
+def blocks(page: Path, language: str = "") -> list[str]:
+    """The fenced blocks of a page, of one language or of all."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if language in ("", name)]
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    ran = build(ROOT / "mkdocs.yml", tmp_path / "site")
+    assert ran.returncode == 0, ran.stderr
+    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in (tmp_path / "site").glob("*.html")}
+
+
+@pytest.mark.parametrize("link", ["[page](nowhere.md)", "[place](methods.md#nowhere)"])
+def test_a_dead_link_fails_the_build(link: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    shutil.copytree(DOCS, tmp_path / "docs")
+    with (tmp_path / "docs" / "index.md").open("a") as index:
+        index.write(f"\n{link}\n")
+    ran = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert ran.returncode != 0
+    assert "nowhere" in ran.stderr
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", TOP, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    for link in links:
+        assert "://" in link or (page.parent / link).exists(), f"{page.name} links to {link}, which is not there"
+
+
+@EVERY_PAGE
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(rf"`((?:{ROOMS})/[\w./-]*)`", text))
+    for block in blocks(page):
+        named |= set(re.findall(r"(?<![\w./-])(?:docs|scripts|tests)/[\w./-]+", block))
+    modules = {f"{name.replace('.', '/')}" for name in re.findall(r"python -m ((?:scripts|export)[\w.]*)", text)}
+    missing = [path for path in sorted(named) if not (ROOT / path).exists()]
+    missing += [name for name in modules if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()]
+    assert not missing, f"{page.name} names what is not there: {', '.join(missing)}"
+
+
+@EVERY_PAGE
+def test_python_on_a_page_imports_names_that_exist(page: Path) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ROOMS.split("|"):
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    assert hasattr(module, name.name), f"{page.name} imports {name.name} from {node.module}"
+
+
+def test_what_was_not_executed_is_said_on_one_page_only() -> None:
+    """The README has a summary of that page."""
+    said = [page.name for page in PAGES if re.search(r"\b(not|never)\s+(been\s+)?executed", page.read_text(), re.I)]
+    assert set(said) <= {"support.md", "README.md", "index.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+
+
+def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \| ", (DOCS / "python-api.md").read_text(), re.MULTILINE))
+    defaults = {
+        field.name: field.default_factory() if field.default_factory is not MISSING else field.default
+        for field in fields(DecodingParams)
+    }
+    assert {name: ast.literal_eval(rows[name]) for name in defaults} == defaults
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "methods.md"], ids=lambda page: page.name)
+def test_every_method_is_described(page: Path) -> None:
+    rows = " ".join(line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| `"))
+    assert set(METHODS) <= set(re.findall(r"`(\w+)`", rows))
