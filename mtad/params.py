@@ -175,8 +175,10 @@ class DecodingParams:
         for name in ("ignore_eos", "replacement"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
+        if isinstance(self.stop, list):  # as every client sends it
+            object.__setattr__(self, "stop", tuple(self.stop))
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
-            raise InvalidInput("stop", self.stop, "give one non-empty string or a tuple of them")
+            raise InvalidInput("stop", self.stop, "give one non-empty string or several")
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _integer("n", self.n, 1, 1024)
         _integer("top_logprobs", self.top_logprobs, 0, 20)
@@ -289,9 +291,8 @@ class DecodingParams:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
-        for name in ("stop", "branching"):
-            if isinstance(values.get(name), list):
-                values[name] = tuple(values[name])
+        if isinstance(values.get("branching"), list):
+            values["branching"] = tuple(values["branching"])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys
             values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
         base = base or cls()
