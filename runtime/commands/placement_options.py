@@ -11,7 +11,7 @@ def add_placement(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
     parser.add_argument("--threads", type=int, help="CPU threads of the target (default: all cores)")
     parser.add_argument("--device", default="cpu", help="where both engines run: cpu, cuda, cuda:1 (%(default)s)")
     parser.add_argument("--no-graphs", action="store_true", help="on a GPU: record no CUDA graphs")
-    parser.add_argument("--provider", help="of ONNX Runtime: cpu, cuda or tensorrt (default: by the device)")
+    parser.add_argument("--provider", help="of ONNX Runtime: cpu or cuda (default: by the device)")
     parser.add_argument("--attention", help="of torch engines: sdpa, or triton on a GPU (default: by the device)")
 
 
