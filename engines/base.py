@@ -14,7 +14,7 @@ from torch import Tensor
 from engines.kv import clear_row, copy_row, move_columns
 from engines.tensorrt_plan import Plan
 
-BLOCK = 64
+KV_PAGE = 64
 """Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
 whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
@@ -46,7 +46,7 @@ class EngineSpec:
         vocab_size: V, width of the logits; may exceed the tokenizer's (padded embedding rows).
         dtype: one of `DTYPES`; of logits and cache.
         rows: requests at once at most.
-        capacity: KV columns a row, a multiple of 64.
+        capacity: KV columns per row, a multiple of 64.
         eos_token_ids: tokens that end a text.
         format: `onnx` (ONNX Runtime), `torch`, `tensorrt` or `tensorrt-rtx`.
         checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
@@ -174,5 +174,5 @@ class Engine(ABC):
 
 
 def mask_length(longest: int, capacity: int) -> int:
-    """Columns a mask must have to reach `longest` columns: rounded up to `BLOCK`."""
-    return min(-(-longest // BLOCK) * BLOCK, capacity)
+    """Columns a mask must have to reach `longest` columns: rounded up to `KV_PAGE`."""
+    return min(-(-longest // KV_PAGE) * KV_PAGE, capacity)

@@ -1,4 +1,4 @@
-"""Memory of what lasts a block at most."""
+"""Memory of what lasts for one block at most."""
 
 from __future__ import annotations
 

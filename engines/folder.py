@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.base import BLOCK, PRECISIONS, Engine, EngineSpec
+from engines.base import KV_PAGE, PRECISIONS, Engine, EngineSpec
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import RUNTIMES, Plan
 from mtad.errors import InvalidInput
@@ -118,8 +118,8 @@ def read_spec(folder: Path) -> EngineSpec:
     for name in _SIZES:
         if not isinstance(values[name], int) or values[name] < 1:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
-    if values["capacity"] % BLOCK:
-        raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {BLOCK}; export again")
+    if values["capacity"] % KV_PAGE:
+        raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {KV_PAGE}; export again")
     for name, known in (("format", MODEL_FILES), ("precision", PRECISIONS), ("attention", ATTENTION)):
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")

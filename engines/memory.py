@@ -23,7 +23,7 @@ class Memory:
     unless `max_prefill_tokens` is large.
 
     Attributes:
-        rows, capacity: requests at once, KV columns a row.
+        rows, capacity: requests at once, KV columns per row.
         weights: both models, as stored.
         row: keys and values of one row, both caches.
         logits: logits of one row at the largest draft, the target's and one working copy.

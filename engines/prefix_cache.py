@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engines.base import BLOCK
+from engines.base import KV_PAGE
 
 Key = tuple[int, tuple[int, ...]]
 """Slot of the preceding block (-1 for none), and the block's own tokens: together, all tokens from the start."""
@@ -32,7 +32,7 @@ class PrefixCache:
     def __init__(self, kv: Tensor, tokens: int) -> None:
         layers, pair, _, heads, _, dim = kv.shape
         self._kv = kv
-        self._pool = torch.zeros(tokens // BLOCK, layers, pair, heads, BLOCK, dim, dtype=kv.dtype, device=kv.device)
+        self._pool = torch.zeros(tokens // KV_PAGE, layers, pair, heads, KV_PAGE, dim, dtype=kv.dtype, device=kv.device)
         self._free = list(range(len(self._pool)))
         # a block is touched before the one it follows, so the least recently used one never has a follower
         self._slots: OrderedDict[Key, int] = OrderedDict()
@@ -45,18 +45,18 @@ class PrefixCache:
         """
         chain = self._find(tokens)
         for number, slot in enumerate(chain):
-            if (number + 1) * BLOCK > start:
-                self._kv[:, :, row, :, number * BLOCK : (number + 1) * BLOCK] = self._pool[slot]
-        return max(start, len(chain) * BLOCK)
+            if (number + 1) * KV_PAGE > start:
+                self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
+        return max(start, len(chain) * KV_PAGE)
 
     def store(self, row: int, tokens: Sequence[int]) -> None:
         """Keep the whole blocks of `tokens`, whose keys and values are columns 0 .. len - 1 of `row`."""
         chain = self._find(tokens)
         keys = self._keys(tokens, chain)
-        for number in range(len(chain), min(len(tokens) // BLOCK, len(self._pool))):
+        for number in range(len(chain), min(len(tokens) // KV_PAGE, len(self._pool))):
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-            self._pool[slot] = self._kv[:, :, row, :, number * BLOCK : (number + 1) * BLOCK]
-            keys.append((chain[-1] if chain else -1, tuple(tokens[number * BLOCK : (number + 1) * BLOCK])))
+            self._pool[slot] = self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE]
+            keys.append((chain[-1] if chain else -1, tuple(tokens[number * KV_PAGE : (number + 1) * KV_PAGE])))
             self._slots[keys[-1]] = slot
             chain.append(slot)
         self._touch(keys)
@@ -64,8 +64,8 @@ class PrefixCache:
     def _find(self, tokens: Sequence[int]) -> list[int]:
         """Slots of the longest known chain of blocks, marked as used."""
         chain: list[int] = []
-        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            slot = self._slots.get((chain[-1] if chain else -1, tuple(tokens[start : start + BLOCK])))
+        for start in range(0, len(tokens) - KV_PAGE + 1, KV_PAGE):
+            slot = self._slots.get((chain[-1] if chain else -1, tuple(tokens[start : start + KV_PAGE])))
             if slot is None:
                 break
             chain.append(slot)
@@ -74,7 +74,7 @@ class PrefixCache:
 
     @staticmethod
     def _keys(tokens: Sequence[int], chain: Sequence[int]) -> list[Key]:
-        return [(chain[n - 1] if n else -1, tuple(tokens[n * BLOCK : (n + 1) * BLOCK])) for n in range(len(chain))]
+        return [(chain[n - 1] if n else -1, tuple(tokens[n * KV_PAGE : (n + 1) * KV_PAGE])) for n in range(len(chain))]
 
     def _touch(self, keys: Sequence[Key]) -> None:
         for key in reversed(keys):
@@ -91,7 +91,7 @@ class PrefixCache:
         assert sorted(used + self._free) == list(range(len(self._pool))), "a block is lost or in two places"
         order = {slot: age for age, slot in enumerate(used)}
         for (parent, tokens), slot in self._slots.items():
-            assert len(tokens) == BLOCK
+            assert len(tokens) == KV_PAGE
             assert parent == -1 or order[parent] > order[slot], "a block would outlive the one it follows"
 
 

@@ -28,7 +28,7 @@ class ExecutorSpec:
         rows: texts decoded at once.
         capacity: tokens of a text at most, prompt and new ones.
         draft_len: drafted tokens a request may carry (target), or draw (auxiliary).
-        beam_width: beams of a draft. A target has as many requests in flight a row.
+        beam_width: beams of a draft. A target has as many requests in flight per row.
         max_batch_size, max_input_len, max_seq_len, max_num_tokens, max_beam_width, max_draft_len: what it was built
             with, in the library's terms.
         eos_token_ids: tokens that end a text.

@@ -42,7 +42,7 @@ class Plan:
         gpu: name of the GPU a TensorRT plan was timed on, and runs on; None for TensorRT-RTX, which compiles its
             kernels on the GPU it finds.
         compute_capabilities: those of the GPUs it runs on, `major.minor`.
-        decode_rows, decode_tokens: most rows, and most tokens a row, of the profile for drafting and scoring.
+        decode_rows, decode_tokens: most rows, and most tokens per row, of the profile for drafting and scoring.
         prefill_tokens: most tokens of the profile for prompts, which runs one row.
     """
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import torch
@@ -27,7 +25,7 @@ from export.plan import MEASURED, Plan
 from export.quantization.report import REPORT, Calibration, compare_pairs, measure, runtime_version
 from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
 from export.staging import Workplace
-from export.verification.verify import WIDENED, observe, verify, verify_activations
+from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -46,26 +44,22 @@ def write_engine(
 ) -> None:
     """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
     progress(f"{checkpoint.name}: export")
-    weights = checkpoint.weights()
-    if spec.format != "torch":
+    weights, is_graph = checkpoint.weights(), spec.format != "torch"
+    if is_graph:
         trace(checkpoint, weights, spec, folder / "model.onnx")
     else:
         checkpoint.load(spec.torch_dtype).save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
     progress(f"{checkpoint.name}: verify")
     empty = checkpoint.empty("float32")
-    if spec.format != "torch" and spec.dtype == "bfloat16":
+    if is_graph and spec.dtype == "bfloat16":
         _verify_widened(folder, spec, weights, empty)
     else:
-        written = replace(spec, format="torch" if spec.format == "torch" else "onnx", plan=None)
-        threads = Placement(threads=torch.get_num_threads())
-        observed = observe(open_model(folder, written, threads), empty)  # and closed, to make room
-        with reference_of(empty, weights) as reference:
-            verify(observed, reference)
+        written = replace(spec, format="onnx" if is_graph else "torch", plan=None)
+        expected = expectation(empty, weights, spec)
+        verify(open_model(folder, written, Placement(threads=torch.get_num_threads())), expected)
     if spec.plan is not None and build(folder, checkpoint, spec, progress):
-        observed = observe(open_model(folder, spec), empty)
-        with reference_of(empty, weights) as reference:
-            verify(observed, reference)
+        verify(open_model(folder, spec), expectation(empty, weights, spec))
 
 
 def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path) -> None:
@@ -100,12 +94,11 @@ def build(folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Call
     return here
 
 
-@contextlib.contextmanager
-def reference_of(empty: PreTrainedModel, weights: Weights) -> Iterator[PreTrainedModel]:
-    """The checkpoint in float32, with its own attention."""
+def expectation(empty: PreTrainedModel, weights: Weights, spec: EngineSpec) -> Expectation:
+    """What the checkpoint with these weights says, in float32 with its own attention."""
     with filled(empty, weights, torch.float32) as reference:
         reference.set_attn_implementation("eager")
-        yield reference
+        return expect(reference, spec)
 
 
 def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: PreTrainedModel) -> None:
@@ -114,13 +107,13 @@ def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: Pre
     What is compared is the very file: its nodes, its weights, its constants. What is left to the GPU is the rounding of
     its arithmetic, which a plan that runs here is then verified with as well.
     """
+    expected = expectation(empty, rounded(weights, spec.torch_dtype), spec)
     write_widened(folder / "model.onnx", folder / "wide.onnx")
     wide = replace(spec, format="onnx", dtype="float32", plan=None)
-    observed = observe(OnnxRuntimeEngine(folder, wide, torch.get_num_threads(), "wide.onnx"), empty)
+    engine = OnnxRuntimeEngine(folder, wide, torch.get_num_threads(), "wide.onnx")
+    verify(engine, expected, allowed=WIDENED[spec.dtype])
     for file in folder.glob("wide*"):
         file.unlink()
-    with reference_of(empty, rounded(weights, spec.torch_dtype)) as reference:
-        verify(observed, reference, allowed=WIDENED[spec.dtype])
 
 
 def write_plain(folder: Path, plan: Plan, progress: Callable[[str], None]) -> None:
@@ -143,24 +136,25 @@ def quantize_engine(
     checkpoint with the same quantised weights; as it will run, with quantised activations, it has to be near that.
     """
     progress(f"{checkpoint.name}: quantise")
-    ignored = shutil.ignore_patterns("model*", "engine.json")
-    shutil.copytree(source, folder, ignore=ignored, dirs_exist_ok=True)
+    copy_without_model(source, folder)
     empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
     names = {name for several in parameter_names(empty).values() for name in several}
     quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names)
     progress(f"{checkpoint.name}: verify")
     weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)
-    found: dict[str, Any] = {}
-    with reference_of(empty, weights) as reference:
-        if spec.precision in WEIGHT_ONLY:
-            exact = folder / "exact.onnx"
-            write_exact(folder / "model.onnx", exact)
-            observed = observe(OnnxRuntimeEngine(folder, spec, threads, exact.name), empty)
-            found["computed_in_float32"] = verify(observed, reference)
-            exact.unlink()
-        opened = open_model(folder, spec, Placement(threads=threads))
-        found["activations"] = verify_activations(observe(opened, empty), reference)
+    expected, found = expectation(empty, weights, spec), dict[str, float]()
+    if spec.precision in WEIGHT_ONLY:
+        exact = folder / "exact.onnx"
+        write_exact(folder / "model.onnx", exact)
+        found["computed_in_float32"] = verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), expected)
+        exact.unlink()
+    found["activations"] = verify_activations(open_model(folder, spec, Placement(threads=threads)), expected)
     write_json(folder / REPORT, {"versions": {"onnxruntime": runtime_version()}, "verification": found})
+
+
+def copy_without_model(source: Path, folder: Path) -> None:
+    """What an engine's folder holds beside the model and its description, such as the tokenizer, into another."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*", "engine.json"), dirs_exist_ok=True)
 
 
 def write_reports(work: Workplace, plan: Plan, text: Calibration) -> None:

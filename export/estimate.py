@@ -150,7 +150,7 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
 
 def describe(found: PairEstimate) -> str:
     """An estimate for people."""
-    head = ["", "parameters", "on disk", "download", "KV a row", "memory", "CPU time"]
+    head = ["", "parameters", "on disk", "download", "KV per row", "memory", "CPU time"]
     table = [head]
     for one in found.engines:
         memory, time = format_bytes(one.exporting), _duration(one.seconds)

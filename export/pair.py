@@ -48,7 +48,7 @@ def export_pair(
         folder: the pair folder.
         target, auxiliary: local checkpoint folders or hub ids.
         rows: requests at once, of both engines.
-        capacity: KV columns a row, a multiple of 64: prompt, new tokens and one draft tree must fit.
+        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit.
         precision: one of `PRECISIONS`, of the target.
         auxiliary_precision: of the auxiliary; default: the target's.
         calibration: text to measure a quantised pair on, JSON lines with `prompt` and perhaps `answer`; asked for if

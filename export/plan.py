@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from engines.base import BLOCK, PRECISIONS, EngineSpec
+from engines.base import KV_PAGE, PRECISIONS, EngineSpec
 from engines.folder import ATTENTION, vocabulary_hash
 from engines.tensorrt_plan import RUNTIMES
 from export.build_hash import build_hash
@@ -66,8 +66,8 @@ def plan_pair(
     """
     if rows < 1:
         raise InvalidInput("rows", rows, "give at least 1")
-    if capacity < 2 * BLOCK or capacity % BLOCK:
-        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}, at least {2 * BLOCK}")
+    if capacity < 2 * KV_PAGE or capacity % KV_PAGE:
+        raise InvalidInput("capacity", capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
     if format not in FORMATS:
         raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
     precisions = precision, auxiliary_precision or precision

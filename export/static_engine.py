@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,13 +15,13 @@ from engines.folder import open_model, write_json, write_spec
 from engines.placement import Placement
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import parameter_names
-from export.engine import build, reference_of, trace
+from export.engine import build, copy_without_model, expectation, trace
 from export.onnx.widen import rounded, write_widened
 from export.quantization.model_optimizer import calibrate, optimizer_version
 from export.quantization.qdq import product_names, write_quantized
 from export.quantization.report import REPORT, runtime_version
 from export.quantization.weight_only import quantized_weights
-from export.verification.verify import WIDENED, observe, verify, verify_activations
+from export.verification.verify import WIDENED, verify, verify_activations
 
 
 def write_static_engine(
@@ -48,9 +48,8 @@ def write_static_engine(
         progress: called with the name of each stage.
     """
     progress(f"{checkpoint.name}: quantise")
-    ignored = shutil.ignore_patterns("model*", "engine.json")
     for copy in (folder, executed):
-        shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
+        copy_without_model(source, copy)
     weights, empty = rounded(checkpoint.weights(), spec.torch_dtype), checkpoint.empty("float32")
     names = {name for several in parameter_names(empty).values() for name in several}
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
@@ -61,23 +60,18 @@ def write_static_engine(
         write_quantized(own / "half.onnx", folder / "model.onnx", spec.precision, names, found)
     progress(f"{checkpoint.name}: verify")
     wide = replace(spec, format="onnx", dtype="float32", precision="float32", plan=None)
-    judged = replace(wide, precision=spec.precision)  # by the tolerance of what the graph does
-    reference = quantized_weights(folder / "model.onnx", weights, empty)
+    expected = expectation(empty, quantized_weights(folder / "model.onnx", weights, empty), spec)
     figures: dict[str, float] = {}
-    for activations, name in ((False, "computed_in_float32"), (True, "activations")):
+    for name, activations, judge in (
+        ("computed_in_float32", False, partial(verify, allowed=WIDENED[spec.dtype])),
+        ("activations", True, partial(verify_activations, precision=spec.precision)),
+    ):
         for file in executed.glob("model*"):
             file.unlink()
         write_widened(folder / "model.onnx", executed / "model.onnx", activations)
-        observed = observe(open_model(executed, wide, Placement(threads=torch.get_num_threads())), empty)
-        with reference_of(empty, reference) as model:
-            if activations:
-                figures[name] = verify_activations(replace(observed, spec=judged), model)
-            else:
-                figures[name] = verify(observed, model, allowed=WIDENED[spec.dtype])
+        figures[name] = judge(open_model(executed, wide, Placement(threads=torch.get_num_threads())), expected)
     write_spec(executed, wide)
     if build(folder, checkpoint, spec, progress):
-        observed = observe(open_model(folder, spec), empty)
-        with reference_of(empty, reference) as model:
-            figures["plan"] = verify_activations(observed, model)
+        figures["plan"] = verify_activations(open_model(folder, spec), expected)
     versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": runtime_version()}
     write_json(folder / REPORT, {"versions": versions, "verification": figures})

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engines.base import BLOCK, EngineSpec
+from engines.base import KV_PAGE, EngineSpec
 from engines.folder import cache_folder
 from engines.graphs.runner import StepShape
 from engines.graphs.step_io import input_shapes
@@ -104,9 +104,9 @@ def runs_here(plan: Plan, gpu: Gpu | None) -> bool:
 def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
     """Build the plan of an exported graph: strongly typed, with one optimization profile each for prompts and drafts.
 
-    TensorRT keeps the times of kernels it tried in the user's cache folder, one file a GPU and version: building again
-    is faster, and makes the same choice. In float32 there is no attention kernel: the operator is built as its parts,
-    which has to be asked for. With TensorRT: not executed.
+    TensorRT keeps the times of kernels it tried in the user's cache folder, one file per GPU and version: building
+    again is faster, and makes the same choice. In float32 there is no attention kernel: the operator is built as its
+    parts, which has to be asked for. With TensorRT: not executed.
 
     Args:
         graph: written by `export.onnx.graph.write_graph` for `spec`.
@@ -165,12 +165,12 @@ def profile_shapes(spec: EngineSpec, plan: Plan) -> list[dict[str, tuple[tuple[i
 
     Of the decode profile the likeliest is that of scoring a tree of 16 nodes for half of the rows, half of the way.
     """
-    half = max(BLOCK, spec.capacity // 2 // BLOCK * BLOCK)
+    half = max(KV_PAGE, spec.capacity // 2 // KV_PAGE * KV_PAGE)
     long, wide = plan.prefill_tokens, plan.decode_tokens
     ranges = [
-        (StepShape(1, 1, BLOCK, 1), StepShape(1, long, half, 1), StepShape(1, long, spec.capacity, long)),
+        (StepShape(1, 1, KV_PAGE, 1), StepShape(1, long, half, 1), StepShape(1, long, spec.capacity, long)),
         (
-            StepShape(1, 1, BLOCK, 1),
+            StepShape(1, 1, KV_PAGE, 1),
             StepShape(-(-plan.decode_rows // 2), min(17, wide), half, min(17, wide)),
             StepShape(plan.decode_rows, wide, spec.capacity, wide),
         ),

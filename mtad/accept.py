@@ -10,26 +10,27 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.beams import beams
-from mtad.chain import block, lossless, rollback, threshold, whole
+from mtad.chain import bild, block, threshold, token_wise, whole
 from mtad.distribution import Candidates, draw, process
 from mtad.joint import joint, modal, typical
 from mtad.live import Live
 from mtad.noise import Noise
+from mtad.ops import index
 from mtad.params import Rule
-from mtad.rounds import rounds
-from mtad.rows import Layout, Rows, choose_rows, index
+from mtad.recursive_rejection import recursive_rejection
+from mtad.rows import Layout, Rows, choose_rows
 from mtad.scored import Scored, Verdict, after_parents
 from mtad.tree import TokenTree
 
 RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
-    "lossless": lossless,
+    "token_wise": token_wise,
     "block": block,
-    "rounds": rounds,
+    "recursive_rejection": recursive_rejection,
     "joint": joint,
     "modal": modal,
     "typical": typical,
     "threshold": threshold,
-    "rollback": rollback,
+    "bild": bild,
     "beams": beams,
     "whole": whole,
 }

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.live import Live, behind
-from mtad.rounds import auxiliary_at
-from mtad.rows import Rows, choose_rows, index
+from mtad.ops import index
+from mtad.recursive_rejection import auxiliary_at
+from mtad.rows import Rows, choose_rows
 from mtad.scored import Scored, Verdict, after_node
 
 

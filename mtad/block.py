@@ -20,9 +20,10 @@ from mtad.distribution import Candidates, process
 from mtad.draft import Level, along, assemble, expand
 from mtad.live import Live, replay
 from mtad.noise import Noise
+from mtad.ops import depths, index
 from mtad.params import Rule
-from mtad.rows import Place, Rows, index
-from mtad.tree import TokenTree, attend, depths, keep_best, tree_columns
+from mtad.rows import Place, Rows
+from mtad.tree import TokenTree, attend, keep_best, tree_columns
 
 
 class Inputs(NamedTuple):

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from mtad.distribution import Candidates
-from mtad.rows import Rows, index
+from mtad.ops import index, running_sum
+from mtad.rows import Rows
 from mtad.scored import Chain, Scored, Verdict, after_node
-from mtad.tree import running_sum
 
 
-def lossless(scored: Scored, rows: Rows) -> Verdict:
+def token_wise(scored: Scored, rows: Rows) -> Verdict:
     """Token-wise speculative sampling (arXiv 2211.17192, algorithm 1).
 
     A token is accepted with probability min(1, p/q); at the first rejection the bonus token comes from the residual
@@ -30,7 +30,7 @@ def block(scored: Scored, rows: Rows) -> Verdict:
 
     With w_i = min(w_{i-1} p_i / q_i, 1), w_0 = 1, and s_i the sum over tokens of max(w_i p - q, 0) after i tokens, the
     longest prefix with u_i < s_i / (s_i + 1 - w_i) is kept, or the whole draft if u < w. The bonus token comes from
-    max(w_i p - q, 0), after full acceptance from p. Accepts no fewer tokens than `lossless` in expectation.
+    max(w_i p - q, 0), after full acceptance from p. Accepts no fewer tokens than `token_wise` in expectation.
     """
     chain = Chain.of(scored)
     walk = running_sum((chain.log_p - chain.log_q).masked_fill(~chain.drafted, 0.0))
@@ -52,12 +52,12 @@ def block(scored: Scored, rows: Rows) -> Verdict:
 
 
 def threshold(scored: Scored, rows: Rows) -> Verdict:
-    """A fixed ratio, token by token: p / q > `accept_threshold`, where `lossless` draws the bound from U(0, 1)."""
+    """A fixed ratio, token by token: p / q > `accept_threshold`, where `token_wise` draws the bound from U(0, 1)."""
     chain = Chain.of(scored)
     return _plain(scored, chain, chain.log_p - chain.log_q > rows.threshold)
 
 
-def rollback(scored: Scored, rows: Rows) -> Verdict:
+def bild(scored: Scored, rows: Rows) -> Verdict:
     """BiLD (arXiv 2302.07863): tokens that the target does not find too unlikely, as long as the auxiliary is sure.
 
     Fallback: a token is the target's to choose where the auxiliary's most likely one is less likely than

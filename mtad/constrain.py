@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.draft import Level
-from mtad.rows import index
+from mtad.ops import index
 from mtad.tree import TokenTree
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mtad.ops import largest, log
 from mtad.rows import Rows
 
 
@@ -52,37 +53,11 @@ def process(logits: Tensor, rows: Rows) -> Candidates:
     mass = weights.cumsum(-1)
     dropped = mass - weights >= rows.top_p * mass[..., -1:]
     total = mass.masked_fill(dropped, 0.0).amax(-1, keepdim=True)
-    return Candidates(ids, (values - _log(total)).masked_fill(dropped, -math.inf))
-
-
-def _log(values: Tensor) -> Tensor:
-    """Logarithms of [..., 1], the same bits wherever in the tensor a value is.
-
-    Compiled, a vectorised logarithm rounds otherwise than the scalar one that ends a tensor of odd size, so each value
-    fills a vector of its own.
-    """
-    return (values * values.new_ones(16)).log()[..., :1] if torch.compiler.is_exporting() else values.log()
-
-
-def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`values.topk(count)` over the last axis, in two passes where that is faster: large vocabularies, many rows.
-
-    The axis is laid out as a table of 128 columns. The largest values lie in the columns with the largest maxima, and
-    column maxima are vectorised, where torch's CPU `topk` compares one value at a time.
-    """
-    columns = 128
-    if torch.compiler.is_exporting() or values.numel() < 2**17 or values.shape[-1] % columns or count > columns // 2:
-        found = values.topk(count, dim=-1)
-        return found.values, found.indices
-    table = torch.unflatten(values, -1, (-1, columns))
-    best = table.amax(-2).topk(count, dim=-1).indices
-    picked = table.gather(-1, best.unsqueeze(-2).expand(*table.shape[:-1], count)).flatten(-2)
-    found = picked.topk(count, dim=-1)
-    return found.values, found.indices // count * columns + best.gather(-1, found.indices % count)
+    return Candidates(ids, (values - log(total)).masked_fill(dropped, -math.inf))
 
 
 def draw(ids: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
-    """One token a row by inversion of the cumulative distribution.
+    """One token per row by inversion of the cumulative distribution.
 
     Args:
         ids: int64 [R, K], most likely first.
@@ -104,7 +79,7 @@ def alternatives(logits: Tensor, path: Tensor, count: int) -> tuple[Tensor, Tens
     Args:
         logits: the target's logits after root and nodes, float [R, 1 + N, V].
         path: int64 [R, draft_len], scored-tree node of each accepted token (`Accepted.path`).
-        count: tokens a position.
+        count: tokens per position.
 
     Returns:
         ids int64 and log-probabilities float32, [R, 1 + draft_len, count], likeliest first.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.distribution import Candidates
-from mtad.rows import Place, Rows, Shape, flat, index
+from mtad.ops import flat, index, missing, take_slots
+from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
 
 
 class Level(NamedTuple):
-    """One level of a draft, B beams a row.
+    """One level of a draft, B beams per row.
 
     Attributes:
         tokens: int64 [R, B]; any valid id where nothing was drafted.
@@ -66,12 +67,12 @@ def expand(
     conditional = torch.where(above.growing[:, :, None], candidates.log_prob, rows.itself)
     each = conditional + above.log_q[:, :, None]
     joint = flat(each)
-    # a vocabulary smaller than the width, which graphs are never given, leaves slots without any candidate
-    missing = 0 if torch.compiler.is_exporting() else max(0, width - beams * k)
+    # a vocabulary smaller than the width leaves slots without any candidate
+    short = missing(width, beams * k)
     scores = joint + flat(noise if beams == width else noise[:, :beams])
-    choice = scores.topk(width - missing, dim=-1).indices
-    if missing:
-        choice = pad(choice, (0, missing))
+    choice = scores.topk(width - short, dim=-1).indices
+    if short:
+        choice = pad(choice, (0, short))
     if branches:
         order = (each + noise[:, :beams]).topk(k, dim=-1).indices
         own = flat(order + index(beams, choice.device, k)[:, None]).gather(1, place.branch_at)
@@ -80,8 +81,8 @@ def expand(
         drawn = (each.gather(1, parents[:, :, None].expand(-1, -1, k)) + noise).argmax(-1) + parents * k
         choice = torch.where(rows.branches, torch.where(rows.replacement, drawn, own), choice)
     log_q = joint.gather(1, choice) + place.bias
-    if missing:
-        beyond = index(width, choice.device) >= width - missing
+    if short:
+        beyond = index(width, choice.device) >= width - short
         log_q = log_q.masked_fill(beyond & ~rows.branches, -math.inf)
     if beams > 1:
         parents = rows.beam_of[choice]
@@ -103,13 +104,7 @@ def along(values: Tensor, parents: Tensor) -> Tensor:
     """
     if values.shape[1] == 1:
         return values
-    shape = (*parents.shape, values.shape[2])
-    if torch.compiler.is_exporting():
-        attributes: dict[str, Any] = {"batch_dims": 1}
-        return torch.onnx.ops.symbolic(
-            "GatherND", (values, parents[:, :, None]), attributes, dtype=values.dtype, shape=shape
-        )
-    return values.gather(1, parents[:, :, None].expand(shape))
+    return take_slots(values, parents)
 
 
 def stack(levels: Sequence[Level]) -> Level:

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from mtad.rows import Rows, index
+from mtad.ops import index
+from mtad.rows import Rows
 from mtad.scored import Scored, Verdict, after_node
 
 

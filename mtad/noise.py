@@ -102,7 +102,7 @@ def draw_noise(
 
 
 def node_noise(shape: Shape) -> tuple[int, int]:
-    """Levels and nodes a level that branching drafts and live beams draw uniforms for."""
+    """Levels, and nodes per level, that branching drafts and live beams draw uniforms for."""
     return (shape.draft_len + shape.live, shape.score_width) if shape.children or shape.live else (0, 0)
 
 

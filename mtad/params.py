@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from mtad.errors import InvalidInput
 
-Rule = Literal["lossless", "block", "rounds", "joint", "modal", "typical", "threshold", "rollback", "beams", "whole"]
+Rule = Literal[
+    "token_wise", "block", "recursive_rejection", "joint", "modal", "typical", "threshold", "bild", "beams", "whole"
+]
 Drafter = Literal["auxiliary", "target"]
 Form = Literal["chain", "beams", "branches"]
 Speculation = Literal["fixed", "adaptive"]
@@ -26,7 +28,7 @@ class Method:
         form: of the draft: one sampled `chain`, `beams` (beam sampling, `beam_width` beams), or `branches` (each node
             has its own children, drawn without replacement, as many as `branching` says).
         tree: whether the target scores the whole draft rather than one path of it.
-        rule: the acceptance rule (`mtad.rules`).
+        rule: the acceptance rule, a key of `mtad.accept.RULES`.
         lossless: whether the output is distributed as the target's own samples.
         drawn: whether that path is the one drawn first rather than the likeliest.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
@@ -46,16 +48,16 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "sample": Method(None, "chain", tree=False, rule="lossless", lossless=True),
-    "speculative": Method("auxiliary", "chain", tree=False, rule="lossless", lossless=True),
+    "sample": Method(None, "chain", tree=False, rule="token_wise", lossless=True),
+    "speculative": Method("auxiliary", "chain", tree=False, rule="token_wise", lossless=True),
     "block": Method("auxiliary", "chain", tree=False, rule="block", lossless=True),
-    "specinfer": Method("auxiliary", "branches", tree=True, rule="rounds", lossless=True),
+    "specinfer": Method("auxiliary", "branches", tree=True, rule="recursive_rejection", lossless=True),
     "mtad": Method("auxiliary", "beams", tree=False, rule="joint", lossless=False, threshold=0.5),
     "mmtad": Method("auxiliary", "beams", tree=True, rule="joint", lossless=False, threshold=0.5),
     "modal": Method("auxiliary", "beams", tree=False, rule="modal", lossless=False, threshold=1.0),
     "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
     "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
-    "bild": Method("auxiliary", "chain", tree=False, rule="rollback", lossless=False, threshold=2.0, confidence=0.3),
+    "bild": Method("auxiliary", "chain", tree=False, rule="bild", lossless=False, threshold=2.0, confidence=0.3),
     "dsbd": Method("auxiliary", "beams", True, "beams", lossless=False, drawn=True, threshold=0.8, live=True),
     "mtjd": Method("target", "beams", tree=False, rule="whole", lossless=False, drawn=True),
     "beam": Method("target", "beams", tree=False, rule="whole", lossless=False),
@@ -159,7 +161,9 @@ class DecodingParams:
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
-            raise InvalidInput("branching", self.branching, "give children a node, one number a level, such as 4,2,2")
+            raise InvalidInput(
+                "branching", self.branching, "give the children of a node, one number per level, such as 4,2,2"
+            )
         for children in self.branching:
             _integer("branching", children, 1, 64)
         if math.prod(self.branching) > 64:
@@ -274,11 +278,6 @@ class DecodingParams:
         if self.speculation is None:
             return self.spec.lossless and self.flexible and (self.seed is None or self.temperature == 0)
         return self.speculation == "adaptive" and self.flexible
-
-    @property
-    def longest_tree(self) -> int:
-        """KV columns a block may write beyond the committed tokens, in either cache."""
-        return sum(self.widths)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:

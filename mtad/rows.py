@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +81,7 @@ class Rows(NamedTuple):
         branches: bool [R, 1], the row's draft branches.
         child_at: int64 [R, 1 + N, C], scored node of each child of root and nodes, of a branching draft; -1 for none.
         slots: int64 [score_width], 0, 1, ..
-        draft_len: int64 [R, 1], tokens a path of the row's draft has at most.
+        draft_len: int64 [R, 1], most tokens that a path of the row's draft has.
         tree: bool [R], the target scores all of this row's draft rather than one path.
         drawn: bool [R], that path is the one drawn first, in slot 0, rather than the likeliest.
         rule: int64 [R], the row's rule, as its index in the shape's; -1 where nothing is drafted: any rule will do.
@@ -203,7 +202,7 @@ def stack_rows(
     beyond = torch.arange(shape.width, device=device) >= kept.T[:, :, None]
     children = by_level([p.branching[: p.drafted] if p.spec.form == "branches" else () for p in params])
     branch_at, child_at = _branches(children, own, shape)
-    bild = [p.spec.rule == "rollback" for p in params]
+    bild = [p.spec.rule == "bild" for p in params]
     confidence = [0.0 if b else p.confidence for b, p in zip(bild, params, strict=True)]
     return Rows(
         inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
@@ -310,14 +309,6 @@ def places(rows: Rows, shape: Shape) -> tuple[Place, ...]:
     )
 
 
-def flat(values: Tensor) -> Tensor:
-    """[R, A, B] as [R, A B]; exported, without the arithmetic of shapes."""
-    if not torch.compiler.is_exporting():
-        return values.flatten(1)
-    shape = (values.shape[0], values.shape[1] * values.shape[2])
-    return torch.onnx.ops.symbolic("Reshape", (values, torch.tensor([0, -1])), dtype=values.dtype, shape=shape)
-
-
 def choose_rows(own: Tensor, these: Any, others: Any) -> Any:
     """Of two nested tuples of tensors, the rows [R] of the first, and the other rows of the second.
 
@@ -328,15 +319,3 @@ def choose_rows(own: Tensor, these: Any, others: Any) -> Any:
     if isinstance(these, Tensor):
         return torch.where(own.view(-1, *[1] * (these.dim() - 1)), these, others)
     return type(these)(*(choose_rows(own, a, b) for a, b in zip(these, others, strict=True)))
-
-
-def index(size: int, device: torch.device, step: int = 1) -> Tensor:
-    """0, step, 2 step, ..: int64 [size]; a constant, made once. A graph that is traced makes its own."""
-    if torch.compiler.is_exporting():
-        return torch.arange(size, device=device) * step
-    return _index(size, device, step)
-
-
-@lru_cache(maxsize=1024)
-def _index(size: int, device: torch.device, step: int) -> Tensor:
-    return torch.arange(size, device=device) * step

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from mtad.rows import Layout, Rows, index
+from mtad.ops import depths, index, running_sum
+from mtad.rows import Layout, Rows
 
 
 class TokenTree(NamedTuple):
@@ -42,7 +40,7 @@ class TokenTree(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Nodes a level."""
+        """Nodes of each level, dead slots included."""
         return self.tokens.shape[1] // self.levels
 
     @property
@@ -83,13 +81,6 @@ class TokenTree(NamedTuple):
         return running_sum(on_path)[..., -1]
 
 
-def running_sum(values: Tensor) -> Tensor:
-    """Running sum over the last axis, rounded at every step: as the operator CumSum adds; torch's cumsum does not."""
-    if torch.compiler.is_exporting():
-        return values.cumsum(-1)
-    return torch.stack(list(accumulate(values.unbind(-1), torch.add)), -1)
-
-
 def tree_columns(committed: Tensor, columns: Tensor, layout: Layout) -> Tensor:
     """What each cache column holds: int64 [R, 1, length], argument of `attend`.
 
@@ -120,28 +111,13 @@ def attend(ancestors: Tensor, columns: Tensor) -> Tensor:
     return table.gather(2, columns.expand(rows, tokens, columns.shape[2])).unsqueeze(1)
 
 
-def depths(levels: int, width: int, device: torch.device) -> Tensor:
-    """Depth of the root, 0, and of each node: int64 [1 + N]."""
-    if torch.compiler.is_exporting():
-        return _depths(levels, width, device)
-    return _cached_depths(levels, width, device)
-
-
-def _depths(levels: int, width: int, device: torch.device) -> Tensor:
-    nodes = torch.arange(levels * width, device=device)
-    return pad(nodes // width + 1, (1, 0))
-
-
-_cached_depths = lru_cache(maxsize=256)(_depths)
-
-
 def keep_best(tree: TokenTree, rows: Rows) -> tuple[TokenTree, Tensor]:
     """What the target scores of a draft: the whole tree of some rows, one path of the others.
 
     Args:
         tree: the draft.
         rows: parameters; `tree`, whose own width must be <= the result's, `drawn`, and `slots`, as many as the result
-            has nodes a level. Other rows' path is in slot 0.
+            has nodes per level. Other rows' path is in slot 0.
 
     Returns:
         the scored tree, and for each of its nodes the node of the draft it came from, int64 [R, levels * width].

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from engines.base import BLOCK, Step
+from engines.base import KV_PAGE, Step
 from engines.graphs.capture import Work
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class StepShape(NamedTuple):
 
     Attributes:
         rows: R, of the batch.
-        steps: S, tokens a row.
+        steps: S, tokens per row.
         length: L, columns of the mask.
         kept: N, positions with logits.
     """
@@ -55,8 +55,8 @@ class StepShape(NamedTuple):
 
 def bucket_length(length: int, capacity: int) -> int:
     """Columns of the mask that a step of `length` columns is recorded with: a power of two blocks, or the capacity."""
-    blocks = -(-length // BLOCK)
-    return min(BLOCK << (blocks - 1).bit_length(), capacity)
+    blocks = -(-length // KV_PAGE)
+    return min(KV_PAGE << (blocks - 1).bit_length(), capacity)
 
 
 class StaticMemory:
@@ -201,20 +201,6 @@ class GraphRunner:
     def recorded(self) -> tuple[StepShape, ...]:
         """Shapes with a graph, the one used last at the end."""
         return tuple(self._graphs)
-
-    def prepare(self, shapes: Iterable[StepShape]) -> None:
-        """Record the buckets of `shapes`, largest first: smaller graphs then fit into the pool that the largest made.
-
-        The rows' caches are written to: only while no row is in use.
-        """
-        buckets = {shape.bucket(self._capacity) for shape in shapes} - set(self._graphs)
-        with self._recorder.ordered():
-            for bucket in sorted(buckets, key=lambda s: (s.rows * s.steps * s.length, s), reverse=True):
-                step = self._memory.view(bucket)
-                for tensor in (step.tokens, step.positions, step.write_at, step.keep):
-                    tensor.zero_()
-                step.mask.zero_()
-                self._record(bucket, step)
 
     def replay(self, step: Step) -> Tensor:
         """Run a step that begins with row 0 as a graph, recorded now if it is the first of its bucket.

@@ -36,7 +36,7 @@ def open_session(
         shared: take the memory of intermediate results from one arena that all such sessions of this process share:
             for sessions that are many and small, and run one at a time. Else the session has an arena of its own.
             Either grows to the largest step seen and stays.
-        providers: where it runs, see `engines.onnx.providers.provider_options`; default: on the CPU. On a GPU weights
+        providers: where it runs, see `engines.onnx.providers.cuda_options`; default: on the CPU. On a GPU weights
             lie outside the arena, and what runs where is recorded for `engines.onnx.providers.check_session`.
     """
     ort = load_onnxruntime()

@@ -15,17 +15,16 @@ from torch import Tensor
 from engines.base import Engine, EngineSpec, Step
 from engines.graphs.capture import Work
 from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
-from engines.graphs.step_io import handed_over, named, pieces
+from engines.graphs.step_io import handed_over, named
 from engines.kv import write_columns
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import (
-    TENSORRT_TOKENS,
     Options,
     check_provider,
     check_session,
     choose_provider,
+    cuda_options,
     load_onnxruntime,
-    provider_options,
 )
 from engines.placement import ONE_CORE, Placement
 from mtad.errors import InvalidInput
@@ -37,7 +36,7 @@ KEPT = 64
 """Bindings kept, of steps that come again in the same memory."""
 
 RECORDED_TOKENS = 65
-"""Tokens a row of the widest step that is recorded: a tree of 64 nodes and its root. Wider ones are prompts."""
+"""Tokens per row of the widest step that is recorded: a tree of 64 nodes and its root. Wider ones are prompts."""
 
 UNRECORDED = -1
 """The graph id of a run that is neither recorded nor replayed."""
@@ -45,8 +44,6 @@ UNRECORDED = -1
 
 def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> OnnxRuntimeEngine:
     """Open `model.onnx` where it is to run. On a GPU: not executed.
-
-    Steps are recorded as CUDA graphs by the CUDA provider alone; the TensorRT provider runs each anew.
 
     Args:
         folder: engine folder.
@@ -62,17 +59,10 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     if provider == "cpu":
         return OnnxRuntimeEngine(folder, spec, threads)
     recorder = SessionRecorder(device)
-    options = provider_options(provider, device, recorder.stream, graphs, spec)
+    options = cuda_options(device, recorder.stream, graphs)
     try:
         return OnnxRuntimeEngine(
-            folder,
-            spec,
-            threads,
-            device=device,
-            provider=provider,
-            options=options,
-            recorder=recorder,
-            graphs=graphs and provider == "cuda",
+            folder, spec, threads, device=device, options=options, recorder=recorder, graphs=graphs
         )
     except InvalidInput:
         raise
@@ -94,7 +84,7 @@ class SessionRecorder(CudaRecorder):
         return int(self._stream.cuda_stream)
 
     def record(self, work: Work) -> Work:
-        """See `Recorder.record`: the run itself records."""
+        """Run the work, which records itself; it is what launches the recording as well."""
         work()
         return work
 
@@ -115,14 +105,14 @@ class OnnxRuntimeEngine(Engine):
         spec: its specification.
         threads: intra-op threads.
         graph: the file in the folder that is run.
-        device, provider, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
+        device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
         graphs: whether steps are recorded.
 
     Attributes:
         graphs: their owner; None if no steps are recorded.
 
     Raises:
-        InvalidInput: the provider does not run all of the graph.
+        InvalidInput: the GPU does not run all of the graph.
     """
 
     capturable = False
@@ -135,18 +125,17 @@ class OnnxRuntimeEngine(Engine):
         threads: int,
         graph: str = "model.onnx",
         device: str = "cpu",
-        provider: str = "cpu",
         options: Options | None = None,
         recorder: Recorder | None = None,
         graphs: bool = False,
     ) -> None:
         self._session = open_session(folder / graph, threads, providers=options)
-        check_session(self._session, provider)
+        if options is not None:
+            check_session(self._session)
         super().__init__(spec, device)
         self._kept: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
         self._returns_columns = spec.attention == "decomposed"
         self._recorder, self._ids, self._unrecorded = recorder, itertools.count(1), _run_options(UNRECORDED)
-        self._most = TENSORRT_TOKENS if provider == "tensorrt" else spec.capacity
         self.graphs: GraphRunner | None = None
         self._new: Tensor | None = None  # new columns of all graphs, whose steps do not overlap
         if graphs:
@@ -158,19 +147,12 @@ class OnnxRuntimeEngine(Engine):
                 self._new = self._columns(spec.rows, RECORDED_TOKENS).flatten()
 
     def step(self, step: Step) -> Tensor:
-        """See `Engine.step`."""
         if self._recorder is None:
             return self._on_host(step)
         tokens, kept = step.tokens.shape[1], len(step.keep)
         if self.graphs and step.first_row == 0 and kept and tokens <= RECORDED_TOKENS:
             return handed_over(self.graphs.replay(step), step)
-        if tokens <= self._most:
-            return handed_over(self._once(step, self._recorder), step)
-        shape = step.tokens.shape[0], kept, self.spec.vocab_size
-        out = torch.empty(shape, dtype=self.spec.torch_dtype, device=step.tokens.device)
-        for piece, row, kept_here in pieces(step, self._most):
-            out[row, kept_here] = self._once(piece, self._recorder)[0].to(out.device)
-        return out
+        return handed_over(self._once(step, self._recorder), step)
 
     def _on_host(self, step: Step) -> Tensor:
         """A step on the CPU, on the memory it comes in."""

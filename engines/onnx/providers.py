@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.base import BLOCK, EngineSpec
-from engines.graphs.runner import StepShape
-from engines.graphs.step_io import input_shapes
 from mtad.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -26,11 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """ONNX Runtime's names of the providers."""
 
 SHAPE_OPERATORS = frozenset(
@@ -39,9 +32,6 @@ SHAPE_OPERATORS = frozenset(
 )
 """Operators that ONNX Runtime computes shapes with, which belong on the CPU whatever the provider. Each has a kernel
 for numbers on a GPU, so none of them is on the CPU for the lack of one."""
-
-TENSORRT_TOKENS = 128
-"""Tokens a row of the largest step the TensorRT provider builds its engine for; longer ones run in pieces."""
 
 Options = list[tuple[str, dict[str, str]]]
 """A session's `providers`."""
@@ -100,63 +90,39 @@ def check_provider(provider: str) -> None:
         log.debug("preload_dlls: %s", said.getvalue().strip())
 
 
-def provider_options(provider: str, device: str, stream: int, graphs: bool, spec: EngineSpec | None = None) -> Options:
-    """What a session's providers are given; options are described in ONNX Runtime's page of each provider.
+def cuda_options(device: str, stream: int, graphs: bool) -> Options:
+    """What a session on a GPU is given; the options are described on ONNX Runtime's page of the CUDA provider.
 
     Args:
-        provider: one of `PROVIDERS`.
-        device: torch's name of the device.
-        stream: CUDA's handle of the stream that everything runs on; 0 on a CPU.
-        graphs: let runs be recorded as CUDA graphs (CUDA provider).
-        spec: of the engine, whose limits the TensorRT provider builds for.
+        device: torch's name of the GPU.
+        stream: CUDA's handle of the stream that everything runs on.
+        graphs: let runs be recorded as CUDA graphs.
     """
-    if provider == "cpu":
-        return [(PROVIDERS["cpu"], {})]
-    place = {"device_id": str(torch.device(device).index or 0), "user_compute_stream": str(stream)}
-    cuda = {
-        **place,
+    options = {
+        "device_id": str(torch.device(device).index or 0),
+        "user_compute_stream": str(stream),
         "enable_cuda_graph": str(int(graphs)),
         # grow by what is asked for, not to the next power of two: the rest of the GPU belongs to the caches
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",  # float32 means float32, as in torch
     }
-    if provider == "cuda":
-        return [(PROVIDERS["cuda"], cuda)]
-    assert spec is not None
-    options = {
-        **place,
-        "trt_fp16_enable": str(int(spec.dtype == "float16")),
-        "trt_bf16_enable": str(int(spec.dtype == "bfloat16")),
-        # its graphs are made in one execution context, and the next shape would change what they hold
-        "trt_cuda_graph_enable": "0",
-    }
-    most = min(TENSORRT_TOKENS, spec.capacity)
-    least, largest = StepShape(1, 1, BLOCK, 1), StepShape(spec.rows, most, spec.capacity, most)
-    likely = StepShape(
-        -(-spec.rows // 2), min(17, most), max(BLOCK, spec.capacity // 2 // BLOCK * BLOCK), min(17, most)
-    )
-    for bound, shape in (("min", least), ("opt", likely), ("max", largest)):
-        shapes = input_shapes(spec, shape).items()
-        options[f"trt_profile_{bound}_shapes"] = ",".join(f"{name}:{'x'.join(map(str, s))}" for name, s in shapes)
-    return [(PROVIDERS["tensorrt"], options), (PROVIDERS["cuda"], {**cuda, "enable_cuda_graph": "0"})]
+    return [(PROVIDERS["cuda"], options)]
 
 
-def check_session(session: ort.InferenceSession, provider: str) -> None:
-    """Whether a session runs where it was asked to; its options must record the assignment of nodes.
+def check_session(session: ort.InferenceSession) -> None:
+    """Whether a session runs on the GPU that it was opened for; its options must record the assignment of nodes.
 
     Raises:
-        InvalidInput: the provider was left out of it, or an operator that computes numbers has no kernel there.
+        InvalidInput: the CUDA provider was left out of it, or an operator that computes numbers has no kernel there.
     """
-    if provider == "cpu":
-        return
     ort = load_onnxruntime()
-    if PROVIDERS[provider] not in session.get_providers():
+    if PROVIDERS["cuda"] not in session.get_providers():
         problem = (
             "ONNX Runtime could not load it, and its log says why: CUDA "
             f"{getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9 must be there (torch is built for CUDA "
             f"{torch.version.cuda}); pip install 'mtad[cuda]' brings them"
         )
-        raise InvalidInput("provider", provider, problem)
+        raise InvalidInput("provider", "cuda", problem)
     left = Counter(
         node.op_type
         for part in session.get_provider_graph_assignment_info()
@@ -170,4 +136,4 @@ def check_session(session: ort.InferenceSession, provider: str) -> None:
             f"ONNX Runtime {ort.__version__} has no kernel there for {found}; export with --attention decomposed, "
             "in another precision, or with --to torch"
         )
-        raise InvalidInput("provider", provider, problem)
+        raise InvalidInput("provider", "cuda", problem)

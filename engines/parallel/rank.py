@@ -23,7 +23,7 @@ class Op(IntEnum):
 
     STOP = 0
     STEP = 1  # rows, steps, length, kept, first_row; the step
-    MOVE = 2  # rows, columns a row; from where, to where
+    MOVE = 2  # rows, columns per row; from where, to where
     COPY = 3  # source, to, columns
     CLEAR = 4  # row
     SAVE = 5

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.base import BLOCK
+from engines.base import KV_PAGE
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ ATTENTION = ("sdpa", "triton")
 WIDEST_HEAD = 256
 """Of a head; a wider one's running sums do not fit a program's registers."""
 PROGRAMS = 2
-"""Programs a processor that splitting aims at."""
+"""Programs per processor that splitting aims at."""
 SHORTEST_SPLIT = 128
 """Columns of a split at least: a shorter one costs more to combine than it gains."""
 MEMBERS, CHUNK = 4, 8
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
     Attributes:
         queries: rows of its tile, a power of two and at least 16, the least that tensor cores take.
-        columns: of the cache that it reads at a time; divides `BLOCK`, so a mask's length is a multiple of it.
+        columns: of the cache that it reads at a time; divides `KV_PAGE`, so a mask's length is a multiple of it.
         warps: of 32 threads.
         stages: blocks of columns on the way from memory at a time.
     """
@@ -63,7 +63,7 @@ def tile(queries: int, head_dim: int, itemsize: int) -> Tile:
     width, whole = padded(head_dim), itemsize == 4
     most = 16 if whole else 128 if width <= 128 else 32
     rows = next(size for size in (16, 32, 64, 128) if size >= min(queries, most))
-    columns = BLOCK if width <= (64 if whole else 128) else 16 if whole else 32
+    columns = KV_PAGE if width <= (64 if whole else 128) else 16 if whole else 32
     stages = 3 if rows * width <= 4096 and not whole else 2
     return Tile(rows, columns, 8 if rows == 128 else 4, stages)
 
@@ -74,7 +74,7 @@ def padded(head_dim: int) -> int:
 
 
 def split_columns(programs: int, length: int, processors: int) -> int:
-    """Columns of a split, a power of two: the shortest that leaves no more than `PROGRAMS` programs a processor.
+    """Columns of a split, a power of two: the shortest that leaves no more than `PROGRAMS` programs per processor.
 
     Args:
         programs: without splitting.
@@ -191,7 +191,7 @@ def attend_cached(
     splits = -(-length // columns)
     shown = mask.view(torch.uint8)
     positions = write_at[:, None].expand(rows, steps) if positions is None else positions.expand(rows, steps)
-    assert length % size.columns == 0, "masks are multiples of BLOCK"
+    assert length % size.columns == 0, "masks are multiples of KV_PAGE"
     assert shown.stride(3) == 1, "masks are contiguous"
     assert window is None or positions.stride(1) == 1, "positions are contiguous"
 

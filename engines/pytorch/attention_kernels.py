@@ -262,7 +262,7 @@ def store_columns(
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
-    """Write a step's keys and values into the cache, HEADS heads a program. Grid: (S, R, heads / HEADS).
+    """Write a step's keys and values into the cache, HEADS heads per program. Grid: (S, R, heads / HEADS).
 
     Args:
         key, value: [R, KV, S, HEAD], last axis contiguous.

@@ -202,7 +202,7 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
         model: on any device; on "meta" it takes no memory and no time.
 
     Raises:
-        TypeError: the model does not run through the hook, or its cache is not one array of keys and values a layer.
+        TypeError: the model does not run through the hook, or its cache is not one array of keys and values per layer.
     """
     device, cache = model.device, ShapeCache()
     model.set_attn_implementation(NAME)

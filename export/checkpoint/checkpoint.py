@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from engines.base import BLOCK, DTYPES, PRECISIONS, EngineSpec
+from engines.base import DTYPES, KV_PAGE, PRECISIONS, EngineSpec
 from engines.pytorch.hook import cache_shape
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
 from mtad.errors import InvalidInput
@@ -137,11 +137,15 @@ class Checkpoint:
             InvalidInput: the model is of a kind that cannot become one, or has fewer positions than `capacity`.
         """
         if self.positions is not None and capacity > self.positions:
-            problem = f"the {self.name} has {self.positions} positions; give at most {self.positions // BLOCK * BLOCK}"
+            problem = (
+                f"the {self.name} has {self.positions} positions; give at most {self.positions // KV_PAGE * KV_PAGE}"
+            )
             raise InvalidInput("capacity", capacity, problem)
         window = getattr(self.config.get_text_config(), "sliding_window", None)
-        if window is not None and window < BLOCK:  # of which drafts are never deeper
-            raise InvalidInput(self.name, str(self.folder), f"its sliding window of {window} is narrower than {BLOCK}")
+        if window is not None and window < KV_PAGE:  # of which drafts are never deeper
+            raise InvalidInput(
+                self.name, str(self.folder), f"its sliding window of {window} is narrower than {KV_PAGE}"
+            )
         layers, kv_heads, head_dim, vocab_size = self._shape()
         return EngineSpec(
             architecture=self.config.architectures[0],

@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
     parser.add_argument("--rows", type=int, default=8, help="requests at once (default %(default)s)")
     parser.add_argument(
-        "--capacity", type=int, default=1024, help="KV columns a row, a multiple of 64 (default %(default)s)"
+        "--capacity", type=int, default=1024, help="KV columns per row, a multiple of 64 (default %(default)s)"
     )
     parser.add_argument(
         "--precision",
@@ -61,9 +61,11 @@ def main() -> None:
     group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
     group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
     group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
-    group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs an engine (default %(default)s)")
+    group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per engine (default %(default)s)")
     group.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
-    group.add_argument("--max-num-tokens", type=int, help="tokens an iteration (default: what prompts and drafts need)")
+    group.add_argument(
+        "--max-num-tokens", type=int, help="tokens per iteration (default: what prompts and drafts need)"
+    )
     group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
     try:

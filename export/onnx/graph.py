@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engines.base import BLOCK, EngineSpec
+from engines.base import KV_PAGE, EngineSpec
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, static_rotation
 from engines.tensorrt_plan import RUNTIMES
@@ -29,7 +29,7 @@ OPSET = {"operator": 24, "decomposed": 18}
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
 DIMENSIONS = ("rows", "steps", "length", "kept")
-"""Dynamic dimensions: rows of the batch, tokens a row, mask columns, positions with logits. Capacity is static, as
+"""Dynamic dimensions: rows of the batch, tokens per row, mask columns, positions with logits. Capacity is static, as
 TensorRT's KVCacheUpdate asks."""
 
 
@@ -194,7 +194,7 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.
     """
-    rows, steps, length = 2, 3, 2 * BLOCK
+    rows, steps, length = 2, 3, 2 * KV_PAGE
 
     def buffers() -> list[Tensor]:
         shape = (rows, spec.kv_heads, spec.capacity, spec.head_dim)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from engines.base import BLOCK, EngineSpec
+from engines.base import KV_PAGE, EngineSpec
 from mtad.errors import InvalidInput
 
 MODES = {"int8-static": "int8", "fp8": "fp8"}
@@ -150,7 +150,7 @@ def main() -> None:
     def feed(text: list[int]) -> dict[str, np.ndarray]:
         """A prompt in one step, from an empty cache."""
         positions = np.arange(len(text))
-        columns = np.arange(-(-len(text) // BLOCK) * BLOCK)
+        columns = np.arange(-(-len(text) // KV_PAGE) * KV_PAGE)
         return {
             "tokens": np.array([text]),
             "positions": positions[None],

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import OPTForCausalLM
 
-from engines.base import BLOCK
+from engines.base import KV_PAGE
 from engines.folder import vocabulary_hash, write_folder, write_json
 from engines.tensorrt_llm_spec import FORMAT, ExecutorSpec, write_executor_spec
 from export.checkpoint.checkpoint import find
@@ -131,8 +131,8 @@ def plan_pair(
     ):
         if given not in known:
             raise InvalidInput(name, given, f"TensorRT-LLM engines: choose one of {', '.join(known)}")
-    if capacity < 2 * BLOCK or capacity % BLOCK:
-        raise InvalidInput("capacity", capacity, f"give a multiple of {BLOCK}, at least {2 * BLOCK}")
+    if capacity < 2 * KV_PAGE or capacity % KV_PAGE:
+        raise InvalidInput("capacity", capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
     if draft_len * beam_width >= capacity:
         raise InvalidInput("draft_len", draft_len, f"draft_len x beam_width must stay below the capacity, {capacity}")
     if (quantization == "none") != (calibration is None):

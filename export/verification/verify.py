@@ -30,7 +30,7 @@ quantised too: by precision, weights being those of the reference. A wrong graph
 CHUNK = 256
 """Tokens stored in one step."""
 NODES = 6
-"""Drafted tokens a row."""
+"""Drafted tokens per row."""
 LOGITS = 2**26
 """Logits of the reference at most in one pass, which gives them for every position."""
 LONG = 512
@@ -173,58 +173,35 @@ def run_checkpoint(
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What an engine said, kept so that it can be closed before its checkpoint is read.
+class Expectation:
+    """What a checkpoint says, kept so that its weights are gone before an engine is opened.
 
     Attributes:
-        spec: the engine's.
         cases: what it was asked.
-        logits: its answers, [K, V] each.
+        logits: its answers, case after case, float32 [K, V].
     """
 
-    spec: EngineSpec
     cases: tuple[Case, ...]
-    logits: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Between an engine's logits and a model's.
-
-    Attributes:
-        worst: the largest absolute difference of a logit.
-        relative: root mean square of the differences, in standard deviations of the model's logits.
-    """
-
-    worst: float
-    relative: float
+    logits: Tensor
 
 
 @torch.inference_mode()
-def observe(engine: Engine, model: PreTrainedModel, seed: int = 0) -> Observation:
-    """Run an engine on ragged rows, a chain and a random tree.
+def expect(model: PreTrainedModel, spec: EngineSpec, seed: int = 0) -> Expectation:
+    """Run a checkpoint, in float32 with its own attention, on the cases that an engine of `spec` is verified on."""
+    cases = make_cases(spec, sliding_window(model.config), seed)
+    return Expectation(cases, torch.cat([run_checkpoint(model, case) for case in cases]))
 
-    Args:
-        engine: freshly opened; its cache is overwritten, and zero at the end.
-        model: the checkpoint's model; only its configuration is looked at.
-        seed: of `make_cases`.
-    """
-    cases = make_cases(engine.spec, sliding_window(model.config), seed)
-    logits = tuple(run_engine(engine, case) for case in cases)
+
+@torch.inference_mode()
+def _differences(engine: Engine, expected: Expectation) -> Tensor:
+    """Of the logits, [K, V]; the engine's cache is overwritten, and zero at the end."""
+    logits = torch.cat([run_engine(engine, case) for case in expected.cases])
     engine.kv.zero_()
-    return Observation(engine.spec, cases, logits)
+    return logits - expected.logits
 
 
-@torch.inference_mode()
-def compare(observed: Observation, model: PreTrainedModel) -> Difference:
-    """Compare what an engine said with what its checkpoint says, the model in float32 with its own attention."""
-    expected = torch.cat([run_checkpoint(model, case) for case in observed.cases])
-    difference = torch.cat(observed.logits) - expected
-    return Difference(float(difference.abs().max()), float(difference.square().mean().sqrt() / expected.std()))
-
-
-def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0, allowed: float | None = None) -> float:
-    """`observe`, unless that was done, and `compare`: refuse what is further off than `allowed`, or `tolerance`.
+def verify(engine: Engine, expected: Expectation, allowed: float | None = None) -> float:
+    """Refuse an engine whose logits are further off than `allowed`, or than `tolerance` says.
 
     Returns:
         the largest absolute difference of a logit.
@@ -232,8 +209,7 @@ def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0, 
     Raises:
         VerificationFailed: it exceeds the tolerance, or is not a number.
     """
-    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
-    spec, worst = observed.spec, compare(observed, model).worst
+    spec, worst = engine.spec, float(_differences(engine, expected).abs().max())
     limit = tolerance(spec) if allowed is None else allowed
     if not worst <= limit:
         raise VerificationFailed(
@@ -243,21 +219,22 @@ def verify(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0, 
     return worst
 
 
-def verify_activations(engine: Engine | Observation, model: PreTrainedModel, seed: int = 0) -> float:
-    """The same for an engine that quantises activations: refuse what is further off than `ACTIVATIONS`.
+def verify_activations(engine: Engine, expected: Expectation, precision: str | None = None) -> float:
+    """Refuse an engine that quantises activations if it is further off than `ACTIVATIONS` says.
 
     Args:
         engine: with quantised weights.
-        model: with the same weights, in float32.
+        expected: of the checkpoint with the same weights, in float32.
+        precision: of the engine; default: what its specification says.
 
     Returns:
-        `Difference.relative`.
+        root mean square of the differences, in standard deviations of the expected logits.
 
     Raises:
         VerificationFailed: it exceeds the tolerance, or is not a number.
     """
-    observed = engine if isinstance(engine, Observation) else observe(engine, model, seed)
-    precision, relative = observed.spec.precision, compare(observed, model).relative
+    precision = precision or engine.spec.precision
+    relative = float(_differences(engine, expected).square().mean().sqrt() / expected.logits.std())
     if not relative <= ACTIVATIONS[precision]:
         raise VerificationFailed(
             f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "

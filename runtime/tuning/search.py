@@ -38,7 +38,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 THRESHOLDS: dict[Rule, tuple[float, ...]] = {
     "modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
     "typical": (0.01, 0.03, 0.09, 0.2, 0.3),
-    "rollback": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
+    "bild": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
     "beams": (0.0, 0.5, 0.8, 0.95),
 }
 """Thresholds tried of rules that bound something else than a ratio."""

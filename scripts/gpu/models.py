@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from engines.base import BLOCK, EngineSpec
+from engines.base import KV_PAGE, EngineSpec
 from engines.graphs.runner import NoRecorder
 from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
@@ -79,7 +79,7 @@ def engine_of(model: PreTrainedModel, rows: int, columns: int, scratch: int = NO
         vocab_size=config.vocab_size,
         dtype=dtype,
         rows=rows,
-        capacity=-(-columns // BLOCK) * BLOCK,
+        capacity=-(-columns // KV_PAGE) * KV_PAGE,
         eos_token_ids=(0,),
         format="torch",
         checkpoint_hash="",

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from engines import Engine, Step, open_engine
 from engines.base import DTYPES, mask_length
 from engines.kv import clear_row, copy_row, move_columns
-from export.verification.verify import TOLERANCE, verify
+from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
 
 LENGTHS = [70, 5, 33, 1]
@@ -70,7 +70,7 @@ def more_tokens(rows: int, steps: int) -> torch.Tensor:
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     opened: Engine, reference: LlamaForCausalLM
 ) -> None:
-    assert verify(opened, reference, seed=1) <= TOLERANCE["float32"]
+    assert verify(opened, expect(reference, opened.spec, seed=1)) <= TOLERANCE["float32"]
     assert not opened.kv.any(), "verification leaves a clean cache"
 
 
@@ -79,7 +79,7 @@ def test_verification_notices_one_wrong_weight(opened: Engine, checkpoints: tupl
     with torch.no_grad():
         model.model.layers[1].self_attn.k_proj.weight[3, 5] += 0.5
     with pytest.raises(VerificationFailed, match="differ from the checkpoint"):
-        verify(opened, model)
+        verify(opened, expect(model, opened.spec))
 
 
 def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkpoints: tuple[Path, Path]) -> None:
@@ -87,7 +87,7 @@ def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkp
     with torch.no_grad():
         model.lm_head.weight[7, 0] = torch.nan
     with pytest.raises(VerificationFailed, match="nan"):
-        verify(opened, model)
+        verify(opened, expect(model, opened.spec))
 
 
 def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> None:

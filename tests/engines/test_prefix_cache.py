@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.base import BLOCK
+from engines.base import KV_PAGE
 from engines.prefix_cache import PrefixCache, common_prefix
 from runtime import LLM, DecodingParams, RuntimeConfig
 
@@ -63,13 +63,13 @@ def test_columns_that_are_right_already_are_left_alone() -> None:
 
 
 def test_the_least_recently_used_prefix_goes_first() -> None:
-    cache = filled(2 * BLOCK)
-    first, second, third = ([n] * BLOCK for n in (1, 2, 3))
+    cache = filled(2 * KV_PAGE)
+    first, second, third = ([n] * KV_PAGE for n in (1, 2, 3))
     cache.store(0, first)
     cache.store(0, second)
-    assert cache.restore(1, first) == BLOCK
+    assert cache.restore(1, first) == KV_PAGE
     cache.store(0, third)
-    assert [cache.restore(1, tokens) for tokens in (first, second, third)] == [BLOCK, 0, BLOCK]
+    assert [cache.restore(1, tokens) for tokens in (first, second, third)] == [KV_PAGE, 0, KV_PAGE]
 
 
 @pytest.mark.parametrize("tokens", [0, 63])
@@ -83,7 +83,7 @@ def test_a_cache_without_room_keeps_nothing(tokens: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> None:
     chance = random.Random(seed)
-    cache = filled(BLOCK * chance.randint(1, 7))
+    cache = filled(KV_PAGE * chance.randint(1, 7))
     known: list[list[int]] = [[]]
     hits = 0
     for _ in range(120):
@@ -91,7 +91,7 @@ def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> Non
         tokens = base[: chance.randrange(len(base) + 1)] + [chance.randrange(3)] * chance.randrange(1, 300)
         tokens = tokens[:500]
         found = cache.restore(1, tokens)
-        assert found % BLOCK == 0
+        assert found % KV_PAGE == 0
         assert cache._kv[0, 0, 1, 0, :found, 0].tolist() == expected(tokens)[:found]
         hits += found > 0
         write(cache, 0, tokens)
@@ -121,7 +121,7 @@ def test_tokens_are_the_same_with_and_without_kept_prefixes(pair_folders: Callab
     assert [r.logprobs for r in reusing] == [r.logprobs for r in plain]
     assert [r.statistics.reused_tokens for r in plain] == [0, 0, 0]
     assert reusing[0].statistics.reused_tokens == 0
-    assert all(r.statistics.reused_tokens >= BLOCK for r in reusing[1:])
+    assert all(r.statistics.reused_tokens >= KV_PAGE for r in reusing[1:])
 
 
 def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_folders: Callable[[str], Path]) -> None:
@@ -138,5 +138,5 @@ def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(pair_folders: 
     expected = LLM(llm.pair, RuntimeConfig(prefix_tokens=0)).generate(prompt, BASE)[0].token_ids
     llm.generate(prompt, replace(BASE, method="sample"))
     result = llm.generate(prompt, BASE)[0]
-    assert result.statistics.reused_tokens == BLOCK
+    assert result.statistics.reused_tokens == KV_PAGE
     assert result.token_ids == expected

@@ -22,7 +22,7 @@ from engines.folder import read_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.vocabulary import common_vocabulary
-from export.engine import reference_of
+from export.engine import expectation
 from export.onnx.graph import OPSET, write_graph
 from export.onnx.widen import rounded, write_widened
 from export.pair import export_pair
@@ -145,8 +145,7 @@ class TestGraph:
             assert np.array_equal(scale, 1.0 + weights(name.removesuffix(".folded.folded")).float().numpy())
         write_widened(tmp_path / "model.onnx", tmp_path / "wide.onnx")
         engine = OnnxRuntimeEngine(tmp_path, replace(spec, precision="float32", dtype="float32"), 1, "wide.onnx")
-        with reference_of(empty, weights) as reference:
-            assert verify(engine, reference, allowed=limit) <= limit
+        assert verify(engine, expectation(empty, weights, spec), allowed=limit) <= limit
 
 
 class TestFolder:

@@ -96,7 +96,7 @@ def test_greedy_keeps_one_token_and_no_filter_the_vocabulary() -> None:
 def test_sizes_follow_the_method(method: str) -> None:
     params = DecodingParams(method=method, draft_len=3, beam_width=5)
     chain, best, whole = (3, 1, 1, 3), (3, 5, 1, 15), (3, 5, 5, 15)
-    sizes = params.drafted, params.draft_width, params.score_width, params.longest_tree
+    sizes = params.drafted, params.draft_width, params.score_width, sum(params.widths)
     expected = {
         "sample": (0, 0, 0, 0),
         "specinfer": (3, 4, 4, 10),

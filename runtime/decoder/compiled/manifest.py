@@ -10,10 +10,10 @@ from engines.folder import read_json, write_json
 from mtad.errors import InvalidInput
 from mtad.params import Rule
 
-SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "rows", "scored", "tree")
+SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "ops", "rows", "scored", "tree")
 """Modules of `mtad` that the functions are made of."""
-COMPILED: tuple[Rule, ...] = ("lossless", "block", "joint", "modal", "typical", "threshold", "rollback", "whole")
-"""Acceptance rules that are compiled; `rounds` takes as many rounds as a node has children, and is not."""
+COMPILED: tuple[Rule, ...] = ("token_wise", "block", "joint", "modal", "typical", "threshold", "bild", "whole")
+"""Acceptance rules that are compiled; `recursive_rejection` takes as many rounds as a node has children, and is not."""
 ARGUMENT = "argument_"
 """An input's name is this and its number among the function's tensors; those that it does not use are left out."""
 GRAPHS = Path(__file__).parent / "graphs"

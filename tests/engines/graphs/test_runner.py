@@ -119,23 +119,6 @@ def test_masks_are_rounded_to_powers_of_two_blocks_within_the_capacity(length: i
     assert shape.bucket(CAPACITY) == StepShape(3, 5, bucket, 2)
 
 
-def test_the_largest_graph_is_recorded_first(runner: Runner) -> None:
-    shapes = [StepShape(1, 1, 64, 1), StepShape(4, 9, 300, 9), StepShape(4, 1, 128, 1), StepShape(4, 9, 64, 9)]
-    runner.graphs.prepare([*shapes, shapes[0]])
-    sizes = [step.mask.numel() for step in runner.bound]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(sizes) == len(shapes)
-    runner.graphs.prepare(shapes)
-    assert runner.recorder.recorded == len(shapes), "what is recorded stays"
-
-
-def test_a_prepared_shape_is_not_recorded_when_it_comes(runner: Runner) -> None:
-    runner.graphs.prepare([StepShape(2, 5, 128, 5)])
-    step = step_of(2, 5, 128, 5)
-    assert torch.equal(runner.graphs.replay(step), model(step))
-    assert (runner.recorder.recorded, runner.recorder.replayed) == (1, 1)
-
-
 def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
     runner = Runner(most=2)
     for tokens in (1, 2, 1, 3, 1):

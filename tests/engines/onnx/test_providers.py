@@ -18,7 +18,7 @@ from engines.base import EngineSpec
 from engines.onnx import providers
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.engine import OnnxRuntimeEngine, open_onnxruntime
-from engines.onnx.providers import Options, check_provider, choose_provider, provider_options
+from engines.onnx.providers import check_provider, choose_provider, cuda_options
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from tests.engines.tensorrt.test_tensorrt import SPEC
@@ -50,8 +50,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch, graphs: bool = True) -> OnnxRuntimeEngine:
     """An engine of the CUDA provider whose memory is the CPU's."""
     monkeypatch.setattr(ort, "InferenceSession", Session)
-    options = provider_options("cuda", "cuda", 7, graphs)
-    return OnnxRuntimeEngine(folder, spec, 1, provider="cuda", options=options, recorder=FakeRecorder(), graphs=graphs)
+    options = cuda_options("cuda", 7, graphs)
+    return OnnxRuntimeEngine(folder, spec, 1, options=options, recorder=FakeRecorder(), graphs=graphs)
 
 
 @pytest.fixture
@@ -166,26 +166,25 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 @WITHOUT_GPU
 @pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="onnxruntime without its GPU providers")
-@pytest.mark.parametrize(("provider", "why"), [("cuda", "could not load it"), ("tensorrt", "install TensorRT")])
 @pytest.mark.usefixtures("gpu")
 def test_a_provider_that_cannot_be_loaded_is_refused(
-    folder: Path, spec: EngineSpec, provider: str, why: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SessionRecorder", lambda device: SimpleNamespace(stream=0))
-    with pytest.raises(InvalidInput, match=rf"(?s)provider = '{provider}': .*{why}"):
-        open_onnxruntime(folder, spec, Placement("cuda", provider=provider))
+    with pytest.raises(InvalidInput, match=r"(?s)provider = 'cuda': .*could not load it"):
+        open_onnxruntime(folder, spec, Placement("cuda", provider="cuda"))
 
 
 @WITHOUT_GPU
 @pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="onnxruntime without its GPU providers")
 def test_left_to_itself_the_runtime_would_have_used_the_cpu(folder: Path) -> None:
-    session = open_session(folder / "model.onnx", 1, providers=provider_options("cuda", "cuda", 0, True))
+    session = open_session(folder / "model.onnx", 1, providers=cuda_options("cuda", 0, True))
     assert session.get_providers() == [CPU]
 
 
 @pytest.mark.parametrize(
     ("provider", "device", "chosen"),
-    [(None, "cpu", "cpu"), (None, "cuda:1", "cuda"), ("cpu", "cpu", "cpu"), ("tensorrt", "cuda", "tensorrt")],
+    [(None, "cpu", "cpu"), (None, "cuda:1", "cuda"), ("cpu", "cpu", "cpu"), ("cuda", "cuda", "cuda")],
 )
 def test_a_devices_provider_is_its_own_unless_another_is_asked_for(
     provider: str | None, device: str, chosen: str
@@ -199,23 +198,6 @@ def test_a_provider_of_another_device_is_refused(provider: str, device: str) -> 
         choose_provider(provider, device)
 
 
-def test_tensorrt_builds_one_engine_for_all_steps_within_the_limits(folder: Path, spec: EngineSpec) -> None:
-    options: Options = provider_options("tensorrt", "cuda:1", 5, True, replace(spec, dtype="float16"))
-    (name, values), (second, others) = options
-    assert (name, second) == ("TensorrtExecutionProvider", CUDA)
-    assert (values["trt_fp16_enable"], values["trt_bf16_enable"], others["enable_cuda_graph"]) == ("1", "0", "0")
-    assert values["device_id"] == others["device_id"] == "1"
-    shapes = {
-        bound: dict(part.split(":") for part in values[f"trt_profile_{bound}_shapes"].split(","))
-        for bound in ("min", "opt", "max")
-    }
-    assert shapes["min"]["mask"] == "1x1x1x64"
-    assert shapes["max"]["mask"] == "4x1x128x512"
-    assert shapes["max"]["past_value.1"] == f"4x{spec.kv_heads}x512x{spec.head_dim}"
-    session = open_session(folder / "model.onnx", 1)
-    assert set(shapes["max"]) == {node.name for node in session.get_inputs()}, "a profile must cover all inputs"
-
-
 @pytest.mark.usefixtures("gpu")
 def test_an_engine_is_opened_with_the_providers_options(
     folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
@@ -224,8 +206,8 @@ def test_an_engine_is_opened_with_the_providers_options(
     monkeypatch.setattr(module, "SessionRecorder", lambda device: SimpleNamespace(stream=11, device=device))
     monkeypatch.setattr(module, "OnnxRuntimeEngine", lambda *args, **kwargs: made.append(kwargs))
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(providers.PROVIDERS.values()))
-    for provider in (None, "tensorrt"):
-        open_onnxruntime(folder, spec, Placement("cuda", provider=provider))
+    for graphs in (True, False):
+        open_onnxruntime(folder, spec, Placement("cuda", graphs=graphs))
     assert [kwargs["graphs"] for kwargs in made] == [True, False]
     assert all(kwargs["options"][0][1]["user_compute_stream"] == "11" for kwargs in made)
 

@@ -43,7 +43,7 @@ from engines.prefix_cache import PrefixCache
 from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.hook import StepModel, cache_shape
 from export.pair import export_pair
-from export.verification.verify import verify
+from export.verification.verify import expect, verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.scheduler.request import Request, RequestFailed
@@ -251,7 +251,8 @@ def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_proce
     llm = LLM(tmp_path / "pair", RuntimeConfig(tensor_parallel=2))
     try:
         reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
-        assert verify(parallel(llm), reference.eval(), seed=1) <= 1e-5
+        engine = parallel(llm)
+        assert verify(engine, expect(reference.eval(), engine.spec, seed=1)) <= 1e-5
         assert [each.token_ids for each in llm.generate(["def largest"] * 3, params)] == expected
     finally:
         parallel(llm).close()
@@ -287,7 +288,7 @@ def one(pair_folders: PairFolders) -> LLM:
 
 
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(two: LLM, reference: LlamaForCausalLM) -> None:
-    assert verify(parallel(two), reference, seed=1) <= 1e-5
+    assert verify(parallel(two), expect(reference, parallel(two).spec, seed=1)) <= 1e-5
 
 
 def test_each_rank_has_half_of_the_cache(two: LLM, one: LLM) -> None:

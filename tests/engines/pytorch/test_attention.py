@@ -18,7 +18,7 @@ import triton.language as tl
 from transformers import AutoModelForCausalLM
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from engines.base import BLOCK, Step
+from engines.base import KV_PAGE, Step
 from engines.pytorch import attention
 from engines.pytorch.attention import default_attention, require, split_columns, store_columns, tile
 from engines.pytorch.engine import TorchEngine
@@ -254,7 +254,7 @@ def test_a_gpu_has_the_kernels_unless_it_is_told_why_not(caplog: pytest.LogCaptu
 def test_masks_that_are_no_multiple_of_a_block_are_no_step() -> None:
     inputs = make(Case((3,)))
     mask = inputs.mask[..., :63].contiguous()
-    with pytest.raises(AssertionError, match="multiples of BLOCK"):
+    with pytest.raises(AssertionError, match="multiples of KV_PAGE"):
         replace(inputs, mask=mask).attend()
 
 
@@ -286,5 +286,5 @@ def test_tiles_are_what_tensor_cores_and_masks_take() -> None:
             for itemsize in (2, 4):
                 size = tile(queries, dim, itemsize)
                 assert size.queries >= 16
-                assert BLOCK % size.columns == 0
+                assert KV_PAGE % size.columns == 0
                 assert attention.SHORTEST_SPLIT % size.columns == 0

@@ -30,7 +30,7 @@ from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
 from export.pair import export_pair
 from export.tensorrt import build_plan, plan_for, profile_shapes
-from export.verification.verify import TOLERANCE, verify
+from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
 from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
 from tests.export.test_families import FAMILIES
@@ -278,7 +278,7 @@ def test_a_decomposed_graph_computes_what_the_checkpoint_computes(tmp_path: Path
     assert not newer & {node.op_type for node in graph.graph.node}
     engine = OnnxRuntimeEngine(tmp_path, spec, 1)
     model.set_attn_implementation("eager")
-    assert verify(engine, model, seed=1) <= TOLERANCE["float32"]
+    assert verify(engine, expect(model, spec, seed=1)) <= TOLERANCE["float32"]
 
 
 def test_capped_scores_are_decomposed_for_tensorrt_alone(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_capped_scores_are_decomposed_for_tensorrt_alone(tmp_path: Path) -> None
     assert "Attention" not in kinds
     assert {"Softmax", "TensorScatter", "RMSNormalization", "RotaryEmbedding"} <= kinds
     model.set_attn_implementation("eager")
-    assert verify(OnnxRuntimeEngine(tmp_path, spec, 1), model, seed=1) <= TOLERANCE["float32"]
+    assert verify(OnnxRuntimeEngine(tmp_path, spec, 1), expect(model, spec, seed=1)) <= TOLERANCE["float32"]
 
 
 def test_a_decomposed_engine_writes_its_columns_and_nothing_else(target_graphs: dict[str, Path]) -> None:
@@ -330,7 +330,7 @@ def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_p
 
 
 def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
-    assert verify(engine, reference, seed=1) <= TOLERANCE["float32"]
+    assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
     assert not engine.kv.any()
 
 

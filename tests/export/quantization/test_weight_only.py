@@ -33,7 +33,7 @@ from export.quantization.weight_only import (
     write_exact,
 )
 from export.verification.check import check
-from export.verification.verify import ACTIVATIONS, TOLERANCE, verify, verify_activations
+from export.verification.verify import ACTIVATIONS, TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
 from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
@@ -81,7 +81,7 @@ def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
     exact = OnnxRuntimeEngine(folder, read_spec(folder), 1, "exact.onnx")
     model, weights = reference_of(family_checkpoint(family), folder / "model.onnx")
     with filled(model, weights, torch.float32) as reference:
-        assert verify(exact, reference) <= TOLERANCE["float32"]
+        assert verify(exact, expect(reference, exact.spec)) <= TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
@@ -92,10 +92,12 @@ def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
     engine = open_engine(quantized(family, precision))
     model, weights = reference_of(family_checkpoint(family), quantized(family, precision) / "model.onnx")
     with filled(model, weights, torch.float32) as reference:
-        assert verify_activations(engine, reference) <= ACTIVATIONS[precision]
+        assert verify_activations(engine, expect(reference, engine.spec)) <= ACTIVATIONS[precision]
     flipped = filled(model, lambda name: weights(name).flip(0), torch.float32)
-    with flipped as wrong, pytest.raises(VerificationFailed, match="of their spread"):
-        verify_activations(engine, wrong)
+    with flipped as wrong:
+        expected = expect(wrong, engine.spec)
+    with pytest.raises(VerificationFailed, match="of their spread"):
+        verify_activations(engine, expected)
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)

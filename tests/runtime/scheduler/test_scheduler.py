@@ -157,7 +157,7 @@ def test_the_largest_request_that_fits_leaves_room_for_the_largest_draft() -> No
     request = make_request(0, prompt=92, max_tokens=100, draft_len=8, beam_width=8)
     scheduler.submit(request)
     longest = len(request.prompt) + request.params.max_tokens
-    assert longest + request.params.longest_tree == scheduler.capacity
+    assert longest + sum(request.params.widths) == scheduler.capacity
 
 
 def test_methods_without_a_draft_ignore_its_limits() -> None:

@@ -10,7 +10,7 @@ from mtad.rows import Rows
 from mtad.scored import Scored, Verdict
 
 
-def rounds(scored: Scored, rows: Rows) -> Verdict:
+def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:
     """Multi-round speculative sampling (SpecInfer, arXiv 2305.09781, algorithm 2).
 
     A node's children were drawn one after the other from q. The first is accepted with probability min(1, p/q); if it
