@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+from runtime.server.metrics import exposition
 
 STALE_SECONDS = 5.0
 """A replica that has not reported for so long is not counted any more."""
@@ -43,11 +43,9 @@ class Board:
         self._reports: dict[str, tuple[float, Report]] = {}
 
     def put(self, report: Report) -> None:
-        """A replica reports."""
         self._reports[report.replica] = time.monotonic(), report
 
     def reports(self) -> list[Report]:
-        """Those that are not stale."""
         oldest = time.monotonic() - STALE_SECONDS
         self._reports = {id: known for id, known in self._reports.items() if known[0] > oldest}
         return [report for _, report in self._reports.values()]
@@ -60,7 +58,6 @@ class Figures(Collector):
         self._reports, self._own = list(reports), list(own)
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus is told."""
         yield from self._own
         known = GaugeMetricFamily("mtad_replica", "1; a replica", labels=("replica", "host", "pid", "generation"))
         families: dict[str, Metric] = {}
@@ -74,8 +71,4 @@ class Figures(Collector):
         yield from families.values()
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The text, and its content type."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        encode, content_type = choose_encoder(accept)
-        return encode(registry), content_type
+        return exposition(accept, self)

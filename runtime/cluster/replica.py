@@ -17,8 +17,9 @@ from starlette.types import Message
 from engines.pytorch.hook import quiet_transformers
 from runtime.async_llm import AsyncLLM
 from runtime.cluster.board import Report
-from runtime.server.app import create_app
+from runtime.server.app import application
 from runtime.server.options import ServerOptions
+from runtime.server.service import Service
 
 Head = dict[str, Any]
 """The part of an ASGI scope that says what is asked: method, path, query and headers."""
@@ -44,7 +45,8 @@ class Replica:
         quiet_transformers()
         torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
         self._engine = await asyncio.to_thread(AsyncLLM, pair, **engine)
-        self._app = create_app(self._engine, options)
+        service = Service(self._engine, options)
+        self._app, self._metrics = application(service), service.metrics
         self._engine.start()
         while self._engine.state == "open" and not self._engine.ready:
             await asyncio.sleep(0.01)
@@ -94,9 +96,8 @@ class Replica:
             raise RuntimeError("the engine broke down") from self._engine.cause
 
     async def _report(self) -> None:
-        metrics = self._app.service.metrics
         while True:
-            text, _ = metrics.render("")
+            text, _ = self._metrics.render("")
             where = socket.gethostname(), os.getpid()
             report = Report(self._id, *where, self._generation, self._engine.ready, text.decode())
             with contextlib.suppress(Exception):  # the board may be starting again

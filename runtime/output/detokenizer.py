@@ -8,7 +8,7 @@ from tokenizers.decoders import DecodeStream
 from runtime.scheduler.request import FinishReason, Request
 
 
-def settled(text: str, stops: tuple[str, ...]) -> int:
+def stable_prefix_length(text: str, stops: tuple[str, ...]) -> int:
     """Leading characters of `text` that will stay whatever follows: no stop string may still begin in them."""
     longest = max(map(len, stops), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):

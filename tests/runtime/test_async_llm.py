@@ -14,8 +14,8 @@ import pytest
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.async_llm import AsyncLLM, EngineStopped
-from runtime.output.detokenizer import settled
-from runtime.output.stream import Piece, Stream
+from runtime.output.detokenizer import stable_prefix_length
+from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
 from tests.support.live_server import PATIENCE, Gate, own, until
@@ -42,7 +42,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 2 * PATIENCE))
 
 
-async def collect(stream: Stream) -> list[Piece]:
+async def collect(stream: Stream) -> list[OutputDelta]:
     return [piece async for piece in stream]
 
 
@@ -88,7 +88,7 @@ def test_a_piece_never_shows_part_of_a_stop_string(plain: LLM, llm: LLM) -> None
     [("abc", (), 3), ("abc", ("d",), 3), ("abc", ("cd",), 2), ("abc", ("cd", "bce"), 1), ("aaa", ("aaaa",), 0)],
 )
 def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
-    assert settled(text, stops) == length
+    assert stable_prefix_length(text, stops) == length
 
 
 def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
