@@ -62,20 +62,12 @@ class Replica:
             body: all of it.
             keys: of the prompt, for the router.
         """
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        received, gone = False, asyncio.Event()
-
-        async def receive() -> Message:
-            nonlocal received
-            if received:
-                await gone.wait()
-                return {"type": "http.disconnect"}
-            received = True
-            return {"type": "http.request", "body": body, "more_body": False}
+        asked, messages = asyncio.Queue[Message](), asyncio.Queue[Message | None]()
+        asked.put_nowait({"type": "http.request", "body": body})
 
         async def answer() -> None:
             try:
-                await self._app({"type": "http", "asgi": {"version": "3.0"}, **head}, receive, messages.put)
+                await self._app({"type": "http", "asgi": {"version": "3.0"}, **head}, asked.get, messages.put)
             finally:
                 messages.put_nowait(None)
 
@@ -85,7 +77,7 @@ class Replica:
                 yield message
             await serving
         finally:
-            gone.set()
+            asked.put_nowait({"type": "http.disconnect"})
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await serving

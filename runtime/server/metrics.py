@@ -55,11 +55,9 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=None)
 
     def responded(self, route: str, status: int) -> None:
-        """Count a response."""
         self._responses[route, str(status)] += 1
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """`exposition` of these figures and of the process's."""
         return exposition(accept, self, self._process)
 
     def collect(self) -> Iterator[Metric]:

@@ -96,7 +96,7 @@ class OpenAIResponse:
         self._tail = b'],"usage":null}\n\n' if self._usage_wanted else b"]}\n\n"
 
     def event(self, delta: OutputDelta) -> bytes:
-        """What a delta adds, as a server-sent event."""
+        """A server-sent event for a delta; each delta of a stream is given once, in order."""
         return b"%b%b%b" % (self._head, to_json(self._choice(delta, chunk=True)), self._tail)
 
     def last_events(self) -> bytes:
@@ -164,5 +164,5 @@ class OpenAIResponse:
 
 
 def sent_event(value: dict[str, Any]) -> bytes:
-    """A server-sent event."""
+    """A server-sent event that carries a JSON object."""
     return b"data: %b\n\n" % to_json(value)

@@ -212,7 +212,6 @@ class CompletionRequest(Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry a prompt."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         one = bool(self.prompt) and isinstance(self.prompt[0], int)

@@ -18,7 +18,7 @@ from mtad.params import METHODS
 from runtime.async_llm import AsyncLLM
 from runtime.llm import Prompt
 from runtime.pair import ROLES
-from runtime.server.chat import ChatTemplate
+from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.energy import EnergyMeter
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import TokenNames
@@ -100,7 +100,8 @@ class Service:
             await asyncio.to_thread(self._names.prepare)
         stream = await self.engine.submit_many(prompts, params, body.priority)
         echo = isinstance(body, CompletionRequest) and body.echo
-        echoes = [prompt_text(self.engine, prompt) for prompt in prompts] if echo else []
+        tokenizer = self.engine.llm.pair.tokenizer
+        echoes = [prompt_text(tokenizer, prompt) for prompt in prompts] if echo else []
         response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint)
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         return Responder(stream, response, body.stream, span, self.metrics.gaps, self.options.request_seconds)
@@ -133,13 +134,6 @@ class Service:
                 "parameters": advertised(llm.pair.defaults),
             },
         }
-
-
-def prompt_text(engine: AsyncLLM, prompt: Prompt) -> str:
-    """A prompt as text; its token ids must exist."""
-    if isinstance(prompt, str):
-        return prompt
-    return str(engine.llm.pair.tokenizer.backend_tokenizer.decode(list(prompt), skip_special_tokens=True))
 
 
 def _no_model(name: str, hint: str = "") -> ApiError:

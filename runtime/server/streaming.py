@@ -69,7 +69,6 @@ class Responder:
             self._span.end(self._response.statistics, problem)
 
     async def _whole(self, send: Send) -> None:
-        """One JSON object."""
         while taken := await self._stream.take():
             for delta in taken:
                 if delta.finish_reason == "cancelled":

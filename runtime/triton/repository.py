@@ -14,7 +14,7 @@ import yaml
 from engines.folder import write_folder
 from mtad.errors import InvalidInput
 from runtime.triton.options import TritonOptions
-from runtime.triton.tensors import CONVENTIONS, Tensor
+from runtime.triton.tensors import CONVENTIONS, TritonTensor
 
 MANIFEST = "mtad-triton.json"
 """Names and hashes of the files that were written: what has others is somebody's own work."""
@@ -75,7 +75,7 @@ def write_model(
 
 
 def config(name: str, options: TritonOptions, environment: str | None = None) -> str:
-    """The text of `config.pbtxt`."""
+    """The text of a model's `config.pbtxt`; `environment` is the virtual environment it runs in."""
     convention = CONVENTIONS[options.convention]
     lines = [
         "# Written by mtad-triton; docs/triton.md describes the tensors.",
@@ -94,7 +94,7 @@ def config(name: str, options: TritonOptions, environment: str | None = None) ->
     return "\n".join(lines) + "\n"
 
 
-def _block(kind: str, tensors: Iterable[Tensor], optional: bool) -> list[str]:
+def _block(kind: str, tensors: Iterable[TritonTensor], optional: bool) -> list[str]:
     tail = " optional: true" if optional else ""
     rows = [
         f'  {{ name: "{one.name}" data_type: TYPE_{one.type} dims: [ {", ".join(map(str, one.dims))} ]{tail} }}'
