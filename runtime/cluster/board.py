@@ -17,7 +17,7 @@ STALE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Report:
+class ReplicaReport:
     """What one replica says.
 
     Attributes:
@@ -37,24 +37,24 @@ class Report:
 
 
 class Board:
-    """The latest report of each replica."""
+    """The latest report of each replica, until it is stale."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, tuple[float, Report]] = {}
+        self._reports: dict[str, tuple[float, ReplicaReport]] = {}
 
-    def put(self, report: Report) -> None:
+    def put(self, report: ReplicaReport) -> None:
         self._reports[report.replica] = time.monotonic(), report
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ReplicaReport]:
         oldest = time.monotonic() - STALE_SECONDS
         self._reports = {id: known for id, known in self._reports.items() if known[0] > oldest}
         return [report for _, report in self._reports.values()]
 
 
-class Figures(Collector):
+class ClusterMetrics(Collector):
     """All replicas' metrics under one roof, each sample with a label `replica`, beside the gateway's own."""
 
-    def __init__(self, reports: Iterable[Report], own: Iterable[Metric]) -> None:
+    def __init__(self, reports: Iterable[ReplicaReport], own: Iterable[Metric]) -> None:
         self._reports, self._own = list(reports), list(own)
 
     def collect(self) -> Iterator[Metric]:

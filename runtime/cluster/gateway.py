@@ -22,7 +22,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
-from runtime.cluster.board import Figures, Report
+from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
@@ -52,7 +52,7 @@ class Gateway:
     def __init__(
         self,
         handle: Any,
-        reports: Callable[[], Awaitable[list[Report]]],
+        reports: Callable[[], Awaitable[list[ReplicaReport]]],
         attempts: int,
         seconds: float,
         rollout: Callable[[], Awaitable[None]],
@@ -108,7 +108,7 @@ class Gateway:
             CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
-        figures = Figures(await self._reports(), own)
+        figures = ClusterMetrics(await self._reports(), own)
         content, content_type = figures.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 

@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from engines.pytorch.hook import quiet_transformers
 from runtime.async_llm import AsyncLLM
-from runtime.cluster.board import Report
+from runtime.cluster.board import ReplicaReport
 from runtime.server.app import application
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
@@ -91,7 +91,7 @@ class Replica:
         while True:
             text, _ = self._metrics.render("")
             where = socket.gethostname(), os.getpid()
-            report = Report(self._id, *where, self._generation, self._engine.ready, text.decode())
+            report = ReplicaReport(self._id, *where, self._generation, self._engine.ready, text.decode())
             with contextlib.suppress(Exception):  # the board may be starting again
                 await self._board.put.remote(report)
             await asyncio.sleep(REPORT_SECONDS)

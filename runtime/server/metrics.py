@@ -42,14 +42,13 @@ class Metrics(Collector):
     Args:
         engine: the engine.
         model: the name it is served under.
-        meter: its energy.
 
     Attributes:
         gaps: seconds between two deltas of a choice; whoever sends them adds to it.
     """
 
-    def __init__(self, engine: AsyncLLM, model: str, meter: EnergyMeter) -> None:
-        self._engine, self._model, self._meter = engine, model, meter
+    def __init__(self, engine: AsyncLLM, model: str) -> None:
+        self._engine, self._model, self._meter = engine, model, EnergyMeter()
         self._responses: Counter[tuple[str, str]] = Counter()
         self.gaps = Histogram(SECONDS)
         self._process = ProcessCollector(registry=None)

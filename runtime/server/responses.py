@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from pydantic_core import to_json
@@ -23,32 +24,25 @@ class Origins:
     """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
 
     Attributes:
-        begun: where text of an origin begins, as far as its text has not been shown: (character, origin).
+        begun: where text of an origin begins, as far as it has not ended: (character, origin).
         shown: characters shown so far.
     """
 
-    begun: deque[tuple[int, str]] = field(default_factory=deque)
+    begun: list[tuple[int, str]] = field(default_factory=list)
     shown: int = 0
 
     def spans(self, delta: OutputDelta) -> list[tuple[str, int]]:
         """The delta's text as (origin, characters), origins `accepted` and `bonus`, adding up to its length."""
-        begun, offsets, end = self.begun, delta.offsets, self.shown + len(delta.text)
         if delta.accepted:
-            begun.append((offsets[0], "accepted"))
-        if delta.accepted < len(offsets):
-            begun.append((offsets[delta.accepted], "bonus"))
-        spans: list[tuple[str, int]] = []
-        while self.shown < end:
-            while len(begun) > 1 and begun[1][0] <= self.shown:
-                begun.popleft()
-            until = min(begun[1][0], end) if len(begun) > 1 else end
-            origin = begun[0][1]
-            if spans and spans[-1][0] == origin:
-                spans[-1] = origin, spans[-1][1] + until - self.shown
-            else:
-                spans.append((origin, until - self.shown))
-            self.shown = until
-        return spans
+            self.begun.append((delta.offsets[0], "accepted"))
+        if delta.accepted < len(delta.offsets):
+            self.begun.append((delta.offsets[delta.accepted], "bonus"))
+        end = self.shown + len(delta.text)
+        inside = [(max(at, self.shown), origin) for at, origin in self.begun if at < end]
+        ends = [*(at for at, _ in inside[1:]), end]
+        spans = [(origin, until - at) for (at, origin), until in zip(inside, ends, strict=False) if until > at]
+        self.begun, self.shown = self.begun[max(0, len(inside) - 1) :], end
+        return [(origin, sum(length for _, length in some)) for origin, some in groupby(spans, itemgetter(0))]
 
 
 def summed(statistics: Iterable[Statistics]) -> Counts:

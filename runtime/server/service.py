@@ -19,7 +19,6 @@ from runtime.async_llm import AsyncLLM
 from runtime.llm import Prompt
 from runtime.pair import ROLES
 from runtime.server.chat import ChatTemplate, prompt_text
-from runtime.server.energy import EnergyMeter
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import TokenNames
 from runtime.server.metrics import Metrics
@@ -43,7 +42,7 @@ class Service:
         pair = engine.llm.pair
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
-        self.metrics = Metrics(engine, options.model, EnergyMeter())
+        self.metrics = Metrics(engine, options.model)
         self._tracing = Tracing(options.trace)
         self._created = int(time.time())
         parts = [version("mtad"), *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]

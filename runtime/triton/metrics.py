@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.async_llm import AsyncLLM
-from runtime.server.energy import EnergyMeter
 from runtime.server.metrics import Metrics
 
 
@@ -21,7 +20,7 @@ class TritonMetrics:
     """
 
     def __init__(self, engine: AsyncLLM, model: str, backend: Any) -> None:
-        self._source = Metrics(engine, model, EnergyMeter())
+        self._source = Metrics(engine, model)
         self._model, self._backend = model, backend
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, list[float]]] = {}

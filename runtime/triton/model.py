@@ -22,8 +22,6 @@ from runtime.triton.options import read_options
 from runtime.triton.service import TritonService
 from runtime.triton.tensors import CONVENTIONS
 
-log = logging.getLogger(__name__)
-
 _CODES = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL"}
 """Triton's codes of HTTP statuses, which the errors have; all others are UNAVAILABLE: try again, or elsewhere."""
 
@@ -72,7 +70,6 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from None
         metrics = TritonMetrics(engine, args["model_name"], pb_utils)
         convention = CONVENTIONS[options.convention]
-        self._inputs = [tensor.name for tensor in convention.inputs]
         self._service = TritonService(engine, convention, options.request_seconds, metrics.update)
         self._service.start()
         while engine.state == "open" and not engine.ready:  # Triton calls the model ready when this returns

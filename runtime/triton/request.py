@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class TritonRequest:
     prompt: Prompt
     params: DecodingParams
     settings: OutputSettings
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str]
 
 
 def read(
@@ -68,7 +68,9 @@ def read(
             case "setting":
                 settings[tensor.field] = value
             case "neutral":
-                _check_neutral(tensor, value)
+                for one in value if isinstance(value, tuple) else (value,):
+                    if one not in tensor.neutral:
+                        raise InvalidInput(tensor.name, one, tensor.problem)
             case "end" if value not in eos:
                 problem = f"texts end with {' or '.join(map(str, eos))}; leave it out"
                 raise InvalidInput(tensor.name, value, problem)
@@ -117,12 +119,6 @@ def _plain(name: str, value: Any) -> Any:
         except UnicodeDecodeError as error:
             raise InvalidInput(name, value[:100], f"not UTF-8: {error.reason} at byte {error.start}") from None
     return float(str(value)) if isinstance(value, np.float32) else value.item() if hasattr(value, "item") else value
-
-
-def _check_neutral(tensor: TritonTensor, value: Any) -> None:
-    for one in value if isinstance(value, tuple) else (value,):
-        if one not in tensor.neutral:
-            raise InvalidInput(tensor.name, one, tensor.problem)
 
 
 def _guide(settings: OutputSettings, type_name: str, guide_name: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,8 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Statistics
 from runtime.triton.tensors import Convention, OutputSettings
 
-TYPES: Mapping[str, Any] = {
-    "STRING": np.object_,
-    "FP32": np.float32,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "UINT64": np.uint64,
-}
-"""NumPy's types of the outputs."""
+_DTYPES = {"STRING": "object", "FP32": "float32"}
+"""NumPy's names of Triton's types, where they are not the same in small letters."""
 
 PADDING = -1
 """Token id after the end of the shorter ones of several choices; their log-probabilities there are 0."""
@@ -104,7 +98,8 @@ class TritonResponse:
         return [self._arrived + round(choose(seconds) * 1e9)]
 
     def _array(self, name: str, value: list[Any]) -> NDArray[Any]:
-        array: NDArray[Any] = np.array(value, TYPES[self._types[name]])
+        kind = self._types[name]
+        array: NDArray[Any] = np.array(value, _DTYPES.get(kind, kind.lower()))
         return array[None] if self._convention.batched else array
 
 
