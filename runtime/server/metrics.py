@@ -101,11 +101,8 @@ class Metrics(Collector):
             yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")
 
 
-Values = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
-
-
-def _family(kind: Any, name: str, words: str, values: Values, *labels: str) -> Metric:
-    """One sample, or one for each value of the labels."""
+def _family(kind: Any, name: str, words: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
+    """One sample, or one per value of the labels; several labels are a tuple."""
     family: Metric = kind(name, words, labels=labels)
     for key, value in values.items() if isinstance(values, Mapping) else (((), values),):
         kind.add_metric(family, key if isinstance(key, tuple) else (key,), value)

@@ -46,10 +46,10 @@ def document(rows: Sequence[Endpoint]) -> dict[str, Any]:
 
 def _operation(row: Endpoint, path: str) -> dict[str, Any]:
     in_path = {"in": "path", "required": True, "schema": {"type": "string"}}
-    responses = {str(status): {"description": words} for status, words in ({200: "Success."} | row.responses).items()}
-    for status, response in responses.items():
-        if int(status) >= 400 and path.startswith("/v1/"):
-            response["content"] = _json("Error")
+    responses: dict[str, dict[str, Any]] = {}
+    for status, meaning in {200: "Success.", **row.responses}.items():
+        schema = {"content": _json("Error")} if status >= 400 and path.startswith("/v1/") else {}
+        responses[str(status)] = {"description": meaning, **schema}
     found: dict[str, Any] = {"summary": row.summary, "responses": responses}
     if row.body:
         found["requestBody"] = {"required": True, "content": _json(row.body.__name__)}

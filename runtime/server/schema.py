@@ -88,13 +88,13 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
-    """OpenAI's, as far as it can be honoured."""
+    """What a stream has beside its choices."""
 
     include_usage: bool = Field(False, description="a last chunk with the usage of the whole request")
 
 
 class JsonSchema(StrictModel):
-    """A named JSON schema."""
+    """A JSON schema that the text must satisfy, in OpenAI's envelope."""
 
     name: str = ""
     description: str = ""
@@ -103,7 +103,7 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """Which texts are allowed."""
+    """Which texts are allowed: any, JSON objects, or those of a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -126,7 +126,7 @@ class ChatMessagePart(StrictModel):
 
 
 class Message(StrictModel):
-    """One message of a chat."""
+    """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant"]
     content: str | list[ChatMessagePart]

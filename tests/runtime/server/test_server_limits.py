@@ -66,7 +66,7 @@ def test_keys_guard_an_application_that_is_mounted_below_a_path(plain: LLM, root
     async def send(message: Message) -> None:
         sent.append(message)
 
-    def get(headers: list[tuple[bytes, bytes]]) -> int:
+    async def get(headers: list[tuple[bytes, bytes]]) -> int:
         scope = {
             "type": "http",
             "method": "GET",
@@ -76,11 +76,11 @@ def test_keys_guard_an_application_that_is_mounted_below_a_path(plain: LLM, root
             "headers": headers,
         }
         sent.clear()
-        asyncio.run(app(scope, receive, send))
+        await app(scope, receive, send)
         return int(sent[0]["status"])
 
-    assert get([]) == 401
-    assert get([(b"authorization", b"Bearer secret")]) == 200
+    assert asyncio.run(get([])) == 401
+    assert asyncio.run(get([(b"authorization", b"Bearer secret")])) == 200
 
 
 def test_a_head_that_is_too_long_is_refused(plain: LLM) -> None:
