@@ -6,18 +6,18 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+from runtime.server.metrics import exposition
 
 STALE_SECONDS = 5.0
 """A replica that has not reported for so long is not counted any more."""
 
 
 @dataclass(frozen=True)
-class Report:
+class ReplicaReport:
     """What one replica says.
 
     Attributes:
@@ -37,30 +37,27 @@ class Report:
 
 
 class Board:
-    """The latest report of each replica."""
+    """The latest report of each replica, until it is stale."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, tuple[float, Report]] = {}
+        self._reports: dict[str, tuple[float, ReplicaReport]] = {}
 
-    def put(self, report: Report) -> None:
-        """A replica reports."""
+    def put(self, report: ReplicaReport) -> None:
         self._reports[report.replica] = time.monotonic(), report
 
-    def reports(self) -> list[Report]:
-        """Those that are not stale."""
+    def reports(self) -> list[ReplicaReport]:
         oldest = time.monotonic() - STALE_SECONDS
         self._reports = {id: known for id, known in self._reports.items() if known[0] > oldest}
         return [report for _, report in self._reports.values()]
 
 
-class Figures(Collector):
+class ClusterMetrics(Collector):
     """All replicas' metrics under one roof, each sample with a label `replica`, beside the gateway's own."""
 
-    def __init__(self, reports: Iterable[Report], own: Iterable[Metric]) -> None:
+    def __init__(self, reports: Iterable[ReplicaReport], own: Iterable[Metric]) -> None:
         self._reports, self._own = list(reports), list(own)
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus is told."""
         yield from self._own
         known = GaugeMetricFamily("mtad_replica", "1; a replica", labels=("replica", "host", "pid", "generation"))
         families: dict[str, Metric] = {}
@@ -74,8 +71,4 @@ class Figures(Collector):
         yield from families.values()
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The text, and its content type."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        encode, content_type = choose_encoder(accept)
-        return encode(registry), content_type
+        return exposition(accept, self)

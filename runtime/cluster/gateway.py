@@ -10,22 +10,25 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from pydantic_core import to_json
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
-from runtime.cluster.board import Figures, Report
+from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.middleware import read_body
+from runtime.server.middleware import client_left
+from runtime.server.responses import sent_event
+from runtime.server.routes import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class Gateway:
     def __init__(
         self,
         handle: Any,
-        reports: Callable[[], Awaitable[list[Report]]],
+        reports: Callable[[], Awaitable[list[ReplicaReport]]],
         attempts: int,
         seconds: float,
         rollout: Callable[[], Awaitable[None]],
@@ -59,21 +62,17 @@ class Gateway:
         self._serving: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._retries = self._broken = 0
+        own = {
+            "/health/live": self._live,
+            "/health/ready": self._ready,
+            "/health": self._ready,
+            "/metrics": self._scrape,
+        }
+        routes = [Endpoint(path, handler, methods=()).route for path, handler in own.items()]
+        self._router = Router(routes, default=self._forward, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-            return
-        match scope["path"]:
-            case "/health/live":
-                await JSONResponse({"status": "live"})(scope, receive, send)
-            case "/health" | "/health/ready":
-                await (await self._ready())(scope, receive, send)
-            case "/metrics":
-                await (await self._metrics(scope))(scope, receive, send)
-            case _:
-                await self._forward(scope, receive, send)
+        await self._router(scope, receive, send)
 
     async def close(self, drain: bool = True) -> None:
         """Take no more requests; wait for those that run, or cancel them."""
@@ -84,43 +83,43 @@ class Gateway:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        await receive()
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: ASGIApp) -> AsyncIterator[None]:
         with contextlib.suppress(NotImplementedError, RuntimeError):  # not in the main thread
-            loop.add_signal_handler(signal.SIGHUP, self._renew)
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._renew)
+        yield
 
     def _renew(self) -> None:
         log.info("replacing the replicas, one after another")
         self._renewing = asyncio.ensure_future(self._rollout())
 
-    async def _ready(self) -> Response:
+    async def _live(self, _: Request) -> Response:
+        return JSONResponse({"status": "live"})
+
+    async def _ready(self, _: Request) -> Response:
         if self._draining:
             return JSONResponse({"status": "draining"}, 503)
         ready = sum(report.ready for report in await self._reports())
         return JSONResponse({"status": "ready" if ready else "starting", "replicas": ready}, 200 if ready else 503)
 
-    async def _metrics(self, scope: Scope) -> Response:
+    async def _scrape(self, request: Request) -> Response:
         own = [
             GaugeMetricFamily("mtad_gateway_requests", "requests on their way", value=len(self._serving)),
             CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
-        accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
-        content, content_type = Figures(await self._reports(), own).render(accept)
+        figures = ClusterMetrics(await self._reports(), own)
+        content, content_type = figures.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
         if self._draining:
             raise EngineStopped("takes no requests: it is draining")
-        body = await read_body(receive)
+        body = await Request(scope, receive).body()
         head = {name: scope.get(name) for name in _HEAD}
         work = asyncio.create_task(self._answer(head, body, send))
-        gone = asyncio.create_task(_gone(receive))
+        gone = asyncio.create_task(client_left(receive))
         self._serving.add(work)
         try:
             done, _ = await asyncio.wait({work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -181,12 +180,7 @@ class Gateway:
             coming.cancel()
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _break(send: Send) -> None:
     """The last event of a stream whose replica died."""
     error = ApiError(503, "the replica died after part of the answer was sent; ask again", code="replica_died")
-    await send({"type": "http.response.body", "body": b"data: " + to_json(error.body) + b"\n\n"})
+    await send({"type": "http.response.body", "body": sent_event(error.body)})

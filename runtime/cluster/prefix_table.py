@@ -50,7 +50,7 @@ class PrefixTable:
         self._replicas: OrderedDict[bytes, str] = OrderedDict()
 
     def note(self, keys: Sequence[bytes], replica: str) -> None:
-        """A prompt went to a replica."""
+        """Remember that a prompt went to a replica."""
         for key in keys:
             self._replicas[key] = replica
             self._replicas.move_to_end(key)

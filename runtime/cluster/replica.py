@@ -16,10 +16,11 @@ from starlette.types import Message
 
 from engines.pytorch.hook import quiet_transformers
 from runtime.async_llm import AsyncLLM
-from runtime.cluster.board import Report
+from runtime.cluster.board import ReplicaReport
 from runtime.config import RuntimeConfig
-from runtime.server.app import create_app
+from runtime.server.app import application
 from runtime.server.options import ServerOptions
+from runtime.server.service import Service
 
 Head = dict[str, Any]
 """The part of an ASGI scope that says what is asked: method, path, query and headers."""
@@ -45,7 +46,8 @@ class Replica:
         quiet_transformers()
         torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
         self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
-        self._app = create_app(self._engine, options)
+        service = Service(self._engine, options)
+        self._app, self._metrics = application(service), service.metrics
         self._engine.start()
         while self._engine.state == "open" and not self._engine.ready:
             await asyncio.sleep(0.01)
@@ -61,20 +63,12 @@ class Replica:
             body: all of it.
             keys: of the prompt, for the router.
         """
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        received, gone = False, asyncio.Event()
-
-        async def receive() -> Message:
-            nonlocal received
-            if received:
-                await gone.wait()
-                return {"type": "http.disconnect"}
-            received = True
-            return {"type": "http.request", "body": body, "more_body": False}
+        asked, messages = asyncio.Queue[Message](), asyncio.Queue[Message | None]()
+        asked.put_nowait({"type": "http.request", "body": body})
 
         async def answer() -> None:
             try:
-                await self._app({"type": "http", "asgi": {"version": "3.0"}, **head}, receive, messages.put)
+                await self._app({"type": "http", "asgi": {"version": "3.0"}, **head}, asked.get, messages.put)
             finally:
                 messages.put_nowait(None)
 
@@ -84,7 +78,7 @@ class Replica:
                 yield message
             await serving
         finally:
-            gone.set()
+            asked.put_nowait({"type": "http.disconnect"})
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await serving
@@ -95,11 +89,10 @@ class Replica:
             raise RuntimeError("the engine broke down") from self._engine.cause
 
     async def _report(self) -> None:
-        metrics = self._app.service.metrics
         while True:
-            text, _ = metrics.render("")
+            text, _ = self._metrics.render("")
             where = socket.gethostname(), os.getpid()
-            report = Report(self._id, *where, self._generation, self._engine.ready, text.decode())
+            report = ReplicaReport(self._id, *where, self._generation, self._engine.ready, text.decode())
             with contextlib.suppress(Exception):  # the board may be starting again
                 await self._board.put.remote(report)
             await asyncio.sleep(REPORT_SECONDS)

@@ -36,7 +36,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without typ
         return [[by_id[holder]], [one for id, one in by_id.items() if id != holder]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Remember who has this prompt now."""
         self._table.note(_keys(pending_request), replica_id.unique_id)
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ from runtime.config import RuntimeConfig
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
+try:
+    import ray
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+    from runtime.cluster.board import Board
+    from runtime.cluster.gateway import Gateway
+    from runtime.cluster.replica import Replica
+except ImportError as missing:
+    raise InvalidInput("replicas", missing.name, "not installed; pip install 'mtad[cluster]'") from None
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +55,8 @@ def serve_cluster(
         log_level, access_log: of the HTTP server.
 
     Raises:
-        InvalidInput: Ray is not installed or cannot be reached.
+        InvalidInput: Ray cannot be reached, has too little for the replicas, or they do not start.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise InvalidInput(
-            "replicas", cluster.replicas, f"{error.name} is missing; pip install 'mtad[cluster]'"
-        ) from None
     try:
         ray.init(address=cluster.address, include_dashboard=False if cluster.address is None else None)
     except (ConnectionError, ValueError) as error:
@@ -59,15 +64,30 @@ def serve_cluster(
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled")
-        group = Group(pair, config, options, cluster)
+        board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        inner = replace(options, api_keys=())  # the gateway asks for them
+        generations = count(1)
+
+        def deploy() -> Any:
+            """Start the replicas, or replace them one after another; returns when all are ready."""
+            deployment = _deployment(pair, config, options, cluster)
+            application = deployment.bind(str(pair.absolute()), config, inner, board, next(generations))
+            return serve.run(application, name=options.model, route_prefix=None)
+
+        async def rollout() -> None:
+            await asyncio.to_thread(deploy)
+
+        async def reports() -> Any:
+            return await board.reports.remote()
+
         try:
-            group.deploy()
+            handle = deploy()
         except RuntimeError as error:
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = group.gateway()
-        guarded = Guard(gateway, options, lambda route, status: None)
+        gateway = Gateway(handle, reports, cluster.attempts, options.request_seconds, rollout)
+        guarded = Guard(gateway, options, lambda path, status: None)
         serve_http(guarded, gateway, bound, options, log_level, access_log)
-        group.delete()
+        serve.delete(options.model)
     finally:
         ray.shutdown()
 
@@ -81,84 +101,33 @@ def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> Non
             raise InvalidInput(f"replica-{name}", getattr(cluster, name), problem)
 
 
-class Group:
-    """The replicas of one pair.
-
-    Args:
-        pair, config, options, cluster: see `serve_cluster`.
-    """
-
-    def __init__(self, pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> None:
-        import ray
-
-        from runtime.cluster.board import Board
-
-        self._pair, self._config, self._cluster = pair, config, cluster
-        self._options = replace(options, api_keys=())  # the gateway asks for them
-        self._drain_seconds = options.drain_seconds
-        self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
-        self._generation = 0
-
-    def deploy(self) -> None:
-        """Start the replicas, or replace them one after another; returns when all are ready."""
-        from ray import serve
-
-        self._generation += 1
-        self._handle = serve.run(self._application(), name=self._options.model, route_prefix=None)
-
-    def delete(self) -> None:
-        """Stop the replicas."""
-        from ray import serve
-
-        serve.delete(self._options.model)
-
-    def gateway(self) -> Any:
-        """The application that routes to them."""
-        from runtime.cluster.gateway import Gateway
-
-        async def reports() -> Any:
-            return await self._board.reports.remote()
-
-        async def rollout() -> None:
-            await asyncio.to_thread(self.deploy)
-
-        return Gateway(self._handle, reports, self._cluster.attempts, self._options.request_seconds, rollout)
-
-    def _application(self) -> Any:
-        from ray import serve
-        from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-
-        from runtime.cluster.replica import Replica
-
-        cluster = self._cluster
-        rows = self._config.rows or read_spec(self._pair / "target").rows
-        size: dict[str, Any] = {"num_replicas": cluster.replicas}
-        if cluster.max_replicas is not None:
-            scaling = AutoscalingConfig(
-                min_replicas=cluster.replicas,
-                max_replicas=cluster.max_replicas,
-                target_ongoing_requests=rows,  # more than that wait for a row
-                metrics_interval_s=1.0,
-                look_back_period_s=2.0,
-                upscale_delay_s=2.0,
-                downscale_delay_s=60.0,
-            )
-            size = {"autoscaling_config": scaling}
-        deployment = serve.deployment(
-            Replica,
-            name="replica",
-            max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
-            max_queued_requests=self._config.max_waiting,
-            ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
-            request_router_config=RequestRouterConfig(
-                request_router_class="runtime.cluster.router.PrefixRouter",
-                request_router_kwargs={"imbalance": cluster.imbalance},
-            ),
-            health_check_period_s=2.0,
-            health_check_timeout_s=30.0,
-            graceful_shutdown_wait_loop_s=0.2,
-            graceful_shutdown_timeout_s=self._drain_seconds,
-            **size,
+def _deployment(pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:
+    rows = config.rows or read_spec(pair / "target").rows
+    size: dict[str, Any] = {"num_replicas": cluster.replicas}
+    if cluster.max_replicas is not None:
+        scaling = AutoscalingConfig(
+            min_replicas=cluster.replicas,
+            max_replicas=cluster.max_replicas,
+            target_ongoing_requests=rows,  # more than that wait for a row
+            metrics_interval_s=1.0,
+            look_back_period_s=2.0,
+            upscale_delay_s=2.0,
+            downscale_delay_s=60.0,
         )
-        arguments = (str(self._pair.absolute()), self._config, self._options, self._board, self._generation)
-        return deployment.bind(*arguments)
+        size = {"autoscaling_config": scaling}
+    return serve.deployment(
+        Replica,
+        name="replica",
+        max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
+        max_queued_requests=config.max_waiting,
+        ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class="runtime.cluster.router.PrefixRouter",
+            request_router_kwargs={"imbalance": cluster.imbalance},
+        ),
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=options.drain_seconds,
+        **size,
+    )

@@ -1,4 +1,4 @@
-"""What comes back of a request while it runs: pieces, and the stream that an event loop takes them from."""
+"""What comes back of a request while it runs: deltas of its output, and the stream that an event loop reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from runtime.scheduler.statistics import Statistics
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one turn added to one choice.
+class OutputDelta:
+    """What one block added to one choice.
 
     Attributes:
         text: new text; never part of a stop string, complete characters only.
@@ -22,8 +22,7 @@ class Piece:
         drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
             the target's own (the bonus token).
         index: the choice; counts on over the prompts of `submit_many`.
-        finish_reason: on the choice's last piece, else None.
-        statistics: on the choice's last piece, else None.
+        finish_reason, statistics: on the choice's last delta, else None.
     """
 
     text: str
@@ -38,6 +37,9 @@ class Piece:
     statistics: Statistics | None = None
 
 
+Piece = OutputDelta  # the name that `runtime.async_llm` still has for it
+
+
 @dataclass(eq=False)
 class Choice:
     """A request and how much of it was sent; owned by the engine's thread."""
@@ -50,7 +52,7 @@ class Choice:
     drafted: int = 0
     accepted: int = 0
 
-    def piece(self) -> Piece | None:
+    def piece(self) -> OutputDelta | None:
         """What is new since the last call; None if nothing is."""
         request, at = self.request, self.tokens
         ended = request.finish_reason is not None
@@ -61,7 +63,7 @@ class Choice:
         self.tokens = len(request.tokens)
         drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
         accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
-        return Piece(
+        return OutputDelta(
             text=text,
             token_ids=request.tokens[at:],
             logprobs=request.log_probs[at:],
@@ -76,71 +78,66 @@ class Choice:
 
 
 class Stream:
-    """The pieces of what was submitted: `async for piece in stream`. Leaving the loop early cancels the requests.
+    """The output of what was submitted: `async for delta in stream`. Leaving the loop early cancels the requests.
 
     Belongs to the event loop that makes it.
 
     Args:
-        requests: one a choice.
+        requests: one per choice.
         cancel: ends them, from this event loop.
     """
 
     def __init__(self, requests: list[Request], cancel: Callable[[Sequence[Request]], None]) -> None:
         self.requests, self._cancel = requests, cancel
         self.loop = asyncio.get_running_loop()
-        self._pieces: list[Piece] = []
+        self._deltas: list[OutputDelta] = []
         self._reader: asyncio.Future[None] | None = None
-        self._open = len(requests)  # choices whose last piece has not been taken
+        self._open = len(requests)  # choices whose last delta has not been taken
 
-    def put(self, piece: Piece) -> None:
-        """A piece has come. In the stream's event loop."""
-        self._pieces.append(piece)
+    def put(self, delta: OutputDelta) -> None:
+        """Add a delta and wake the reader. In the stream's event loop."""
+        self._deltas.append(delta)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def take(self) -> list[Piece]:
-        """The pieces that have come and were not taken yet, at least one; none once every choice has ended.
+    async def take(self) -> list[OutputDelta]:
+        """The deltas that have come and were not taken yet, at least one; none once every choice has ended.
 
         For one reader at a time.
 
         Raises:
-            RequestFailed: something broke under a choice, whose pieces before were taken; the cause is chained.
+            RequestFailed: something broke under a choice, whose deltas before were taken; the cause is chained.
         """
-        while self._open and not self._pieces:
+        while self._open and not self._deltas:
             self._reader = self.loop.create_future()
             await self._reader
-        failed = next((at for at, piece in enumerate(self._pieces) if piece.finish_reason == "error"), None)
+        failed = next((at for at, delta in enumerate(self._deltas) if delta.finish_reason == "error"), None)
         if failed == 0:
-            Result.of(self.requests[self._pieces[0].index])  # raises
-        taken, self._pieces = self._pieces[:failed], [] if failed is None else self._pieces[failed:]
-        self._open -= sum(piece.finish_reason is not None for piece in taken)
+            Result.of(self.requests[self._deltas[0].index])  # raises
+        taken, self._deltas = self._deltas[:failed], [] if failed is None else self._deltas[failed:]
+        self._open -= sum(delta.finish_reason is not None for delta in taken)
         return taken
 
-    async def __aiter__(self) -> AsyncGenerator[Piece]:
+    async def __aiter__(self) -> AsyncGenerator[OutputDelta]:
         try:
             while taken := await self.take():
-                for piece in taken:
-                    yield piece
+                for delta in taken:
+                    yield delta
         finally:
             self.cancel()
 
     @property
     def ended(self) -> bool:
-        """Whether every choice's last piece was taken."""
+        """Whether every choice's last delta was taken."""
         return not self._open
 
-    @property
-    def prompts(self) -> list[list[int]]:
-        """Each choice's prompt as token ids, as it is run."""
-        return [request.prompt for request in self.requests]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Each choice's seed."""
-        return [request.seed for request in self.requests]
+    def whole(self) -> list[OutputDelta]:
+        """All output of each choice as one delta, when every choice has ended."""
+        deltas = [Choice(request, self, index).piece() for index, request in enumerate(self.requests)]
+        return [delta for delta in deltas if delta]
 
     def cancel(self) -> None:
-        """End all its choices; their rows are free by the next turn. What was produced by then is still delivered."""
+        """End all its choices; their rows are free by the next block. What was produced by then is still delivered."""
         self._cancel(self.requests)
 
     async def results(self) -> list[Result]:

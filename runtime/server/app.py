@@ -1,60 +1,29 @@
-"""The ASGI application: its routes, and what stands before them."""
+"""The ASGI application: the table of its routes, behind the checks that every request passes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from importlib import resources
-from importlib.metadata import version
-from typing import Any
 
-from fastapi import FastAPI, Request
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp
 
 from runtime.async_llm import AsyncLLM
-from runtime.server.errors import ApiError, api_error
 from runtime.server.middleware import Guard
-from runtime.server.openapi import ERRORS, TEXTS, document
+from runtime.server.openapi import ERRORS, document
 from runtime.server.options import ServerOptions
-from runtime.server.service import Generation, Service
+from runtime.server.routes import Endpoint
+from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
+from runtime.server.service import Service
 
-_PAGE = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_NO_TELEMETRY = dict.fromkeys(("tracing", "metrics", "logs", "auto_configure"), False)
 
 
-class Application:
-    """The ASGI application: `Guard`, the two routes that make text, and the others behind the framework.
-
-    What makes text is found here, before the framework's layers: each of them would cost every request, and every
-    chunk of its answer, a call.
-
-    Args:
-        service: what the routes share.
-        framework: all routes, these two included: it answers other methods, and documents them.
-        texts: by path.
-
-    Attributes:
-        service: as given.
-    """
-
-    def __init__(self, service: Service, framework: FastAPI, texts: Mapping[str, Generation]) -> None:
-        self.service, self._framework, self._texts = service, framework, texts
-        self._guarded = Guard(self._route, service.options, service.metrics.responded)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection's request."""
-        await self._guarded(scope, receive, send)
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        text = self._texts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (text or self._framework)(scope, receive, send)
-
-
-def create_app(engine: AsyncLLM, options: ServerOptions) -> Application:
+def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
     """The ASGI application. It starts the engine, and stops it in the end.
 
     Args:
@@ -64,74 +33,67 @@ def create_app(engine: AsyncLLM, options: ServerOptions) -> Application:
     Raises:
         InvalidInput: an option cannot be honoured.
     """
-    service = Service(engine, options)
+    return application(Service(engine, options))
+
+
+def application(service: Service) -> ASGIApp:
+    """The ASGI application of a service that was made before."""
+    rows = table(service)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+    async def lifespan(_: ASGIApp) -> AsyncIterator[None]:
+        service.engine.start()
         try:
             yield
         finally:
-            await engine.close(drain=False)
+            await service.engine.close(drain=False)
 
-    # FastAPI's own documentation pages load scripts from elsewhere, and its own spans know nothing of tokens
-    elsewhere: dict[str, Any] = {"docs_url": None, "redoc_url": None, "telemetry": _NO_TELEMETRY}
-    app = FastAPI(title="MTAD", version=version("mtad"), lifespan=lifespan, **elsewhere)
-    for kind in (HTTPException, ApiError, Exception):
-        app.add_exception_handler(kind, _explain)
+    def responded(path: str, status: int) -> None:
+        row = next((row for row in rows if row.route.path_regex.match(path)), None)
+        service.metrics.responded(row.label or row.path if row else "other", status)
 
-    @app.get("/v1/models", responses={401: ERRORS[401]})
-    async def models() -> dict[str, Any]:
-        """The model that is served, its limits, and every parameter with its type and default."""
-        return {"object": "list", "data": [service.model()]}
-
-    @app.get("/v1/models/{model:path}", responses={status: ERRORS[status] for status in (401, 404)})
-    async def model(model: str) -> dict[str, Any]:
-        """One model."""
-        if model != options.model:
-            raise ApiError(404, f"there is no model {model[:100]!r} here", "model", "model_not_found")
-        return service.model()
-
-    @app.get("/health/live", responses={503: {"description": "The engine broke down; restart the server."}})
-    async def live() -> Response:
-        """Whether the process should be left running."""
-        if engine.cause is not None:
-            return JSONResponse({"status": "broken", "cause": str(engine.cause)}, 503)
-        return JSONResponse({"status": "live"})
-
-    unready: dict[int | str, dict[str, Any]] = {503: {"description": "Starting, draining or stopped."}}
-
-    @app.get("/health/ready", responses=unready)
-    @app.get("/health", responses=unready)
-    async def ready() -> Response:
-        """Whether requests should be sent here."""
-        if engine.ready:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "starting" if engine.state == "open" else engine.state}, 503)
-
-    @app.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        """What Prometheus scrapes."""
-        content, content_type = service.metrics.render(request.headers.get("accept", ""))
-        return Response(content, headers={"content-type": content_type})
-
-    for name, media_type in _PAGE.items():
-        _page(app, "/" if name == "page.html" else f"/{name}", name, media_type)
-
-    texts = {path: Generation(service, kind) for path, (kind, _) in TEXTS.items()}
-    app.routes.extend(Route(path, text, methods=["POST"]) for path, text in texts.items())
-    document(app)
-    return Application(service, app, texts)
+    return Guard(Router([row.route for row in rows], lifespan=lifespan), service.options, responded)
 
 
-async def _explain(_: Request, error: Exception) -> Response:
-    return api_error(error).response
+def table(service: Service) -> list[Endpoint]:
+    """Every route of the server; the router takes the first row that fits."""
 
+    def text(path: str, body: type[Body], summary: str) -> Endpoint:
+        responses = {200: "OpenAI's object, or server-sent events of its chunks."} | ERRORS
+        return Endpoint(path, partial(service.complete, body), summary, responses, body, methods=("POST",))
 
-def _page(app: FastAPI, path: str, name: str, media_type: str) -> None:
-    content = resources.files("runtime.server").joinpath("page", name).read_bytes()
-
-    @app.get(path, include_in_schema=False)
-    async def page() -> Response:
+    def page(path: str, name: str, media_type: str, label: str) -> Endpoint:
+        content = resources.files("runtime.server").joinpath("page", name).read_bytes()
         headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
-        return Response(content, media_type=media_type, headers=headers)
+
+        async def read(_: Request) -> Response:
+            return Response(content, media_type=media_type, headers=headers)
+
+        return Endpoint(path, read, label=label)
+
+    @cache
+    def described() -> Response:
+        return JSONResponse(document(rows))
+
+    async def openapi(_: Request) -> Response:
+        return described()
+
+    models = "The model that is served, its limits, and every parameter with its type and default."
+    live, broken = "Whether the process should be left running.", {503: "The engine broke down; restart the server."}
+    ready, unready = "Whether requests should be sent here.", {503: "Starting, draining or stopped."}
+    keys, names = {401: ERRORS[401]}, {401: ERRORS[401], 404: ERRORS[404]}
+    rows = [
+        text("/v1/completions", CompletionRequest, "Continue prompts."),
+        text("/v1/chat/completions", ChatCompletionRequest, "Answer the last message of a chat."),
+        Endpoint("/v1/models", service.models, models, keys),
+        Endpoint("/v1/models/{model:path}", service.model, "One model.", names, label="/v1/models"),
+        Endpoint("/health/live", service.live, live, broken),
+        Endpoint("/health/ready", service.ready, ready, unready),
+        Endpoint("/health", service.ready, ready, unready),
+        Endpoint("/metrics", service.scrape, "What Prometheus scrapes."),
+        Endpoint("/openapi.json", openapi, methods=("GET", "HEAD"), label="other"),
+        page("/", "page.html", "text/html", "/"),
+        page("/page.js", "page.js", "text/javascript", "other"),
+        page("/page.css", "page.css", "text/css", "other"),
+    ]
+    return rows

@@ -1,4 +1,4 @@
-"""Messages to one prompt, by a tokenizer's chat template."""
+"""Messages to one prompt, by a tokenizer's chat template, and prompts to text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mtad.errors import InvalidInput
+from runtime.llm import Prompt
 
 
 class ChatTemplate:
@@ -61,3 +62,10 @@ def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
     except InvalidInput as error:
         raise InvalidInput("chat-template", str(path), error.problem) from None
     return source
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
+    """A prompt as text; its token ids must exist, which queuing it checks."""
+    if isinstance(prompt, str):
+        return prompt
+    return str(tokenizer.backend_tokenizer.decode(list(prompt), skip_special_tokens=True))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 log = logging.getLogger(__name__)
-
-NONE = "none"
-"""What is reported where nothing can be measured."""
 
 
 class Counter(NamedTuple):
@@ -41,7 +38,6 @@ class EnergyMeter:
     """
 
     def __init__(self) -> None:
-        self._opened: list[tuple[Counter, float]] | None = None
         self._window: list[float] = []
         self._why: list[str] = []
 
@@ -49,7 +45,7 @@ class EnergyMeter:
     def name(self) -> str:
         """What is measured, or `none`, and why."""
         names = ", ".join(str(counter) for counter, _ in self._counters)
-        return names or f"{NONE} ({'; '.join(self._why)})"
+        return names or f"none ({'; '.join(self._why)})"
 
     @property
     def available(self) -> bool:
@@ -69,24 +65,22 @@ class EnergyMeter:
         now = [counter.read() for counter, _ in self._counters]
         return sum(b - a for a, b in zip(self._window, now, strict=True)) / 1000 if now else None
 
-    @property
+    @cached_property
     def _counters(self) -> list[tuple[Counter, float]]:
         """The counters, each with what it read when they were opened."""
-        if self._opened is None:
-            found: list[Counter] = []
-            for source in (_gpus, _processors):
-                try:
-                    found += list(source())
-                except Missing as problem:
-                    self._why.append(str(problem))
-            self._opened = [(counter, counter.read()) for counter in found]
-            if not found:
-                log.info("no energy is reported: %s", "; ".join(self._why))
-        return self._opened
+        found: list[Counter] = []
+        for source in (_gpus, _processors):
+            try:
+                found += list(source())
+            except Missing as problem:
+                self._why.append(str(problem))
+        if not found:
+            log.info("no energy is reported: %s", "; ".join(self._why))
+        return [(counter, counter.read()) for counter in found]
 
 
 class Missing(Exception):
-    """There are no counters of a kind."""
+    """Why there are no counters of one kind."""
 
 
 def _gpus() -> Iterator[Counter]:

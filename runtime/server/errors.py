@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,10 +24,11 @@ _INVALID = "invalid_request_error"
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """What a client is told.
 
-    Args:
+    Attributes:
         status: HTTP status.
         message: for people.
         param: field of the request that is wrong.
@@ -33,27 +36,19 @@ class ApiError(Exception):
         headers: of the response.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
         kind = "timeout_error" if self.status in (408, 504) else _TYPES.get(self.status, _INVALID)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:
-        """The HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)
 
 
@@ -106,13 +101,7 @@ def _invalid(error: ValidationError) -> ApiError:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return api_error(cause)
-    path: list[str | int] = []
-    for part in first["loc"]:
-        if isinstance(part, str) and not part.isidentifier():  # the tag of a union's member
-            break
-        if isinstance(part, str) and part in ("str", "int", "float", "bool"):
-            break
-        path.append(part)
+    path = takewhile(_is_field, first["loc"])
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: unknown field; GET /v1/models lists the parameters", param, "unknown_parameter")
@@ -122,3 +111,8 @@ def _invalid(error: ValidationError) -> ApiError:
         return ApiError(400, f"{param}: required", param, "missing_required_parameter")
     alike = {one["msg"] for one in error.errors(include_url=False) if one["loc"][:1] == first["loc"][:1]}
     return ApiError(400, f"{param or 'body'}: {'; or '.join(sorted(alike))}", param, "invalid_type")
+
+
+def _is_field(part: str | int) -> bool:
+    """Whether it is part of a field's path; a union's member is not."""
+    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int", "float", "bool"))

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with limits on the head of a request; bodies are limited by `guard`."""
+"""uvicorn's HTTP protocol, with limits on the head of a request; `runtime.server.middleware` limits bodies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """Closes connections whose next request's head is too long, or does not arrive in time.
 
     Args:
-        head_seconds: for a head to arrive, from the connection or its first byte.
-        given: see uvicorn.
+        head_seconds: in which a head must arrive, counted from the connection or from the head's first byte.
     """
 
     def __init__(self, *given: Any, head_seconds: float, **named: Any) -> None:
@@ -26,17 +25,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes, self._in_head = 0, True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
         super().connection_made(transport)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         self._head_arrived()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a head or a body."""
         if not self._in_head and (self.cycle is None or self.cycle.response_complete):
             self._head_bytes, self._in_head = 0, True
         self._head_bytes += len(data)
@@ -47,7 +43,6 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(431)
 
     def on_headers_complete(self) -> None:
-        """The head has arrived."""
         self._head_arrived()
         super().on_headers_complete()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
+
+from runtime.output.stream import OutputDelta
 
 LOWEST = -9999.0
 """What OpenAI reports for a log-probability that is (nearly) minus infinity; JSON has no infinity."""
@@ -46,34 +49,32 @@ class TokenNames:
         text, raw = self.name(token)
         return "bytes:" + "".join(rf"\x{byte:02x}" for byte in raw) if "�" in text else text
 
-    def completion(
-        self, tokens: list[int], log_probs: list[float], top: list[list[tuple[int, float]]], offsets: list[int]
-    ) -> dict[str, Any]:
+    def completion(self, delta: OutputDelta) -> dict[str, Any]:
         """Log-probabilities in the shape of `/v1/completions`; alternatives hold the token itself as well."""
         likely = [
-            {self.key(other): _finite(value) for other, value in reversed([*some, (token, own)])}
-            for token, own, some in zip(tokens, log_probs, top or [[]] * len(tokens), strict=True)
+            {self.key(other): max(value, LOWEST) for other, value in reversed([*some, (token, own)])}
+            for token, own, some in _tokens(delta)
         ]
         return {
-            "tokens": [self.key(token) for token in tokens],
-            "token_logprobs": [_finite(value) for value in log_probs],
-            "top_logprobs": likely if top else None,
-            "text_offset": offsets,
+            "tokens": [self.key(token) for token in delta.token_ids],
+            "token_logprobs": [max(value, LOWEST) for value in delta.logprobs],
+            "top_logprobs": likely if delta.top_logprobs else None,
+            "text_offset": delta.offsets,
         }
 
-    def chat(
-        self, tokens: list[int], log_probs: list[float], top: list[list[tuple[int, float]]]
-    ) -> list[dict[str, Any]]:
+    def chat(self, delta: OutputDelta) -> dict[str, Any]:
         """Log-probabilities in the shape of `/v1/chat/completions`."""
-        return [
+        content = [
             self._entry(token, own) | {"top_logprobs": [self._entry(*other) for other in some]}
-            for token, own, some in zip(tokens, log_probs, top or [[]] * len(tokens), strict=True)
+            for token, own, some in _tokens(delta)
         ]
+        return {"content": content, "refusal": None}
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
         text, raw = self.name(token)
-        return {"token": text, "logprob": _finite(value), "bytes": list(raw)}
+        return {"token": text, "logprob": max(value, LOWEST), "bytes": list(raw)}
 
 
-def _finite(value: float) -> float:
-    return max(value, LOWEST)
+def _tokens(delta: OutputDelta) -> Iterable[tuple[int, float, list[tuple[int, float]]]]:
+    """Each token with its log-probability and its alternatives."""
+    return zip(delta.token_ids, delta.logprobs, delta.top_logprobs or [[]] * len(delta.token_ids), strict=True)

@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from runtime.async_llm import AsyncLLM
-from runtime.output.stream import Piece
 from runtime.scheduler.statistics import SECONDS, Histogram
 from runtime.server.energy import EnergyMeter
+
+if TYPE_CHECKING:
+    from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
 
 PHASES = ("queue", "prefill", "draft", "score", "commit")
 
 
-class BlockClock:
-    """Seconds between the pieces of a choice, as the server hands them out."""
+def exposition(accept: str, *collectors: Collector) -> tuple[bytes, str]:
+    """The text that Prometheus reads, and its content type.
 
-    def __init__(self) -> None:
-        self.gaps = Histogram(SECONDS)
-
-    def choices(self) -> ChoiceClock:
-        """A clock for the choices of one request."""
-        return ChoiceClock(self.gaps)
-
-
-class ChoiceClock:
-    """When each choice of one request had its last piece."""
-
-    def __init__(self, gaps: Histogram) -> None:
-        self._gaps, self._last = gaps, dict[int, float]()
-
-    def see(self, piece: Piece) -> None:
-        """A piece is about to be sent."""
-        now = time.perf_counter()
-        if piece.index in self._last:
-            self._gaps.add(now - self._last[piece.index])
-        self._last[piece.index] = now
+    Args:
+        accept: the scraper's `Accept` header.
+        collectors: of the figures.
+    """
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 class Metrics(Collector):
@@ -50,39 +42,24 @@ class Metrics(Collector):
     Args:
         engine: the engine.
         model: the name it is served under.
-        meter: its energy.
 
     Attributes:
-        blocks: time between two blocks; whoever sends pieces tells it.
+        gaps: seconds between two deltas of a choice; whoever sends them adds to it.
     """
 
-    def __init__(self, engine: AsyncLLM, model: str, meter: EnergyMeter) -> None:
-        self._engine, self._model, self._meter = engine, model, meter
-        self._responses: dict[tuple[str, int], int] = {}
-        self.blocks = BlockClock()
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+    def __init__(self, engine: AsyncLLM, model: str) -> None:
+        self._engine, self._model, self._meter = engine, model, EnergyMeter()
+        self._responses: Counter[tuple[str, str]] = Counter()
+        self.gaps = Histogram(SECONDS)
+        self._process = ProcessCollector(registry=None)
 
     def responded(self, route: str, status: int) -> None:
-        """Count a response."""
-        self._responses[route, status] = self._responses.get((route, status), 0) + 1
+        self._responses[route, str(status)] += 1
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The text Prometheus reads, and its content type.
-
-        Args:
-            accept: the scraper's `Accept` header.
-        """
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names are known when scraped."""
-        return []
+        return exposition(accept, self, self._process)
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus is told."""
         loop = self._engine.llm.loop
         totals, scheduler, now = loop.totals, loop.scheduler, self._engine.statistics()
         yield _gauge("mtad_model", "1; what is served", {self._model: 1}, "model")
@@ -92,11 +69,7 @@ class Metrics(Collector):
         yield _gauge("mtad_kv_rows", "rows of the KV caches", self._engine.llm.pair.target.spec.rows)
         yield _gauge("mtad_kv_rows_used", "rows that hold a request", now["running"])
         yield _counter("mtad_requests", "ended requests, by how they ended", dict(totals.requests), "reason")
-        responses = CounterMetricFamily("mtad_http_responses", "HTTP responses", labels=("route", "status"))
-        for (route, status), count in list(self._responses.items()):
-            responses.add_metric((route, str(status)), count)
-        yield responses
-
+        yield _counter("mtad_http_responses", "HTTP responses", dict(self._responses), "route", "status")
         yield _counter("mtad_prompt_tokens", "prompt tokens of ended requests", totals.prompt_tokens)
         yield _counter("mtad_reused_prompt_tokens", "of them, those found in the prefix cache", totals.reused_tokens)
         yield _counter("mtad_generated_tokens", "new tokens", totals.tokens)
@@ -104,7 +77,7 @@ class Metrics(Collector):
         yield _counter("mtad_accepted_tokens", "drafted tokens that became part of a text", totals.accepted)
         yield _counter("mtad_target_passes", "passes of the target, each of each row counted", totals.target_passes)
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
-        yield _gauge("mtad_block_efficiency", "tokens a target pass, since the start", totals.block_efficiency)
+        yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
         yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)
         alarms = "drafts accepted almost never (low) or almost always (high), 32 in a row"
         if totals.unrecorded:
@@ -117,33 +90,27 @@ class Metrics(Collector):
         yield _counter("mtad_phase_seconds", "seconds by phase: waiting summed over requests", seconds, "phase")
         yield _histogram("mtad_queue_seconds", "from submission until a row was free", totals.queue)
         yield _histogram("mtad_time_to_first_token_seconds", "from submission to the first token", totals.first_token)
-        yield _histogram("mtad_inter_block_seconds", "between the pieces of a choice", self.blocks.gaps)
+        yield _histogram("mtad_inter_block_seconds", "between two deltas of a choice", self.gaps)
         yield _histogram("mtad_time_per_token_seconds", "a request's mean after its first token", totals.per_token)
         yield _histogram("mtad_request_seconds", "from submission to the end", totals.total)
-        yield _histogram("mtad_request_prompt_tokens", "prompt tokens a request", totals.prompt)
-        yield _histogram("mtad_request_generated_tokens", "new tokens a request", totals.output)
+        yield _histogram("mtad_request_prompt_tokens", "prompt tokens per request", totals.prompt)
+        yield _histogram("mtad_request_generated_tokens", "new tokens per request", totals.output)
         yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", totals.accepted_lengths)
         joules = self._meter.joules("gpu")
         if joules:
             yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")
 
 
-Values = float | Mapping[str, float]
-
-
-def _gauge(name: str, words: str, values: Values, label: str = "") -> Metric:
-    family = GaugeMetricFamily(name, words, labels=(label,) if label else ())
-    for key, value in values.items() if isinstance(values, Mapping) else (("", values),):
-        family.add_metric((key,) if label else (), value)
+def _family(kind: Any, name: str, words: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
+    """One sample, or one per value of the labels; several labels are a tuple."""
+    family: Metric = kind(name, words, labels=labels)
+    for key, value in values.items() if isinstance(values, Mapping) else (((), values),):
+        kind.add_metric(family, key if isinstance(key, tuple) else (key,), value)
     return family
 
 
-def _counter(name: str, words: str, values: Values, label: str = "") -> Metric:
-    """Prometheus adds `_total` to its name."""
-    family = CounterMetricFamily(name, words, labels=(label,) if label else ())
-    for key, value in values.items() if isinstance(values, Mapping) else (("", values),):
-        family.add_metric((key,) if label else (), value)
-    return family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)  # its names get the ending `_total`
 
 
 def _histogram(name: str, words: str, values: Histogram) -> Metric:

@@ -14,16 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.server.errors import ApiError, api_error
 from runtime.server.options import ServerOptions
 
-ROUTES = (
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/models",
-    "/health/live",
-    "/health/ready",
-    "/health",
-    "/metrics",
-    "/",
-)
+_CLOSE = {"connection": "close"}
 
 
 class Guard:
@@ -32,7 +23,7 @@ class Guard:
     Args:
         app: what it guards.
         options: keys and limits.
-        responded: called with the route and status of each response.
+        responded: called with the path and status of each response.
     """
 
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
@@ -40,24 +31,22 @@ class Guard:
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection's request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path: str = scope["path"]
-        route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
+        scope["app"] = self  # then Starlette raises what it has no route for, and does not answer in its own words
         begun = False
 
         async def counted(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                self._responded(route, message["status"])
+                self._responded(scope["path"], message["status"])
             await send(message)
 
         try:
             headers = Headers(scope=scope)
-            if path.startswith("/v1/"):
+            if "/v1/" in scope["path"]:  # wherever the application is mounted
                 self._check_key(headers)
             await self._app(scope, self._limited(headers, receive), counted)
         except ClientDisconnect:
@@ -81,9 +70,11 @@ class Guard:
     def _limited(self, headers: Headers, receive: Receive) -> Receive:
         """`receive` within the limits of size and time; raises `ApiError`."""
         most, received, complete = self._options.max_body_bytes, 0, False
+        message = f"the body is larger than {most} bytes, the server's limit"
+        too_large = ApiError(413, message, code="body_too_large", headers=_CLOSE)
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > most:
-            raise _too_large(most)
+            raise too_large
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.body_seconds
 
@@ -95,35 +86,18 @@ class Guard:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                seconds = f"{self._options.body_seconds:g} s"
-                raise ApiError(
-                    408, f"the body did not arrive within {seconds}", code="timeout", headers={"connection": "close"}
-                ) from None
+                late = f"the body did not arrive within {self._options.body_seconds:g} s"
+                raise ApiError(408, late, code="timeout", headers=_CLOSE) from None
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if received > most:
-                raise _too_large(most)
+                raise too_large
             return message
 
         return limited
 
 
-def _too_large(most: int) -> ApiError:
-    message = f"the body is larger than {most} bytes, the server's limit"
-    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
-
-
-async def read_body(receive: Receive) -> bytes:
-    """All of a request's body.
-
-    Raises:
-        ClientDisconnect: the client went away before all of it had come.
-    """
-    body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return bytes(body)
+async def client_left(receive: Receive) -> None:
+    """Return when the client has gone away; after its request was received."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,21 +1,17 @@
-"""The OpenAPI document: what the framework knows of its own routes, and the routes that make text."""
+"""The OpenAPI document of a table of routes."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
+from runtime.server.routes import Endpoint
 
-TEXTS: dict[str, tuple[type[Body], str]] = {
-    "/v1/completions": (CompletionRequest, "Continue prompts."),
-    "/v1/chat/completions": (ChatCompletionRequest, "Answer the last message of a chat."),
-}
-"""Routes that make text: their bodies, and what they do."""
-
-_STATUSES = {
+ERRORS = {
     400: "The request cannot be used; `param` names the field.",
     401: "Wrong or no API key.",
     404: "No such model.",
@@ -27,49 +23,42 @@ _STATUSES = {
     503: "The server is shutting down, or its engine has stopped.",
     504: "Not finished in time; cancelled.",
 }
+"""What each error below `/v1/` means."""
+
+_OPTIONAL = {"type": ["string", "null"]}
+_DETAIL = {"message": {"type": "string"}, "type": {"type": "string"}, "param": _OPTIONAL, "code": _OPTIONAL}
+_ERROR = {"type": "object", "properties": _DETAIL, "required": list(_DETAIL)}
+
+
+def document(rows: Sequence[Endpoint]) -> dict[str, Any]:
+    """The document of those rows that have a summary."""
+    paths: dict[str, Any] = {}
+    for row in rows:
+        if row.summary:
+            path = re.sub(r":\w+}", "}", row.path)
+            paths[path] = {method.lower(): _operation(row, path) for method in row.methods}
+    bodies: Any = [(row.body, "validation") for row in rows if row.body]
+    schemas = models_json_schema(bodies, ref_template=_ref("{model}"))[1]["$defs"]
+    schemas["Error"] = {"type": "object", "properties": {"error": _ERROR}, "required": ["error"]}
+    info = {"title": "MTAD", "version": version("mtad")}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+def _operation(row: Endpoint, path: str) -> dict[str, Any]:
+    in_path = {"in": "path", "required": True, "schema": {"type": "string"}}
+    responses: dict[str, dict[str, Any]] = {}
+    for status, meaning in {200: "Success.", **row.responses}.items():
+        schema = {"content": _json("Error")} if status >= 400 and path.startswith("/v1/") else {}
+        responses[str(status)] = {"description": meaning, **schema}
+    found: dict[str, Any] = {"summary": row.summary, "responses": responses}
+    if row.body:
+        found["requestBody"] = {"required": True, "content": _json(row.body.__name__)}
+    return found | {"parameters": [{"name": name, **in_path} for name in re.findall(r"{(\w+)", path)]}
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _ref(schema)}}}
 
 
 def _ref(name: str) -> str:
     return f"#/components/schemas/{name}"
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": words, "content": {"application/json": {"schema": {"$ref": _ref("Error")}}}}
-    for status, words in _STATUSES.items()
-}
-"""Responses by status."""
-
-
-def document(app: FastAPI) -> None:
-    """Put the routes that make text, and their bodies, into the OpenAPI document."""
-    plain = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            whole = plain()
-            kinds = [kind for kind, _ in TEXTS.values()]
-            bodies = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_ref("{model}"))[1]
-            for path, (kind, words) in TEXTS.items():
-                content = {"application/json": {"schema": {"$ref": _ref(kind.__name__)}}}
-                whole["paths"][path] = {
-                    "post": {
-                        "summary": words,
-                        "requestBody": {"required": True, "content": content},
-                        "responses": {"200": {"description": "OpenAI's object, or server-sent events of its chunks."}}
-                        | {str(status): answer for status, answer in ERRORS.items()},
-                    }
-                }
-            detail = {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            }
-            error = {"type": "object", "properties": detail, "required": list(detail)}
-            schema = {"type": "object", "properties": {"error": error}, "required": ["error"]}
-            components = whole.setdefault("components", {}).setdefault("schemas", {})
-            components.update(bodies["$defs"], Error=schema)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    vars(app)["openapi"] = openapi

@@ -1,20 +1,22 @@
-"""Pieces of a stream to OpenAI's objects: whole answers and chunks, both kinds of request."""
+"""Deltas of a stream to OpenAI's objects: whole answers and chunks, both kinds of request."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from pydantic_core import to_json
 
-from runtime.output.stream import Piece
-from runtime.scheduler.statistics import Statistics
+from runtime.output.stream import OutputDelta
+from runtime.scheduler.request import Request
+from runtime.scheduler.statistics import Counts, Statistics
 from runtime.server.logprobs import TokenNames
-from runtime.server.schema import Body, ChatBody, CompletionBody
+from runtime.server.schema import Body, ChatCompletionRequest
 
 
 @dataclass
@@ -22,204 +24,139 @@ class Origins:
     """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
 
     Attributes:
-        begun: where text of an origin begins, as far as its text has not been shown: (character, origin).
+        begun: where text of an origin begins, as far as it has not ended: (character, origin).
         shown: characters shown so far.
     """
 
-    begun: deque[tuple[int, str]] = field(default_factory=deque)
+    begun: list[tuple[int, str]] = field(default_factory=list)
     shown: int = 0
 
-    def spans(self, piece: Piece) -> list[tuple[str, int]]:
-        """The piece's text as (origin, characters), origins `accepted` and `bonus`, adding up to its length."""
-        begun, offsets, end = self.begun, piece.offsets, self.shown + len(piece.text)
-        if piece.accepted:
-            begun.append((offsets[0], "accepted"))
-        if piece.accepted < len(offsets):
-            begun.append((offsets[piece.accepted], "bonus"))
-        spans: list[tuple[str, int]] = []
-        while self.shown < end:
-            while len(begun) > 1 and begun[1][0] <= self.shown:
-                begun.popleft()
-            until = min(begun[1][0], end) if len(begun) > 1 else end
-            origin = begun[0][1]
-            if spans and spans[-1][0] == origin:
-                spans[-1] = origin, spans[-1][1] + until - self.shown
-            else:
-                spans.append((origin, until - self.shown))
-            self.shown = until
-        return spans
+    def spans(self, delta: OutputDelta) -> list[tuple[str, int]]:
+        """The delta's text as (origin, characters), origins `accepted` and `bonus`, adding up to its length."""
+        if delta.accepted:
+            self.begun.append((delta.offsets[0], "accepted"))
+        if delta.accepted < len(delta.offsets):
+            self.begun.append((delta.offsets[delta.accepted], "bonus"))
+        end = self.shown + len(delta.text)
+        inside = [(max(at, self.shown), origin) for at, origin in self.begun if at < end]
+        ends = [*(at for at, _ in inside[1:]), end]
+        spans = [(origin, until - at) for (at, origin), until in zip(inside, ends, strict=False) if until > at]
+        self.begun, self.shown = self.begun[max(0, len(inside) - 1) :], end
+        return [(origin, sum(length for _, length in some)) for origin, some in groupby(spans, itemgetter(0))]
 
 
-def usage(prompts: list[list[int]], n: int, statistics: Mapping[int, Statistics]) -> dict[str, Any]:
-    """OpenAI's usage and, under `mtad`, what the drafts did.
-
-    Args:
-        prompts: of each choice.
-        n: choices a prompt; a prompt counts once, with what its first choice reused.
-        statistics: by choice.
-    """
-    total = Statistics()
-    for one in statistics.values():
-        total.tokens += one.tokens
-        total.target_passes += one.target_passes
-        total.drafted += one.drafted
-        total.accepted += one.accepted
-    prompt = sum(len(ids) for ids in prompts[::n])
-    reused = sum(one.reused_tokens for index, one in statistics.items() if index % n == 0)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": total.tokens,
-        "total_tokens": prompt + total.tokens,
-        "prompt_tokens_details": {"cached_tokens": reused},
-        "mtad": {
-            "acceptance_rate": total.acceptance_rate,
-            "block_efficiency": total.block_efficiency,
-            "drafted_tokens": total.drafted,
-            "accepted_tokens": total.accepted,
-            "target_passes": total.target_passes,
-        },
-    }
+def summed(statistics: Iterable[Statistics]) -> Counts:
+    """Tokens, drafts and passes of several choices together."""
+    ended, names = list(statistics), ("tokens", "target_passes", "drafted", "accepted")
+    return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names})
 
 
-class Answer:
+class OpenAIResponse:
     """The objects of one request.
 
     Args:
         body: the request.
-        prompts, seeds: of each choice.
-        n: choices a prompt.
+        requests: one per choice.
+        n: choices per prompt.
         echoes: text to repeat before each prompt's choices, or none.
         names: of tokens, prepared if the request wants log-probabilities.
         fingerprint: of engines and software.
+
+    Attributes:
+        statistics: of the choices that have ended, by index.
     """
 
     def __init__(
-        self,
-        body: Body,
-        prompts: list[list[int]],
-        seeds: list[int],
-        n: int,
-        echoes: list[str],
-        names: TokenNames,
-        fingerprint: str,
+        self, body: Body, requests: Sequence[Request], n: int, echoes: list[str], names: TokenNames, fingerprint: str
     ) -> None:
-        self._body, self._prompts, self._seeds, self._n, self._names = body, prompts, seeds, n, names
-        self._chat = isinstance(body, ChatBody)
-        self._top = body.alternatives
-        # no secret: asking the system for its randomness would give up the interpreter's lock, to the engine's thread
-        self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{random.getrandbits(128):032x}"
-        self._echoes = echoes
+        self._body, self._requests, self._n, self._echoes, self._names = body, requests, n, echoes, names
+        self._chat, self._logprobs_wanted = isinstance(body, ChatCompletionRequest), body.alternatives is not None
         self._begun: set[int] = set()
-        self._origins = [Origins() for _ in prompts]
+        self._origins = [Origins() for _ in requests]
         self.statistics: dict[int, Statistics] = {}
         kind = "chat.completion" if self._chat else "text_completion"
+        # the id is no secret: asking the system for randomness would hand the interpreter's lock to the engine's thread
         self._frame = {
-            "id": self.id,
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{random.getrandbits(128):032x}",
             "object": kind,
             "created": int(time.time()),
             "model": body.model,
             "system_fingerprint": fingerprint,
         }
         self._chunk_frame = {**self._frame, "object": f"{kind}.chunk" if self._chat else kind}
-        self.usage_wanted = bool(body.stream_options and body.stream_options.include_usage)
+        self._usage_wanted = bool(body.stream_options and body.stream_options.include_usage)
         # all chunks of an answer are the same but for the choice: they are put together around it
         self._head = b"data: " + to_json({**self._chunk_frame, "choices": []}).removesuffix(b"]}")
-        self._tail = b'],"usage":null}\n\n' if self.usage_wanted else b"]}\n\n"
+        self._tail = b'],"usage":null}\n\n' if self._usage_wanted else b"]}\n\n"
 
-    def event(self, piece: Piece) -> bytes:
-        """What a piece adds, as a server-sent event."""
-        return b"%b%b%b" % (self._head, to_json(self._delta(piece)), self._tail)
+    def event(self, delta: OutputDelta) -> bytes:
+        """A server-sent event for a delta; each delta of a stream is given once, in order."""
+        return b"%b%b%b" % (self._head, to_json(self._choice(delta, chunk=True)), self._tail)
 
     def last_events(self) -> bytes:
         """What ends a stream: the chunk that has the usage and no choice, if it is wanted, and OpenAI's mark."""
-        usage = sent_event({**self._chunk_frame, "choices": [], "usage": self.usage}) if self.usage_wanted else b""
+        usage = sent_event({**self._chunk_frame, "choices": [], "usage": self._usage()}) if self._usage_wanted else b""
         return usage + b"data: [DONE]\n\n"
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
-        """The choice of a chunk."""
-        first = piece.index not in self._begun
-        choice, content = self._choice(piece, first)
-        if self._chat:
-            choice["delta"] = {"role": "assistant", "content": content} if first else {"content": content}
-        else:
-            choice["text"] = content
-        extension: dict[str, Any] = {
-            "drafted": piece.drafted,
-            "accepted": piece.accepted,
-            "tokens": len(piece.token_ids),
-            "origins": self._origins[piece.index].spans(piece),
-        }
-        if piece.statistics:
-            extension |= self._ending(piece)
-        choice["mtad"] = extension
-        return choice
+    def whole(self, choices: Sequence[OutputDelta]) -> bytes:
+        """The answer at once, as JSON, when all choices have ended."""
+        shown = [self._choice(one, chunk=False) for one in choices]
+        return to_json({**self._frame, "choices": shown, "usage": self._usage()})
 
-    def whole(self, pieces: list[Piece]) -> dict[str, Any]:
-        """All of it at once."""
-        by_choice: dict[int, list[Piece]] = {index: [] for index in range(len(self._prompts))}
-        for piece in pieces:
-            by_choice[piece.index].append(piece)
-        choices = []
-        for some in by_choice.values():
-            joined = Piece(
-                text="".join(piece.text for piece in some),
-                token_ids=[token for piece in some for token in piece.token_ids],
-                logprobs=[value for piece in some for value in piece.logprobs],
-                top_logprobs=[top for piece in some for top in piece.top_logprobs],
-                offsets=[offset for piece in some for offset in piece.offsets],
-                index=some[-1].index,
-                finish_reason=some[-1].finish_reason,
-                statistics=some[-1].statistics,
-            )
-            choice, content = self._choice(joined, True)
-            if self._chat:
-                choice["message"] = {"role": "assistant", "content": content, "refusal": None}
-            else:
-                choice["text"] = content
-            choices.append(choice | {"mtad": self._ending(joined)})
-        return {**self._frame, "choices": choices, "usage": self.usage}
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """What the choices that have ended cost."""
-        return usage(self._prompts, self._n, self.statistics)
-
-    def _choice(self, piece: Piece, first: bool) -> tuple[dict[str, Any], str]:
-        """What the shapes share, and the text, which is to be put where the shape has it."""
-        text = self._echoes[piece.index // self._n] + piece.text if first and self._echoes else piece.text
+    def _choice(self, delta: OutputDelta, chunk: bool) -> dict[str, Any]:
+        index, request = delta.index, self._requests[delta.index]
+        first = index not in self._begun
+        self._begun.add(index)
+        text = self._echoes[index // self._n] + delta.text if first and self._echoes else delta.text
+        logprobs = self._names.chat if self._chat else self._names.completion
         choice: dict[str, Any] = {
-            "index": piece.index,
-            "logprobs": None if self._top is None else self._logprobs(piece),
-            "finish_reason": piece.finish_reason,
+            "index": index,
+            "logprobs": logprobs(delta) if self._logprobs_wanted else None,
+            "finish_reason": delta.finish_reason,
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = piece.token_ids
+            choice["token_ids"] = delta.token_ids
             if first:
-                choice["prompt_token_ids"] = self._prompts[piece.index]
-        if first:
-            self._begun.add(piece.index)
-        if piece.statistics:
-            self.statistics[piece.index] = piece.statistics
-        return choice, text
-
-    def _logprobs(self, piece: Piece) -> dict[str, Any]:
-        if self._chat:
-            return {
-                "content": self._names.chat(piece.token_ids, piece.logprobs, piece.top_logprobs),
-                "refusal": None,
+                choice["prompt_token_ids"] = request.prompt
+        if not self._chat:
+            choice["text"] = text
+        elif chunk:
+            choice["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
+        else:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        extension: dict[str, Any] = {}
+        if chunk:
+            extension |= {
+                "drafted": delta.drafted,
+                "accepted": delta.accepted,
+                "tokens": len(delta.token_ids),
+                "origins": self._origins[index].spans(delta),
             }
-        return self._names.completion(piece.token_ids, piece.logprobs, piece.top_logprobs, piece.offsets)
+        if delta.statistics:
+            self.statistics[index] = delta.statistics
+            extension |= {"seed": request.seed, "statistics": delta.statistics.to_dict()}
+        return choice | {"mtad": extension}
 
-    def _ending(self, piece: Piece) -> dict[str, Any]:
-        assert piece.statistics is not None
-        return {"seed": self._seeds[piece.index], "statistics": piece.statistics.to_dict()}
+    def _usage(self) -> dict[str, Any]:
+        """OpenAI's usage and, under `mtad`, what the drafts did. A prompt counts once, as its first choice met it."""
+        total = summed(self.statistics.values())
+        prompt = sum(len(request.prompt) for request in self._requests[:: self._n])
+        reused = sum(one.reused_tokens for index, one in self.statistics.items() if index % self._n == 0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": total.tokens,
+            "total_tokens": prompt + total.tokens,
+            "prompt_tokens_details": {"cached_tokens": reused},
+            "mtad": {
+                "acceptance_rate": total.acceptance_rate,
+                "block_efficiency": total.block_efficiency,
+                "drafted_tokens": total.drafted,
+                "accepted_tokens": total.accepted,
+                "target_passes": total.target_passes,
+            },
+        }
 
 
 def sent_event(value: dict[str, Any]) -> bytes:
-    """A server-sent event."""
+    """A server-sent event that carries a JSON object."""
     return b"data: %b\n\n" % to_json(value)
-
-
-def wants_echo(body: Body) -> bool:
-    """Whether prompts are repeated."""
-    return isinstance(body, CompletionBody) and body.echo

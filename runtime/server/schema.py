@@ -12,9 +12,9 @@ import json
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -55,13 +55,7 @@ def _described() -> dict[str, str]:
 
 
 DESCRIPTIONS = _described()
-PARAMETERS = {f.name: f for f in fields(DecodingParams)}
-
-
-def parameter_types() -> dict[str, Any]:
-    """The JSON type of each field of `DecodingParams`."""
-    hints = get_type_hints(DecodingParams)
-    return {name: _TYPES.get(name) or _of_json(hints[name]) for name in PARAMETERS}
+PARAMETERS = [one.name for one in fields(DecodingParams)]
 
 
 def _of_json(hint: Any) -> Any:
@@ -73,7 +67,9 @@ def _of_json(hint: Any) -> Any:
     return hint
 
 
-class _Part(BaseModel):
+class StrictModel(BaseModel):
+    """A JSON object whose unknown fields are refused by name."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
@@ -91,14 +87,14 @@ class _Part(BaseModel):
         }
 
 
-class StreamOptions(_Part):
-    """OpenAI's, as far as it can be honoured."""
+class StreamOptions(StrictModel):
+    """What a stream has beside its choices."""
 
     include_usage: bool = Field(False, description="a last chunk with the usage of the whole request")
 
 
-class JsonSchema(_Part):
-    """A named JSON schema."""
+class JsonSchema(StrictModel):
+    """A JSON schema that the text must satisfy, in OpenAI's envelope."""
 
     name: str = ""
     description: str = ""
@@ -106,8 +102,8 @@ class JsonSchema(_Part):
     strict: bool = Field(True, description="the text always satisfies the schema: false cannot be told from true")
 
 
-class ResponseFormat(_Part):
-    """Which texts are allowed."""
+class ResponseFormat(StrictModel):
+    """Which texts are allowed: any, JSON objects, or those of a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -122,18 +118,18 @@ class ResponseFormat(_Part):
         return json.dumps(self.json_schema.schema_) if self.json_schema else '{"type": "object"}'
 
 
-class TextPart(_Part):
-    """A piece of a message."""
+class ChatMessagePart(StrictModel):
+    """Part of a message; text only."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Part):
-    """One message of a chat."""
+class Message(StrictModel):
+    """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[ChatMessagePart]
     name: str | None = None
     refusal: None = None
     annotations: None = None
@@ -145,8 +141,20 @@ class Message(_Part):
         return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
 
 
-class Body(_Part):
-    """What both kinds of request share, besides the decoder's own fields."""
+if TYPE_CHECKING:
+    _Parameters = StrictModel
+else:
+    _HINTS = get_type_hints(DecodingParams)
+    _FIELDS = {
+        name: (_TYPES.get(name, _of_json(_HINTS[name])) | None, Field(None, description=DESCRIPTIONS.get(name, "")))
+        for name in PARAMETERS
+        if name != "top_logprobs"  # completions have `logprobs` for it
+    }
+    _Parameters = create_model("_Parameters", __base__=StrictModel, **_FIELDS)
+
+
+class Body(_Parameters):
+    """What both kinds of request share: every field of `DecodingParams` but `top_logprobs`, and OpenAI's."""
 
     model: str
     stream: bool = False
@@ -172,8 +180,7 @@ class Body(_Part):
         Raises:
             InvalidInput: they cannot be used, or contradict each other.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set & PARAMETERS.keys()}
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        values = {name: getattr(self, name) for name in self.model_fields_set.intersection(PARAMETERS)}
         values["top_logprobs"] = self.alternatives or 0
         if isinstance(values.get("json_schema"), Mapping):
             values["json_schema"] = json.dumps(values["json_schema"])
@@ -186,7 +193,7 @@ class Body(_Part):
         return DecodingParams.from_dict(values, defaults)
 
 
-class CompletionBody(Body):
+class CompletionRequest(Body):
     """Body of `/v1/completions`."""
 
     prompt: Prompt
@@ -205,18 +212,18 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry a prompt."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         one = bool(self.prompt) and isinstance(self.prompt[0], int)
         return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
 
 
-class ChatBody(Body):
+class ChatCompletionRequest(Body):
     """Body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = False
+    top_logprobs: int | None = Field(None, description=DESCRIPTIONS["top_logprobs"])
     max_completion_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
 
     @property
@@ -226,10 +233,9 @@ class ChatBody(Body):
 
     @property
     def alternatives(self) -> int | None:
-        wanted: int | None = getattr(self, "top_logprobs", None)
-        if wanted and not self.logprobs:
-            raise InvalidInput("top_logprobs", wanted, "only with logprobs = true")
-        return (wanted or 0) if self.logprobs else None
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidInput("top_logprobs", self.top_logprobs, "only with logprobs = true")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
         params, longest = super().parameters(defaults), self.max_completion_tokens
@@ -240,30 +246,12 @@ class ChatBody(Body):
         return DecodingParams.from_dict({"max_tokens": longest}, params)
 
 
-B = TypeVar("B", bound=Body)
-
-
-def _with_parameters(name: str, base: type[B], but: frozenset[str] = frozenset()) -> type[B]:
-    """A body with every field of `DecodingParams` as well."""
-    added: dict[str, Any] = {
-        field: (kind | None, Field(None, description=DESCRIPTIONS.get(field, "")))
-        for field, kind in parameter_types().items()
-        if field not in but
-    }
-    return create_model(name, __base__=base, **added)
-
-
-CompletionRequest = _with_parameters("CompletionRequest", CompletionBody, frozenset({"top_logprobs"}))
-ChatCompletionRequest = _with_parameters("ChatCompletionRequest", ChatBody)
-
-
 def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:
     """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default."""
     properties = ChatCompletionRequest.model_json_schema()["properties"]
     found = {}
-    for name, field in PARAMETERS.items():
+    for name in PARAMETERS:
         schema = {key: value for key, value in properties[name].items() if key not in ("title", "default")}
         value = getattr(defaults, name)
-        assert field.default is not MISSING or field.default_factory is not MISSING
         found[name] = schema | {"default": list(value) if isinstance(value, tuple) else value}
     return found

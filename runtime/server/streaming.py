@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
-from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from runtime.output.stream import Piece, Stream
+from runtime.output.stream import OutputDelta, Stream
+from runtime.scheduler.statistics import Histogram
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.metrics import ChoiceClock
-from runtime.server.options import ServerOptions
-from runtime.server.responses import Answer, sent_event
-from runtime.server.schema import Body
+from runtime.server.middleware import client_left
+from runtime.server.responses import OpenAIResponse, sent_event
 from runtime.server.tracing import Span
 
 _EVENTS = [
@@ -27,25 +26,33 @@ class Responder:
     """The response of one submitted request; owns its stream from now on.
 
     Whatever ends it early (the client went away, time is up, the server gave it up) cancels what still runs: the
-    rows are free by the engine's next turn.
+    rows are free by the engine's next block.
+
+    Args:
+        stream: of the request.
+        response: makes its objects.
+        events: whether each delta is sent as it comes.
+        span: of the request; ends with it.
+        gaps: seconds between two deltas of a choice are added to it.
+        seconds: after which the request is given up.
     """
 
     def __init__(
-        self, stream: Stream, answer: Answer, body: Body, span: Span, clock: ChoiceClock, options: ServerOptions
+        self, stream: Stream, response: OpenAIResponse, events: bool, span: Span, gaps: Histogram, seconds: float
     ) -> None:
-        self._stream, self._answer, self._body = stream, answer, body
-        self._span, self._clock, self._seconds = span, clock, options.request_seconds
+        self._stream, self._response, self._send = stream, response, self._events if events else self._whole
+        self._span, self._gaps, self._seconds = span, gaps, seconds
+        self._last: dict[int, float] = {}  # when each choice had its last delta
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        gone = asyncio.create_task(_gone(receive))
-        gone.add_done_callback(lambda _: self._stream.cancel())  # its last pieces come with the engine's next turn
+        gone = asyncio.create_task(client_left(receive))
+        gone.add_done_callback(lambda _: self._stream.cancel())  # its last deltas come with the engine's next block
         problem: str | None = None
         try:
             async with asyncio.timeout(self._seconds):
-                try:  # a task of its own: each piece wakes it alone, not all the calls it was reached through
-                    await asyncio.create_task(self._events(send) if self._body.stream else self._whole(send))
+                try:  # a task of its own: each delta wakes it alone, not all the calls it was reached through
+                    await asyncio.create_task(self._send(send))
                 except Exception as error:
                     shown = api_error(error)
                     problem = "the client went away" if gone.done() else shown.message
@@ -59,38 +66,41 @@ class Responder:
         finally:
             self._stream.cancel()
             gone.cancel()
-            self._span.end(self._answer.statistics, problem)
+            self._span.end(self._response.statistics, problem)
 
     async def _whole(self, send: Send) -> None:
-        """One JSON object."""
-        pieces: list[Piece] = []
         while taken := await self._stream.take():
-            for piece in taken:
-                if piece.finish_reason == "cancelled":
+            for delta in taken:
+                if delta.finish_reason == "cancelled":
                     raise cancelled()
-                self._clock.see(piece)
-            pieces += taken
-        data = to_json(self._answer.whole(pieces))
+                self._clock(delta)
+        data = self._response.whole(self._stream.whole())
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._begun = True
         await send({"type": "http.response.body", "body": data})
 
     async def _events(self, send: Send) -> None:
-        """An event a piece. What has come together is one write, and the end goes with the last piece."""
+        """An event per delta. What has come together is one write, and the end goes with the last delta."""
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         self._begun = True
         while not self._stream.ended:
             taken, data = await self._stream.take(), b""
-            for piece in taken:
-                if piece.finish_reason == "cancelled":
+            for delta in taken:
+                if delta.finish_reason == "cancelled":
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     raise cancelled()
-                self._clock.see(piece)
-                data += self._answer.event(piece)
+                self._clock(delta)
+                data += self._response.event(delta)
             ended = self._stream.ended
-            data += self._answer.last_events() if ended else b""
+            data += self._response.last_events() if ended else b""
             await send({"type": "http.response.body", "body": data, "more_body": not ended})
+
+    def _clock(self, delta: OutputDelta) -> None:
+        now = time.perf_counter()
+        if delta.index in self._last:
+            self._gaps.add(now - self._last[delta.index])
+        self._last[delta.index] = now
 
     async def _give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """An error, as the last event of what has begun."""
@@ -98,8 +108,3 @@ class Responder:
             await send({"type": "http.response.body", "body": sent_event(error.body)})
         else:
             await error.response(scope, receive, send)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -9,6 +9,7 @@ from typing import Any
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.scheduler.statistics import Statistics
+from runtime.server.responses import summed
 from runtime.server.schema import Body
 
 log = logging.getLogger(__name__)
@@ -21,15 +22,14 @@ class Span:
         self._span = span
 
     def read(self, body: Body) -> None:
-        """The body is understood."""
+        """Say what was asked, once the body is understood."""
         if self._span:
-            self._span.set_attribute("gen_ai.request.model", body.model)
-            self._span.set_attribute("mtad.stream", body.stream)
+            self._span.set_attributes({"gen_ai.request.model": body.model, "mtad.stream": body.stream})
             if body.user:
                 self._span.set_attribute("enduser.id", body.user)
 
     def submitted(self, prompt_tokens: int, params: DecodingParams) -> None:
-        """The request is in the queue."""
+        """Say what is run, once the request is in the queue."""
         if self._span:
             self._span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
             self._span.set_attribute("gen_ai.request.max_tokens", params.max_tokens)
@@ -37,23 +37,18 @@ class Span:
             self._span.set_attribute("mtad.method", params.method)
 
     def end(self, statistics: Mapping[int, Statistics], error: str | None = None) -> None:
-        """The response is complete, or was given up (`error` says why)."""
+        """End it with what the choices that have ended cost; `error` says why the response was given up."""
         if not self._span:
             return
-        ended = list(statistics.values())
-        if ended:
-            tokens, passes = sum(s.tokens for s in ended), sum(s.target_passes for s in ended)
-            drafted, accepted = sum(s.drafted for s in ended), sum(s.accepted for s in ended)
+        if ended := list(statistics.values()):
+            total = summed(ended)
             first = [s.first_token_seconds for s in ended if s.first_token_seconds is not None]
-            values = {
-                "gen_ai.usage.output_tokens": tokens,
-                "mtad.block_efficiency": tokens / passes if passes else 0.0,
-                "mtad.acceptance_rate": accepted / drafted if drafted else 0.0,
-                "mtad.reused_tokens": sum(s.reused_tokens for s in ended),
-                "mtad.queue_seconds": max(s.queue_seconds for s in ended),
-                "mtad.first_token_seconds": min(first, default=0.0),
-            }
-            self._span.set_attributes(values)
+            self._span.set_attribute("gen_ai.usage.output_tokens", total.tokens)
+            self._span.set_attribute("mtad.block_efficiency", total.block_efficiency)
+            self._span.set_attribute("mtad.acceptance_rate", total.acceptance_rate)
+            self._span.set_attribute("mtad.reused_tokens", sum(s.reused_tokens for s in ended))
+            self._span.set_attribute("mtad.queue_seconds", max(s.queue_seconds for s in ended))
+            self._span.set_attribute("mtad.first_token_seconds", min(first, default=0.0))
         if error:
             from opentelemetry.trace import Status, StatusCode
 

@@ -44,7 +44,6 @@ class DrainingServer(uvicorn.Server):
         await super()._serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say where."""
         await super().startup(sockets)
         for listening in self.servers[0].sockets if self.servers else ():
             host, port = listening.getsockname()[:2]

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.async_llm import AsyncLLM
-from runtime.server.energy import EnergyMeter
 from runtime.server.metrics import Metrics
-
-
-class Backend(Protocol):
-    """Triton's metrics: what is used of `triton_python_backend_utils`."""
-
-    MetricFamily: Any
 
 
 class TritonMetrics:
@@ -26,14 +19,13 @@ class TritonMetrics:
         backend: `triton_python_backend_utils`.
     """
 
-    def __init__(self, engine: AsyncLLM, model: str, backend: Backend) -> None:
-        self._source = Metrics(engine, model, EnergyMeter())
+    def __init__(self, engine: AsyncLLM, model: str, backend: Any) -> None:
+        self._source = Metrics(engine, model)
         self._model, self._backend = model, backend
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, list[float]]] = {}
 
     def update(self) -> None:
-        """Bring Triton's figures up to date."""
         for family in self._source.collect():
             if family.type not in ("gauge", "counter"):
                 continue

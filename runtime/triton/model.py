@@ -19,10 +19,8 @@ from runtime.async_llm import AsyncLLM
 from runtime.server.errors import ApiError
 from runtime.triton.metrics import TritonMetrics
 from runtime.triton.options import read_options
-from runtime.triton.service import Service
+from runtime.triton.service import TritonService
 from runtime.triton.tensors import CONVENTIONS
-
-log = logging.getLogger(__name__)
 
 _CODES = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL"}
 """Triton's codes of HTTP statuses, which the errors have; all others are UNAVAILABLE: try again, or elsewhere."""
@@ -37,18 +35,15 @@ class TritonSender:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client has given up."""
         return not self._ended and bool(self._sender.is_cancelled())
 
     def send(self, tensors: dict[str, NDArray[Any]], last: bool) -> None:
-        """Send a response."""
         outputs = [pb_utils.Tensor(name, value) for name, value in tensors.items()]
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
         self._sender.send(pb_utils.InferenceResponse(output_tensors=outputs), flags=flags)
         self._ended = last
 
     def fail(self, error: ApiError) -> None:
-        """Send an error."""
         if self._ended:
             return
         self._ended = True
@@ -62,7 +57,6 @@ class TritonPythonModel:
     """What Triton calls; one object in one process, whatever the number of requests."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the engines."""
         quiet_transformers()
         torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -76,8 +70,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from None
         metrics = TritonMetrics(engine, args["model_name"], pb_utils)
         convention = CONVENTIONS[options.convention]
-        self._inputs = [tensor.name for tensor in convention.inputs]
-        self._service = Service(engine, convention, options.request_seconds, metrics.update)
+        self._service = TritonService(engine, convention, options.request_seconds, metrics.update)
         self._service.start()
         while engine.state == "open" and not engine.ready:  # Triton calls the model ready when this returns
             time.sleep(0.01)

@@ -14,7 +14,7 @@ import yaml
 from engines.folder import write_folder
 from mtad.errors import InvalidInput
 from runtime.triton.options import TritonOptions
-from runtime.triton.tensors import CONVENTIONS, Tensor
+from runtime.triton.tensors import CONVENTIONS, TritonTensor
 
 MANIFEST = "mtad-triton.json"
 """Names and hashes of the files that were written: what has others is somebody's own work."""
@@ -69,13 +69,12 @@ def write_model(
         (version / "model.yaml").write_text(header + yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         if copy:
             shutil.copytree(pair, version / _PAIR)
-        manifest = {path.relative_to(temporary).as_posix(): _hash(path) for path in _files(temporary)}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        (temporary / MANIFEST).write_text(json.dumps(_hashes(temporary), indent=1) + "\n", encoding="utf-8")
     return folder
 
 
 def config(name: str, options: TritonOptions, environment: str | None = None) -> str:
-    """The text of `config.pbtxt`."""
+    """The text of a model's `config.pbtxt`; `environment` is the virtual environment it runs in."""
     convention = CONVENTIONS[options.convention]
     lines = [
         "# Written by mtad-triton; docs/triton.md describes the tensors.",
@@ -94,7 +93,7 @@ def config(name: str, options: TritonOptions, environment: str | None = None) ->
     return "\n".join(lines) + "\n"
 
 
-def _block(kind: str, tensors: Iterable[Tensor], optional: bool) -> list[str]:
+def _block(kind: str, tensors: Iterable[TritonTensor], optional: bool) -> list[str]:
     tail = " optional: true" if optional else ""
     rows = [
         f'  {{ name: "{one.name}" data_type: TYPE_{one.type} dims: [ {", ".join(map(str, one.dims))} ]{tail} }}'
@@ -106,17 +105,15 @@ def _block(kind: str, tensors: Iterable[Tensor], optional: bool) -> list[str]:
 def _as_written(folder: Path) -> bool:
     """Whether a directory holds exactly what `write_model` put there."""
     with contextlib.suppress(OSError, ValueError):
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        found = {path.relative_to(folder).as_posix(): path for path in _files(folder) if path.name != MANIFEST}
-        return isinstance(manifest, dict) and {name: _hash(path) for name, path in found.items()} == manifest
+        return bool(json.loads((folder / MANIFEST).read_text(encoding="utf-8")) == _hashes(folder))
     return False
 
 
-def _files(folder: Path) -> list[Path]:
-    """All files, but for what Python leaves beside a module when Triton has run it."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hashes(folder: Path) -> dict[str, str]:
+    """Hashes of all files but the manifest and what Python leaves beside a module when Triton has run it."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST and "__pycache__" not in path.parts:
+            with path.open("rb") as file:
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.llm import Prompt
-from runtime.triton.tensors import Convention, Settings, Tensor
+from runtime.triton.tensors import Convention, OutputSettings, TritonTensor
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Question:
+class TritonRequest:
     """What one request asks.
 
     Attributes:
@@ -31,13 +31,13 @@ class Question:
 
     prompt: Prompt
     params: DecodingParams
-    settings: Settings
-    names: Mapping[str, str] = field(default_factory=dict)
+    settings: OutputSettings
+    names: Mapping[str, str]
 
 
 def read(
     tensors: Mapping[str, Array], convention: Convention, defaults: DecodingParams, eos: tuple[int, ...]
-) -> Question:
+) -> TritonRequest:
     """Read a request.
 
     Args:
@@ -50,62 +50,65 @@ def read(
     Raises:
         InvalidInput: a tensor cannot be used; its `field` is the tensor's name.
     """
-    reader = _Reader(tensors, convention)
-    names: dict[str, str] = {}
-    parameters: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    prompts: dict[str, Any] = {}
-    for tensor, value in reader.values():
+    names, parameters, settings, prompts = dict[str, str](), dict[str, Any](), dict[str, Any](), dict[str, Any]()
+
+    def give(field: str, value: Any, name: str, shown: tuple[str, Any] | None = None) -> None:
+        """Set a decoding parameter by a tensor's name; `shown` is named instead if it is set already."""
+        if field in parameters:
+            raise InvalidInput(*(shown or (name, value)), f"give it or {names[field]}, not both")
+        parameters[field], names[field] = value, name
+
+    for tensor in convention.inputs:
+        if tensor.name not in tensors:
+            continue
+        value = _value(tensor, tensors[tensor.name])
         match tensor.role:
             case "prompt":
                 prompts[tensor.field], names["prompt"] = value, tensor.name
             case "setting":
                 settings[tensor.field] = value
             case "neutral":
-                _check_neutral(tensor, value)
+                for one in value if isinstance(value, tuple) else (value,):
+                    if one not in tensor.neutral:
+                        raise InvalidInput(tensor.name, one, tensor.problem)
             case "end" if value not in eos:
                 problem = f"texts end with {' or '.join(map(str, eos))}; leave it out"
                 raise InvalidInput(tensor.name, value, problem)
             case "parameter":
-                if tensor.field in parameters:
-                    raise InvalidInput(tensor.name, value, f"give it or {names[tensor.field]}, not both")
-                parameters[tensor.field], names[tensor.field] = value, tensor.name
-    asked = Settings(**settings)
-    _draft_tokens(asked, parameters, names, convention)
-    _guide(asked, parameters, names, convention)
+                give(tensor.field, value, tensor.name)
+    asked, drafted = OutputSettings(**settings), settings.get("draft_tokens")
+    if drafted is not None:  # 0 switches drafting off, as it does in TensorRT-LLM
+        own = convention.settings["draft_tokens"]
+        give("draft_len" if drafted else "method", drafted or "sample", own, (own, drafted))
+    if asked.guide_type is not None or asked.guide is not None:
+        kind, own = convention.settings["guide_type"], convention.settings["guide"]
+        give(*_guide(asked, kind, own), own, (kind, asked.guide_type))
     names = {field: name for field, name in names.items() if field != name}
     try:
         params = DecodingParams.from_dict(parameters, defaults)
     except InvalidInput as error:
-        raise renamed(error, names) from None
-    return Question(_prompt(prompts), params, asked, names)
+        raise type(error)(names.get(error.field, error.field), error.value, error.problem) from None
+    if len(prompts) != 1:
+        given = "both" if prompts else None
+        raise InvalidInput("text_input", given, "give text_input, or token ids as input_ids; one of them")
+    return TritonRequest(next(iter(prompts.values())), params, asked, names)
 
 
-def renamed(error: InvalidInput, names: Mapping[str, str]) -> InvalidInput:
-    """The same error, by the name its field has in the request."""
-    return type(error)(names.get(error.field, error.field), error.value, error.problem)
-
-
-class _Reader:
-    """Tensors to Python values, in the convention's order."""
-
-    def __init__(self, tensors: Mapping[str, Array], convention: Convention) -> None:
-        self.tensors = tensors
-        self._inputs = convention.inputs
-
-    def values(self) -> list[tuple[Tensor, Any]]:
-        """Each input that the request has, with its value."""
-        return [(one, self._value(one)) for one in self._inputs if one.name in self.tensors]
-
-    def _value(self, tensor: Tensor) -> Any:
-        values = self.tensors[tensor.name].reshape(-1)
-        items = [_plain(tensor.name, value) for value in values]
-        if tensor.dims == (-1,) and tensor.name != "text_input":
-            return tuple(item for item in items if item != "") if tensor.type == "STRING" else tuple(items)
-        if len(items) != 1:
-            problem = "give one value; several prompts are several requests, and share one batch all the same"
-            raise InvalidInput(tensor.name, f"{len(items)} values", problem)
-        return _json(tensor, items[0]) if tensor.field == "logit_bias" else items[0]
+def _value(tensor: TritonTensor, values: Array) -> Any:
+    """One Python value, or a tuple of them where the tensor may have any length."""
+    items = [_plain(tensor.name, value) for value in values.reshape(-1)]
+    if tensor.dims == (-1,) and tensor.name != "text_input":
+        return tuple(item for item in items if item != "") if tensor.type == "STRING" else tuple(items)
+    if len(items) != 1:
+        problem = "give one value; several prompts are several requests, and share one batch all the same"
+        raise InvalidInput(tensor.name, f"{len(items)} values", problem)
+    if tensor.field != "logit_bias":
+        return items[0]
+    try:
+        return json.loads(items[0])
+    except ValueError as error:
+        problem = f'not JSON: {error}; give an object such as {{"17": -5}}'
+        raise InvalidInput(tensor.name, items[0], problem) from None
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -118,51 +121,12 @@ def _plain(name: str, value: Any) -> Any:
     return float(str(value)) if isinstance(value, np.float32) else value.item() if hasattr(value, "item") else value
 
 
-def _json(tensor: Tensor, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidInput(tensor.name, text, f'not JSON: {error}; give an object such as {{"17": -5}}') from None
-
-
-def _check_neutral(tensor: Tensor, value: Any) -> None:
-    for one in value if isinstance(value, tuple) else (value,):
-        if one not in tensor.neutral:
-            raise InvalidInput(tensor.name, one, tensor.problem)
-
-
-def _draft_tokens(
-    settings: Settings, parameters: dict[str, Any], names: dict[str, str], convention: Convention
-) -> None:
-    """`num_draft_tokens` is `draft_len`; 0 switches drafting off, as it does in TensorRT-LLM."""
-    asked = settings.draft_tokens
-    if asked is None:
-        return
-    own = convention.settings["draft_tokens"]
-    field = "draft_len" if asked else "method"
-    if field in parameters:
-        raise InvalidInput(own, asked, f"give it or {names[field]}, not both")
-    parameters[field], names[field] = asked or "sample", own
-
-
-def _guide(settings: Settings, parameters: dict[str, Any], names: dict[str, str], convention: Convention) -> None:
-    """`guided_decoding_guide_type` and `guided_decoding_guide` are `json_schema` or `regex`."""
+def _guide(settings: OutputSettings, type_name: str, guide_name: str) -> tuple[str, str]:
+    """The field of `DecodingParams` that TensorRT-LLM's guide is, and its value."""
     kind, guide = settings.guide_type, settings.guide
-    if kind is None and guide is None:
-        return
-    type_name, guide_name = convention.settings["guide_type"], convention.settings["guide"]
     field = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex"}.get(kind or "")
     if field is None:
         raise InvalidInput(type_name, kind, "give json, json_schema or regex; a grammar goes into `grammar`")
     if (kind == "json") == (guide is not None):
         raise InvalidInput(guide_name, guide, "give it with json_schema and regex, only there")
-    if field in parameters:
-        raise InvalidInput(type_name, kind, f"give it or {names[field]}, not both")
-    parameters[field], names[field] = guide or '{"type": "object"}', guide_name
-
-
-def _prompt(prompts: Mapping[str, Any]) -> Prompt:
-    if len(prompts) != 1:
-        given = "both" if prompts else None
-        raise InvalidInput("text_input", given, "give text_input, or token ids as input_ids; one of them")
-    return next(iter(prompts.values()))  # type: ignore[no-any-return]
+    return field, guide or '{"type": "object"}'

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from runtime.async_llm import AsyncLLM
-from runtime.output.stream import Piece, Stream
+from runtime.output.stream import Stream
+from runtime.server.chat import prompt_text
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.triton.request import Array, Question, read
-from runtime.triton.response import Answer
+from runtime.triton.request import Array, TritonRequest, read
+from runtime.triton.response import TritonResponse
 from runtime.triton.tensors import Convention
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Sender(Protocol):
         """Send an error; nothing follows."""
 
 
-class Service:
+class TritonService:
     """Serves requests with one engine; all of them share its batch.
 
     Args:
@@ -64,7 +65,6 @@ class Service:
         self._thread = threading.Thread(target=self._run, name="mtad-triton", daemon=True)
 
     def start(self) -> None:
-        """Start the engine and the thread."""
         self.engine.start()
         self._thread.start()
 
@@ -129,10 +129,10 @@ class Service:
         try:
             async with asyncio.timeout(self._seconds) as limit:
                 pair = self.engine.llm.pair
-                question = read(tensors, self._convention, pair.defaults, pair.eos)
-                names.update(question.names)
-                stream = await self.engine.submit(question.prompt, question.params, question.settings.priority)
-                await self._answer(question, stream, sender, arrived)
+                request = read(tensors, self._convention, pair.defaults, pair.eos)
+                names.update(request.names)
+                stream = await self.engine.submit(request.prompt, request.params, request.settings.priority)
+                await self._answer(request, stream, sender, arrived)
         except asyncio.CancelledError:  # the client gave up: nobody reads the text
             sender.fail(_given_up())
         except TimeoutError as error:
@@ -140,31 +140,23 @@ class Service:
         except Exception as error:
             sender.fail(api_error(error, names))
 
-    async def _answer(self, question: Question, stream: Stream, sender: Sender, arrived: int) -> None:
+    async def _answer(self, request: TritonRequest, stream: Stream, sender: Sender, arrived: int) -> None:
         """Send what the stream brings; it is cancelled if that ends early."""
-        settings = question.settings
-        echo = "" if settings.exclude_input else self._text(question)
-        answer = Answer(self._convention, settings, stream.prompts, stream.seeds, echo, arrived)
-        pieces: list[Piece] = []
-        left = len(stream.seeds)
-        async with contextlib.aclosing(aiter(stream)) as coming:
-            async for piece in coming:
-                if piece.finish_reason == "cancelled":
-                    raise cancelled()
-                left -= piece.finish_reason is not None
-                if settings.stream:
-                    sender.send(answer.part(piece), last=not left)
-                else:
-                    pieces.append(piece)
-        if not settings.stream:
-            sender.send(answer.whole(pieces), last=True)
-
-    def _text(self, question: Question) -> str:
-        """The prompt as text."""
-        if isinstance(question.prompt, str):
-            return question.prompt
-        decode = self.engine.llm.pair.tokenizer.backend_tokenizer.decode
-        return str(decode(list(question.prompt), skip_special_tokens=True))
+        settings = request.settings
+        tokenizer = self.engine.llm.pair.tokenizer
+        echo = "" if settings.exclude_input else prompt_text(tokenizer, request.prompt)
+        response = TritonResponse(self._convention, settings, stream.requests, echo, arrived)
+        try:
+            while taken := await stream.take():
+                for delta in taken:
+                    if delta.finish_reason == "cancelled":
+                        raise cancelled()
+                    if settings.stream:
+                        sender.send(response.part(delta), last=stream.ended and delta is taken[-1])
+            if not settings.stream:
+                sender.send(response.whole(stream.whole()), last=True)
+        finally:
+            stream.cancel()
 
 
 def _given_up() -> ApiError:

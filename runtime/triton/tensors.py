@@ -8,7 +8,8 @@ word here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cached_property
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,7 +19,7 @@ Role = Literal["prompt", "parameter", "setting", "neutral", "end", "padding"]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TritonTensor:
     """An input or output of the model.
 
     Attributes:
@@ -43,12 +44,41 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class OutputSettings:
+    """What a request asks of its answer.
+
+    Attributes:
+        stream: a response per block, rather than one.
+        exclude_input: leave the prompt out of the text.
+        log_probs: the target's log-probabilities.
+        token_ids: the new tokens' ids.
+        input_count, output_count: numbers of tokens.
+        perf_metrics: times, and all statistics as JSON.
+        priority: larger ones overtake those that wait.
+        draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
+        guide_type, guide: TensorRT-LLM's names for `json_schema` and `regex`.
+    """
+
+    stream: bool = False
+    exclude_input: bool = True
+    log_probs: bool = False
+    token_ids: bool = False
+    input_count: bool = False
+    output_count: bool = False
+    perf_metrics: bool = False
+    priority: int = 0
+    draft_tokens: int | None = None
+    guide_type: str | None = None
+    guide: str | None = None
+
+
+@dataclass(frozen=True)
 class Convention:
     """Names and shapes that one family of clients expects.
 
     Attributes:
         batched: tensors have a leading dimension of 1.
-        accumulates: each part of a stream repeats the text before it.
+        accumulates: each response of a stream repeats the text before it.
         prefix: of decoding parameters whose names are not in `parameters`.
         parameters: field of `DecodingParams` -> its names, the first of them the decoder's own where there are two.
         settings: setting of the answer -> its name.
@@ -61,66 +91,54 @@ class Convention:
     prefix: str
     parameters: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, str]
-    neutral: tuple[Tensor, ...] = ()
+    neutral: tuple[TritonTensor, ...] = ()
     log_probs: str = "cum_log_probs"
 
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    @cached_property
+    def inputs(self) -> tuple[TritonTensor, ...]:
         """All inputs; each is optional for Triton, so that what is missing is explained by name."""
-        text = Tensor("text_input", "STRING", (1,) if self.batched else (-1,), "prompt", "text")
-        found = [text, Tensor("input_ids", "INT32", (-1,), "prompt", "ids")]
+        text = TritonTensor("text_input", "STRING", (1,) if self.batched else (-1,), "prompt", "text")
+        found = [text, TritonTensor("input_ids", "INT32", (-1,), "prompt", "ids")]
         for name, hint in get_type_hints(DecodingParams).items():
             type, dims = _tensor_type(name, hint)
             names = self.parameters.get(name, (self.prefix + name,))
-            found += [Tensor(own, type, dims, "parameter", name) for own in names]
-        found += [Tensor(name, *_SETTINGS[setting], "setting", setting) for setting, name in self.settings.items()]
+            found += [TritonTensor(own, type, dims, "parameter", name) for own in names]
+        hints = get_type_hints(OutputSettings)
+        found += [
+            TritonTensor(own, *_tensor_type(name, hints[name]), "setting", name) for name, own in self.settings.items()
+        ]
         return (*found, *self.neutral)
 
     @property
-    def outputs(self) -> tuple[Tensor, ...]:
-        """All outputs."""
-        return (*_OUTPUTS, Tensor(self.log_probs, "FP32", (-1,)))
+    def outputs(self) -> tuple[TritonTensor, ...]:
+        return (*_OUTPUTS, TritonTensor(self.log_probs, "FP32", (-1,)))
 
-
-_SETTINGS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "stream": ("BOOL", (1,)),
-    "exclude_input": ("BOOL", (1,)),
-    "log_probs": ("BOOL", (1,)),
-    "token_ids": ("BOOL", (1,)),
-    "input_count": ("BOOL", (1,)),
-    "output_count": ("BOOL", (1,)),
-    "perf_metrics": ("BOOL", (1,)),
-    "priority": ("INT32", (1,)),
-    "draft_tokens": ("INT32", (1,)),
-    "guide_type": ("STRING", (1,)),
-    "guide": ("STRING", (1,)),
-}
 
 _OUTPUTS = (
-    Tensor("text_output", "STRING", (-1,)),
-    Tensor("output_log_probs", "FP32", (-1, -1)),
-    Tensor("output_ids", "INT32", (-1, -1)),
-    Tensor("output_top_logprobs", "STRING", (-1,)),
-    Tensor("batch_index", "INT32"),
-    Tensor("sequence_index", "INT32", (-1,)),
-    Tensor("finish_reason", "STRING", (-1,)),
-    Tensor("acceptance_rate", "FP32", (-1,)),
-    Tensor("block_efficiency", "FP32", (-1,)),
-    Tensor("total_accepted_draft_tokens", "INT32", (-1,)),
-    Tensor("total_draft_tokens", "INT32", (-1,)),
-    Tensor("output_seed", "UINT64", (-1,)),
-    Tensor("num_input_tokens", "INT32"),
-    Tensor("num_output_tokens", "INT32", (-1,)),
-    Tensor("arrival_time_ns", "INT64"),
-    Tensor("first_scheduled_time_ns", "INT64"),
-    Tensor("first_token_time_ns", "INT64"),
-    Tensor("last_token_time_ns", "INT64"),
-    Tensor("statistics", "STRING", (-1,)),
+    TritonTensor("text_output", "STRING", (-1,)),
+    TritonTensor("output_log_probs", "FP32", (-1, -1)),
+    TritonTensor("output_ids", "INT32", (-1, -1)),
+    TritonTensor("output_top_logprobs", "STRING", (-1,)),
+    TritonTensor("batch_index", "INT32"),
+    TritonTensor("sequence_index", "INT32", (-1,)),
+    TritonTensor("finish_reason", "STRING", (-1,)),
+    TritonTensor("acceptance_rate", "FP32", (-1,)),
+    TritonTensor("block_efficiency", "FP32", (-1,)),
+    TritonTensor("total_accepted_draft_tokens", "INT32", (-1,)),
+    TritonTensor("total_draft_tokens", "INT32", (-1,)),
+    TritonTensor("output_seed", "UINT64", (-1,)),
+    TritonTensor("num_input_tokens", "INT32"),
+    TritonTensor("num_output_tokens", "INT32", (-1,)),
+    TritonTensor("arrival_time_ns", "INT64"),
+    TritonTensor("first_scheduled_time_ns", "INT64"),
+    TritonTensor("first_token_time_ns", "INT64"),
+    TritonTensor("last_token_time_ns", "INT64"),
+    TritonTensor("statistics", "STRING", (-1,)),
 )
 
 
 def _tensor_type(name: str, hint: Any) -> tuple[str, tuple[int, ...]]:
-    """Type and dims of a field of `DecodingParams`; mappings are JSON text."""
+    """Type and dims of a field of `DecodingParams` or `OutputSettings`; mappings are JSON text."""
     if name == "stop":
         return "STRING", (-1,)
     if isinstance(hint, UnionType):
@@ -132,9 +150,9 @@ def _tensor_type(name: str, hint: Any) -> tuple[str, tuple[int, ...]]:
     return {int: "INT32", float: "FP32", bool: "BOOL"}.get(hint, "STRING"), (1,)
 
 
-def _neutral(name: str, type: str, neutral: tuple[object, ...], problem: str) -> Tensor:
+def _neutral(name: str, type: str, neutral: tuple[object, ...], problem: str) -> TritonTensor:
     dims = (-1,) if type == "STRING" else (1,)
-    return Tensor(name, type, dims, "neutral", neutral=neutral, problem=problem)
+    return TritonTensor(name, type, dims, "neutral", neutral=neutral, problem=problem)
 
 
 _NO_LOGITS = "logits are not returned; leave it out, or ask for log-probabilities"
@@ -163,8 +181,8 @@ BLS = Convention(
         _neutral("return_context_logits", "BOOL", (False,), _NO_LOGITS),
         _neutral("return_generation_logits", "BOOL", (False,), _NO_LOGITS),
         _neutral("use_draft_logits", "BOOL", (True,), "the rule of each method decides; see method"),
-        Tensor("end_id", "INT32", (1,), "end"),
-        Tensor("pad_id", "INT32", (1,), "padding"),
+        TritonTensor("end_id", "INT32", (1,), "end"),
+        TritonTensor("pad_id", "INT32", (1,), "padding"),
     ),
 )
 """The names of `tensorrt_llm_bls`, beside the decoder's own."""
@@ -195,35 +213,3 @@ LLMAPI = Convention(
 """The names of the `llmapi` model; decoding parameters are `sampling_param_*`."""
 
 CONVENTIONS: dict[str, Convention] = {"bls": BLS, "llmapi": LLMAPI}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a request asks of its answer.
-
-    Attributes:
-        stream: a response a block, rather than one.
-        exclude_input: leave the prompt out of the text.
-        log_probs: the target's log-probabilities.
-        token_ids: the new tokens' ids.
-        input_count, output_count: numbers of tokens.
-        perf_metrics: times, and all statistics as JSON.
-        priority: larger ones overtake those that wait.
-        draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
-        guide_type, guide: TensorRT-LLM's names for `json_schema` and `regex`.
-    """
-
-    stream: bool = False
-    exclude_input: bool = True
-    log_probs: bool = False
-    token_ids: bool = False
-    input_count: bool = False
-    output_count: bool = False
-    perf_metrics: bool = False
-    priority: int = 0
-    draft_tokens: int | None = None
-    guide_type: str | None = None
-    guide: str | None = None
-
-
-assert {one.name for one in fields(Settings)} == set(_SETTINGS)

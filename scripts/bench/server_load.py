@@ -146,8 +146,8 @@ class Served:
 
     async def _ask(self, connection: int, job: Job) -> AsyncIterator[tuple[list[int], str]]:
         params = DecodingParams.from_dict({**job.params, "seed": job.seed}, self.engine.llm.pair.defaults)
-        async for piece in await self.engine.submit(job.prompt, params):
-            yield piece.token_ids, piece.text
+        async for delta in await self.engine.submit(job.prompt, params):
+            yield delta.token_ids, delta.text
 
 
 def summarise(slices: dict[str, list[Figures]]) -> dict[str, Any]:

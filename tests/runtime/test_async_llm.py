@@ -15,7 +15,7 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.detokenizer import stable_prefix_length
-from runtime.output.stream import Piece, Stream
+from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
 from tests.support.live_server import PATIENCE, Gate, own, until
@@ -42,7 +42,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 2 * PATIENCE))
 
 
-async def collect(stream: Stream) -> list[Piece]:
+async def collect(stream: Stream) -> list[OutputDelta]:
     return [piece async for piece in stream]
 
 

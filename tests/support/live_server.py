@@ -164,7 +164,7 @@ class Process:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.server", *arguments, "--port", "0"],
+            [sys.executable, "-c", "from runtime.commands.serve import main; main()", *arguments, "--port", "0"],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=subprocess.DEVNULL,

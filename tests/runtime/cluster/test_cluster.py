@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
-from runtime.cluster.board import Figures, Report
+from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.options import ClusterOptions
 from runtime.cluster.prefix_table import BLOCK, PrefixTable, prefix_keys
 from tests.support.held import Hold
@@ -284,8 +284,8 @@ def test_the_longest_known_beginning_decides_and_the_dead_are_forgotten() -> Non
 
 def test_metrics_of_replicas_keep_their_meaning_side_by_side() -> None:
     text = '# TYPE x counter\nx_total 3\n# TYPE y histogram\ny_bucket{le="+Inf"} 2\ny_count 2\ny_sum 1.5\n'
-    reports = [Report(name, "host", 1, 1, True, text) for name in ("a", "b")]
-    shown = Figures(reports, [GaugeMetricFamily("own", "words", value=1)]).render("")[0].decode()
+    reports = [ReplicaReport(name, "host", 1, 1, True, text) for name in ("a", "b")]
+    shown = ClusterMetrics(reports, [GaugeMetricFamily("own", "words", value=1)]).render("")[0].decode()
     assert 'x_total{replica="a"} 3.0' in shown
     assert 'y_bucket{le="+Inf",replica="b"} 2.0' in shown
     assert shown.count("# TYPE x_total counter") == 1

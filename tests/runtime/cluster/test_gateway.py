@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError
 from starlette.types import Message
 
 from mtad.errors import InvalidInput
-from runtime.cluster.board import Report
+from runtime.cluster.board import ReplicaReport
 from runtime.cluster.gateway import Gateway
 from runtime.cluster.options import ClusterOptions
 from runtime.cluster.run import _check_resources
@@ -79,8 +79,8 @@ def died() -> Any:
     return ActorDiedError()
 
 
-async def _reports() -> list[Report]:
-    return [Report("a", "host", 1, 1, True, "")]
+async def _reports() -> list[ReplicaReport]:
+    return [ReplicaReport("a", "host", 1, 1, True, "")]
 
 
 async def _rollout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 from openai import APIError, AuthenticationError, BadRequestError, InternalServerError, RateLimitError
+from starlette.types import Message
 
 from mtad.errors import InvalidInput
-from runtime import LLM
+from runtime import LLM, AsyncLLM
 from runtime.commands.serve import is_loopback, read_keys
+from runtime.server.app import create_app
 from runtime.server.http_limits import LimitedProtocol
 from runtime.server.options import ServerOptions
 from tests.support.live_server import MODEL, PATIENCE, Deadlines, Gate, LiveServer, call, live, own, until
@@ -50,6 +53,34 @@ def test_keys_guard_what_costs_something(plain: LLM) -> None:
         begin = BEGIN + b"authorization: Bearer first-key\r\n"
         chunked = b"transfer-encoding: chunked\r\n\r\n" + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 3
         assert b" 413 " in raw(server, begin + chunked).split(b"\r\n")[0], "also if it does not say how long it is"
+
+
+@pytest.mark.parametrize(("root", "path"), [("/llm", "/llm/v1/models"), ("/v", "/v1/models"), ("", "/v1/models")])
+def test_keys_guard_an_application_that_is_mounted_below_a_path(plain: LLM, root: str, path: str) -> None:
+    app = create_app(AsyncLLM(own(plain)), ServerOptions("m", api_keys=("secret",)))
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def get(headers: list[tuple[bytes, bytes]]) -> int:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "root_path": root,
+            "query_string": b"",
+            "headers": headers,
+        }
+        sent.clear()
+        await app(scope, receive, send)
+        return int(sent[0]["status"])
+
+    assert asyncio.run(get([])) == 401
+    assert asyncio.run(get([(b"authorization", b"Bearer secret")])) == 200
 
 
 def test_a_head_that_is_too_long_is_refused(plain: LLM) -> None:

@@ -131,6 +131,10 @@ def test_the_openai_client_raises_its_own_errors(server: LiveServer) -> None:
     status, headers, answer = call(server, "GET", "/v1/completions")
     assert (status, headers["allow"]) == (405, "POST")
     assert answer["error"]["type"] == "invalid_request_error"
+    status, headers, _ = call(server, "POST", "/health")
+    assert (status, headers["allow"]) == (405, "GET")
+    status, headers, _ = call(server, "GET", "/health/")
+    assert (status, headers["location"]) == (307, f"{server.url}/health")
 
 
 def test_a_pair_without_a_chat_template_says_so(plain: LLM) -> None:

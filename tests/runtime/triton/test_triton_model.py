@@ -24,7 +24,7 @@ from runtime.triton import repository
 from runtime.triton.options import TritonOptions, read_options
 from runtime.triton.repository import write_model
 from runtime.triton.request import read
-from runtime.triton.service import Service
+from runtime.triton.service import TritonService
 from runtime.triton.tensors import BLS, CONVENTIONS, LLMAPI
 from tests.support.live_server import PATIENCE, Deadlines, Gate, own, until
 
@@ -257,7 +257,7 @@ def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
     llm, deadlines = own(plain), Deadlines()
     gate = Gate(llm)
     monkeypatch.setattr("runtime.triton.service.asyncio", deadlines)
-    service = Service(AsyncLLM(llm), BLS, request_seconds=0.4)
+    service = TritonService(AsyncLLM(llm), BLS, request_seconds=0.4)
     service.start()
     try:
         client = Recorder()
@@ -278,7 +278,7 @@ def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
 def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
     llm = own(plain)
     gate = Gate(llm)
-    service = Service(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
+    service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
     service.start()
     clients = [Recorder() for _ in range(6)]
     for client in clients:
@@ -298,7 +298,7 @@ def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
 def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: LLM) -> None:
     llm = own(plain)
     gate = Gate(llm)
-    service = Service(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
+    service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
     service.start()
     try:
         clients = [Recorder() for _ in range(8)]
@@ -321,7 +321,7 @@ def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: L
 
 def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM) -> None:
     """Triton unloads a model only when every request had its last response."""
-    service = Service(AsyncLLM(own(plain)), BLS, request_seconds=60)
+    service = TritonService(AsyncLLM(own(plain)), BLS, request_seconds=60)
     service.start()
     try:
         client = Recorder()
