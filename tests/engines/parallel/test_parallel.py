@@ -43,6 +43,7 @@ from engines.prefix_cache import PrefixCache
 from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.hook import StepModel, cache_shape
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.verification.verify import expect, verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
@@ -245,7 +246,7 @@ def test_a_rank_that_is_silent_while_it_ends_is_said_to_have_ended() -> None:
 def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_process(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family](2)
     target, auxiliary = (write_model(tmp_path / str(noise), config, noise) for noise in (0.0, 0.1))
-    export_pair(tmp_path / "pair", str(target), str(auxiliary), rows=4, capacity=256, format="torch")
+    export_pair(tmp_path / "pair", ExportOptions(str(target), str(auxiliary), rows=4, capacity=256, format="torch"))
     params = [DecodingParams(method=method, max_tokens=12, seed=2) for method in ("sample", "speculative", "mtad")]
     expected = [each.token_ids for each in LLM(tmp_path / "pair").generate(["def largest"] * 3, params)]
     llm = LLM(tmp_path / "pair", tensor_parallel=2)
