@@ -21,7 +21,7 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.plan import MEASURED, Plan
+from export.plan import MEASURED, PairPlan
 from export.quantization.report import REPORT, Calibration, compare_pairs, measure, runtime_version
 from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
 from export.staging import Workplace
@@ -116,7 +116,7 @@ def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: Pre
         file.unlink()
 
 
-def write_plain(folder: Path, plan: Plan, progress: Callable[[str], None]) -> None:
+def write_plain(folder: Path, plan: PairPlan, progress: Callable[[str], None]) -> None:
     """The pair in float32, which quantised engines are made of and compared with."""
     folder.mkdir()
     for checkpoint, spec, tokenizer in plan.engines:
@@ -157,7 +157,7 @@ def copy_without_model(source: Path, folder: Path) -> None:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*", "engine.json"), dirs_exist_ok=True)
 
 
-def write_reports(work: Workplace, plan: Plan, text: Calibration) -> None:
+def write_reports(work: Workplace, plan: PairPlan, text: Calibration) -> None:
     """Complete the `quantization.json` of each quantised engine, measured beside the float32 pair.
 
     Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit

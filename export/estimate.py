@@ -18,7 +18,7 @@ from engines.base import DTYPES, EngineSpec
 from engines.memory import Memory, format_bytes
 from export.checkpoint.checkpoint import Checkpoint
 from export.pair import engine_differs
-from export.plan import Plan
+from export.plan import PairPlan
 from export.quantization.qdq import STATIC
 
 NODES = 8 * 8
@@ -110,7 +110,7 @@ class PairEstimate:
         return {**totals, "engines": [asdict(one) for one in self.engines], "running": running}
 
 
-def estimate_pair(folder: Path, plan: Plan) -> PairEstimate:
+def estimate_pair(folder: Path, plan: PairPlan) -> PairEstimate:
     """Estimate the export of a plan to `folder`; nothing is read but configurations."""
     engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
     target, auxiliary = (spec for _, spec, _ in plan.engines)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from engines.base import EngineSpec
 from engines.folder import exported_defaults, read_json, read_spec
 from export.engine import EXECUTED, PLAIN, quantize_engine, write_engine, write_plain, write_reports
-from export.plan import MEASURED, Plan, plan_pair
+from export.plan import MEASURED, ExportOptions, PairPlan, plan_pair
 from export.quantization.qdq import STATIC
 from export.quantization.weight_only import QUANTIZED
 from export.staging import workplace
@@ -23,18 +23,7 @@ log = logging.getLogger(__name__)
 
 def export_pair(
     folder: Path,
-    target: str,
-    auxiliary: str,
-    *,
-    rows: int = 8,
-    capacity: int = 1024,
-    precision: str = "float32",
-    auxiliary_precision: str | None = None,
-    calibration: Path | None = None,
-    format: str = "onnx",
-    attention: str = "operator",
-    compute_capabilities: Sequence[str] = (),
-    defaults: dict[str, object] | None = None,
+    options: ExportOptions,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> bool:
@@ -46,18 +35,7 @@ def export_pair(
 
     Args:
         folder: the pair folder.
-        target, auxiliary: local checkpoint folders or hub ids.
-        rows: requests at once, of both engines.
-        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit.
-        precision: one of `PRECISIONS`, of the target.
-        auxiliary_precision: of the auxiliary; default: the target's.
-        calibration: text to measure a quantised pair on, JSON lines with `prompt` and perhaps `answer`; asked for if
-            and only if something is quantised.
-        format: `onnx` for ONNX Runtime, `torch` for the reference engine, `tensorrt` for the GPU of this machine,
-            `tensorrt-rtx` for GPUs of the compute capabilities given.
-        attention: `operator`, or `decomposed` for runtimes that do not know the operators of opset 24.
-        compute_capabilities: of `tensorrt-rtx`, such as `8.6`; default: all that it knows.
-        defaults: decoding parameters to put into `pair.json`.
+        options: what to export, and as what.
         overwrite: replace an existing folder.
         progress: called with the name of each stage as it begins.
 
@@ -68,20 +46,7 @@ def export_pair(
         InvalidInput: before anything is compiled, or when a model cannot be written as a graph; nothing is left behind.
         VerificationFailed: an engine does not compute what its checkpoint computes; nothing is left behind.
     """
-    plan = plan_pair(
-        target,
-        auxiliary,
-        rows,
-        capacity,
-        precision,
-        format,
-        defaults,
-        progress,
-        auxiliary_precision=auxiliary_precision,
-        calibration=calibration,
-        attention=attention,
-        compute_capabilities=compute_capabilities,
-    )
+    plan = plan_pair(options, progress)
     folder = folder.absolute()
     if not check_folder(folder, plan, overwrite):
         return False
@@ -118,7 +83,7 @@ def export_pair(
     return True
 
 
-def check_folder(folder: Path, plan: Plan, overwrite: bool) -> bool:
+def check_folder(folder: Path, plan: PairPlan, overwrite: bool) -> bool:
     """Whether there is anything to write.
 
     Raises:
@@ -141,7 +106,7 @@ def check_folder(folder: Path, plan: Plan, overwrite: bool) -> bool:
     return True
 
 
-def _differences(folder: Path, plan: Plan) -> str:
+def _differences(folder: Path, plan: PairPlan) -> str:
     """What an export would change in `folder`, in words; empty if nothing."""
     found = {model.name: engine_differs(folder / model.name, spec) for model, spec, _ in plan.engines}
     try:

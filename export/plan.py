@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -27,7 +27,40 @@ MEASURED = (*QUANTIZED, *STATIC)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportOptions:
+    """What to export, and as what.
+
+    Attributes:
+        target, auxiliary: local checkpoint folders or hub ids.
+        rows: requests at once, of both engines.
+        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit.
+        precision: one of `PRECISIONS`, of the target.
+        auxiliary_precision: of the auxiliary; default: the target's.
+        calibration: text to measure a quantised pair on, JSON lines with `prompt` and perhaps `answer`; asked for if
+            and only if something is quantised.
+        format: `onnx` for ONNX Runtime, `torch` for the reference engine, `tensorrt` for the GPU of this machine,
+            `tensorrt-rtx` for GPUs of the compute capabilities given.
+        attention: `operator`, or `decomposed` for runtimes that do not know the operators of opset 24.
+        compute_capabilities: of `tensorrt-rtx`, such as `8.6`; default: all that it knows.
+        defaults: decoding parameters to put into `pair.json`.
+    """
+
+    target: str
+    auxiliary: str
+    _: KW_ONLY
+    rows: int = 8
+    capacity: int = 1024
+    precision: str = "float32"
+    auxiliary_precision: str | None = None
+    calibration: Path | None = None
+    format: str = "onnx"
+    attention: str = "operator"
+    compute_capabilities: Sequence[str] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PairPlan:
     """What an export will write, its input checked.
 
     Attributes:
@@ -42,37 +75,29 @@ class Plan:
 
 
 def plan_pair(
-    target: str,
-    auxiliary: str,
-    rows: int,
-    capacity: int,
-    precision: str,
-    format: str,
-    defaults: dict[str, object] | None,
-    progress: Callable[[str], None] = lambda stage: None,
-    weights: bool = True,
-    auxiliary_precision: str | None = None,
-    calibration: Path | None = None,
-    attention: str = "operator",
-    compute_capabilities: Sequence[str] = (),
-) -> Plan:
-    """Check all input of `export_pair` but the folder.
+    options: ExportOptions, progress: Callable[[str], None] = lambda stage: None, weights: bool = True
+) -> PairPlan:
+    """Check all input of `export.pair.export_pair` but the folder.
 
     Args:
+        options: what is asked for.
+        progress: called with the name of the stage.
         weights: download the weights of hub ids; without, the hashes of engines made of them are not an export's.
 
     Raises:
         InvalidInput: something is wrong with it.
     """
+    rows, capacity, format, attention = options.rows, options.capacity, options.format, options.attention
+    calibration, capabilities = options.calibration, options.compute_capabilities
     if rows < 1:
         raise InvalidInput("rows", rows, "give at least 1")
     if capacity < 2 * KV_PAGE or capacity % KV_PAGE:
         raise InvalidInput("capacity", capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
     if format not in FORMATS:
         raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
-    precisions = precision, auxiliary_precision or precision
-    for field, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
-        _check_precision(field, value, format, attention)
+    precisions = options.precision, options.auxiliary_precision or options.precision
+    for name, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
+        _check_precision(name, value, format, attention)
     quantized = any(value in MEASURED for value in precisions)
     if quantized != (calibration is not None):
         problem = "give text that such a pair will meet: how far a quantised engine is off depends on it"
@@ -83,11 +108,11 @@ def plan_pair(
         )
     if attention not in ATTENTION or (format == "torch" and attention != ATTENTION[0]):
         raise InvalidInput("attention", attention, f"choose one of {', '.join(ATTENTION)}; torch has the first alone")
-    if compute_capabilities and format not in RUNTIMES:
-        raise InvalidInput("compute-capability", " ".join(compute_capabilities), "only for --to tensorrt-rtx")
-    checked = DecodingParams.from_dict(defaults or {})
+    if capabilities and format not in RUNTIMES:
+        raise InvalidInput("compute-capability", " ".join(capabilities), "only for --to tensorrt-rtx")
+    checked = DecodingParams.from_dict(dict(options.defaults))
     progress("checking")
-    models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
+    models = [find("target", options.target, weights), find("auxiliary", options.auxiliary, weights)]
     specs = [
         replace(model.spec(rows, capacity, own, format), attention=attention)
         for model, own in zip(models, precisions, strict=True)
@@ -99,7 +124,7 @@ def plan_pair(
     if format in RUNTIMES:
         from export.tensorrt import plan_for
 
-        specs = [replace(spec, plan=plan_for(format, spec, compute_capabilities)) for spec in specs]
+        specs = [replace(spec, plan=plan_for(format, spec, capabilities)) for spec in specs]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
     text = None if calibration is None else read_calibration(calibration, tokenizers[0])
@@ -110,9 +135,9 @@ def plan_pair(
     description: dict[str, object] = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
+        "defaults": {k: v for k, v in asdict(checked).items() if k in options.defaults},
     }
-    return Plan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
+    return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 
 
 def _check_precision(field: str, precision: str, format: str, attention: str) -> None:

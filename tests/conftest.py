@@ -28,6 +28,7 @@ from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
 from export.pair import export_pair
+from export.plan import ExportOptions
 from runtime import LLM
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def pair_folders(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPa
 
     @functools.cache
     def folder(format: str) -> Path:
-        export_pair(parent / format, target, auxiliary, rows=4, capacity=256, format=format)
+        export_pair(parent / format, ExportOptions(target, auxiliary, rows=4, capacity=256, format=format))
         return parent / format
 
     return folder
@@ -188,7 +189,8 @@ def demo_pair() -> Path:
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # tests run in several processes
         defaults = json.loads((DEMO / "tuned.json").read_text())["defaults"]
         target, auxiliary = (str(checkpoints / name) for name in ("target", "auxiliary"))
-        export_pair(folder, target, auxiliary, defaults=defaults, overwrite=True)  # nothing, where it is up to date
+        # writes nothing where it is up to date
+        export_pair(folder, ExportOptions(target, auxiliary, defaults=defaults), overwrite=True)
     return folder
 
 

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
+from engines.parallel.follower import follow
 from engines.parallel.launch import Launched, check_launch, serve_store, start
 from engines.parallel.process_group import TIMEOUT, ProcessRanks, RankFailed
-from engines.parallel.rank import Op, Part, move_shapes, step_shapes
 from engines.parallel.sharding import load_share
-from engines.parallel.worker import follow
+from engines.parallel.worker import Op, Worker, move_shapes, step_shapes
 from engines.placement import Placement
 from engines.prefix_cache import PrefixCache
 
@@ -43,53 +43,49 @@ class ParallelEngine(Engine):
     `RankFailed` from then on.
 
     Args:
-        part: rank 0's.
+        worker: rank 0's.
 
     Attributes:
         spec, kv: of rank 0's part: `kv_heads` is what a rank has.
-        part: rank 0's.
+        worker: rank 0's.
     """
 
-    def __init__(self, part: Part) -> None:
-        self.spec, self.kv, self.part = part.engine.spec, part.engine.kv, part
+    def __init__(self, worker: Worker) -> None:
+        self.spec, self.kv, self.worker = worker.engine.spec, worker.engine.kv, worker
         self._broken: list[RankFailed] = []
-        self._end = weakref.finalize(self, _close, part, self._broken)
+        self._end = weakref.finalize(self, _close, worker, self._broken)
 
     def step(self, step: Step) -> Tensor:
-        """See `Engine.step`. Logits are rank 0's; the others' are not looked at."""
+        """Run a step on all parts. Logits are rank 0's; the others' are not looked at."""
         rows, steps = step.tokens.shape
         sizes = rows, steps, step.mask.shape[3], len(step.keep)
         given = step.tokens, step.positions, step.write_at, step.keep, step.mask
         with self.mirrored(Op.STEP, *sizes, step.first_row):
-            self.part.spread(step_shapes(*sizes), given)
-            return self.part.engine.step(step)
+            self.worker.broadcast(step_shapes(*sizes), given)
+            return self.worker.engine.step(step)
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
-        """See `Engine.move_columns`."""
         with self.mirrored(Op.MOVE, *source.shape):
-            self.part.spread(move_shapes(*source.shape), (source, to))
-            self.part.engine.move_columns(source, to)
+            self.worker.broadcast(move_shapes(*source.shape), (source, to))
+            self.worker.engine.move_columns(source, to)
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
-        """See `Engine.copy_row`."""
         with self.mirrored(Op.COPY, source, to, columns):
-            self.part.engine.copy_row(source, to, columns)
+            self.worker.engine.copy_row(source, to, columns)
 
     def clear_row(self, row: int) -> None:
-        """See `Engine.clear_row`."""
         with self.mirrored(Op.CLEAR, row):
-            self.part.engine.clear_row(row)
+            self.worker.engine.clear_row(row)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """See `Engine.kept`."""
         with self.mirrored(Op.SAVE):
-            self.part.save()
+            self.worker.save()
         try:
             yield
         finally:
             with self.mirrored(Op.LOAD):
-                self.part.load()
+                self.worker.load()
 
     def check_integrity(self) -> None:
         """All ranks have done the same, in the same order.
@@ -98,7 +94,7 @@ class ParallelEngine(Engine):
             RankFailed: one has not, or is gone.
         """
         with self.mirrored(Op.CHECK):
-            ours, *theirs = self.part.ranks.compare(self.part.state())
+            ours, *theirs = self.worker.ranks.compare(self.worker.state())
             apart = [rank for rank, state in enumerate(theirs, 1) if state != ours]
             if apart:
                 raise RankFailed(apart, "has not done what rank 0 has, so its cache is of other texts")
@@ -116,13 +112,13 @@ class ParallelEngine(Engine):
                 return
             raise self._broken[0]
         try:
-            self.part.tell(op, about, tokens)
+            self.worker.send_command(op, about, tokens)
             yield
         except RankFailed as error:
             self._broken.append(error)
             raise
         except Exception as error:
-            self._broken.append(self.part.ranks.blame(error))
+            self._broken.append(self.worker.ranks.diagnose(error))
             raise self._broken[0] from error
         except BaseException:  # interrupted: the others are still inside
             self._broken.append(RankFailed([0], "was interrupted inside a step"))
@@ -133,16 +129,16 @@ class ParallelEngine(Engine):
         self._end()
 
 
-def _close(part: Part, broken: list[RankFailed]) -> None:
-    """See `ParallelEngine.close`; done as well when the engine is collected, and when the interpreter ends."""
+def _close(worker: Worker, broken: list[RankFailed]) -> None:
+    """End the followers; done as well when the engine is collected, and when the interpreter ends."""
     if broken:
-        for process in part.ranks.processes.values():
+        for process in worker.ranks.processes.values():
             process.kill()
     else:
         broken.append(RankFailed([0], "was closed"))
         with contextlib.suppress(RuntimeError, ValueError):  # they, or the groups, have ended already
-            part.tell(Op.STOP)
-    part.ranks.part()
+            worker.send_command(Op.STOP)
+    worker.ranks.leave()
 
 
 class ParallelPrefixCache(PrefixCache):
@@ -156,21 +152,19 @@ class ParallelPrefixCache(PrefixCache):
     def __init__(self, engine: ParallelEngine, tokens: int) -> None:
         with engine.mirrored(Op.PREFIXES, tokens):
             super().__init__(engine.kv, tokens)
-        engine.part.prefixes = self
+        engine.worker.prefixes = self
         self._engine = weakref.proxy(engine)  # which has this, and ends its followers when it is collected
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0) -> int:
-        """See `PrefixCache.restore`."""
         with self._engine.mirrored(Op.RESTORE, row, start, len(tokens), tokens=tokens):
             return super().restore(row, tokens, start)
 
     def store(self, row: int, tokens: Sequence[int]) -> None:
-        """See `PrefixCache.store`."""
         with self._engine.mirrored(Op.STORE, row, 0, len(tokens), tokens=tokens):
             super().store(row, tokens)
 
     def check_integrity(self) -> None:
-        """See `PrefixCache.check_integrity`; all ranks are compared as well."""
+        """Check rank 0's prefixes, and that all ranks have done the same."""
         super().check_integrity()
         self._engine.check_integrity()
 
@@ -185,7 +179,6 @@ def open_parallel(
     spec: EngineSpec,
     world: int,
     placement: Placement,
-    timeout: float | None = None,
 ) -> ParallelEngine:
     """Open a target divided over `world` processes, of which this one is rank 0.
 
@@ -196,40 +189,38 @@ def open_parallel(
         spec: of each part, see `engines.parallel.sharding.share`.
         world: how many.
         placement: of each part. Ranks take GPUs from `cuda:0` on, and threads as torch has them.
-        timeout: seconds that an exchange of tensors may take, and that rank 0 may be silent; default `TIMEOUT`.
 
     Raises:
         InvalidInput: these processes cannot meet.
         RankFailed: one of them did not start.
     """
-    timeout = TIMEOUT if timeout is None else timeout
     launched = check_launch(world, placement.device)
     here, server = serve_store(launched, world)
     threads = torch.get_num_threads()
     processes = start(here, threads) if launched is None else {}
-    ranks = ProcessRanks(here, f"cuda:{here.local}" if placement.on_gpu else "cpu", timeout, processes, server)
+    ranks = ProcessRanks(here, f"cuda:{here.local}" if placement.on_gpu else "cpu", TIMEOUT, processes, server)
     job = {
         "folder": str(folder.resolve()),
         "rows": spec.rows,
         "kv_heads": spec.kv_heads,
         "cuda": placement.on_gpu,
         "attention": placement.attention,
-        "timeout": timeout,
+        "timeout": TIMEOUT,
         "threads": threads,
     }
     try:
         ranks.store.set("job", json.dumps(job))
         ranks.wait_for("joined")
-        ranks.meet()
-        part = Part(load_share(folder, spec, ranks, ranks.device, placement.attention), ranks)
+        ranks.init_groups()
+        worker = Worker(load_share(folder, spec, ranks, ranks.device, placement.attention), ranks)
         ranks.wait_for("ready")
     except BaseException:
         for process in processes.values():
             process.kill()
-        ranks.part()
+        ranks.leave()
         raise
     log.info("the target is divided over %d ranks on %s", world, placement.device)
-    return ParallelEngine(part)
+    return ParallelEngine(worker)
 
 
 def follow_if_told() -> None:

@@ -112,7 +112,7 @@ def start(launched: Launched, threads: int) -> dict[int, subprocess.Popen[bytes]
             "OMP_NUM_THREADS": str(threads),
         }
         processes[rank] = subprocess.Popen(
-            [sys.executable, "-m", "engines.parallel.worker"], env=environment, stdin=subprocess.DEVNULL
+            [sys.executable, "-m", "engines.parallel.follower"], env=environment, stdin=subprocess.DEVNULL
         )
     return processes
 

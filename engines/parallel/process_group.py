@@ -1,4 +1,4 @@
-"""The processes of tensor parallelism: what they exchange, and which of them is to blame.
+"""The processes of tensor parallelism: what they exchange, and which of them has failed.
 
 Rank 0 leads: it has the requests. The others follow. Once they have met (`engines.parallel.launch`) they are in two
 groups: one for commands, of host memory (gloo), one for tensors (NCCL, gloo on CPUs).
@@ -53,24 +53,24 @@ class RankFailed(Failed):
         super().__init__(f"tensor parallelism: {who} of the target: {reason}")
 
 
-class Pulse(threading.Thread):
-    """Says every second that this rank lives, and hears whether others do.
+class Heartbeat(threading.Thread):
+    """Publishes every second that this rank lives, and reads whether others do.
 
     Args:
         launched: this rank.
-        watched: ranks to listen to.
+        watched: ranks whose signs of life are read.
         limit: seconds; where rank 0 is silent for longer, or its store is gone, this process ends at once: it may be
             inside an exchange that nothing will ever end.
     """
 
     def __init__(self, launched: Launched, watched: Sequence[int], limit: float) -> None:
-        super().__init__(name="mtad-pulse", daemon=True)
+        super().__init__(name="mtad-heartbeat", daemon=True)
         self._launched, self._limit, self._store = launched, limit, launched.connect()
         self._heard = dict.fromkeys(watched, (b"", time.monotonic()))
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Send and read signs of life until `stop` is called."""
         count = 0
         while not self._ended.wait(BEAT):
             count += 1
@@ -89,12 +89,12 @@ class Pulse(threading.Thread):
                 _give_up(f"rank 0 has been silent for {self._limit:g} s")
 
     def silent(self, seconds: float) -> list[int]:
-        """Watched ranks that have not been heard for that long."""
+        """Watched ranks without a sign of life for that long."""
         now = time.monotonic()
         return [rank for rank, (_, heard) in self._heard.items() if now - heard > seconds]
 
     def stop(self) -> None:
-        """No more signs; returns when the thread has ended."""
+        """Send no more signs of life; returns when the thread has ended."""
         self._ended.set()
         if self.is_alive():
             self.join()
@@ -107,13 +107,13 @@ def _give_up(reason: str) -> None:
 
 @dataclass
 class ProcessRanks:
-    """All ranks, as one of them sees them (`engines.parallel.sharding.Ranks`). Owns the groups, once `meet` has been.
+    """All ranks, as one of them sees them (`engines.parallel.sharding.Ranks`); owns the groups of `init_groups`.
 
     Attributes:
         launched: this one.
         device: where its tensors are: `cpu` or `cuda:<local rank>`.
         timeout: seconds an exchange of tensors may take.
-        store: for what is said before there are groups, and when there are none any more.
+        store: for what is published before there are groups, and when there are none any more.
         processes: followers that this rank has started, by rank.
         server: the store itself, if it is in this process.
     """
@@ -127,12 +127,12 @@ class ProcessRanks:
     def __post_init__(self) -> None:
         self.rank, self.world, self.store = self.launched.rank, self.launched.world, self.launched.connect()
         others = range(1, self.world) if self.rank == 0 else [0]
-        self._pulse = Pulse(self.launched, others, max(self.timeout, 2 * SILENT))
-        self._pulse.start()
+        self._heartbeat = Heartbeat(self.launched, others, max(self.timeout, 2 * SILENT))
+        self._heartbeat.start()
         self._tensors: Any = None
 
-    def meet(self) -> None:
-        """Make the groups; all ranks at about the same time."""
+    def init_groups(self) -> None:
+        """Make the groups; all ranks call it at about the same time."""
         limit = timedelta(seconds=self.timeout)
         dist.init_process_group(
             "gloo",
@@ -147,23 +147,21 @@ class ProcessRanks:
         self._tensors = dist.new_group(backend="nccl" if cuda else "gloo", timeout=limit)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `engines.parallel.sharding.Ranks.sum`."""
         part = part.contiguous()
         dist.all_reduce(part, group=self._tensors)
         return part
 
     def gather(self, part: Tensor) -> Tensor:
-        """See `engines.parallel.sharding.Ranks.gather`."""
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.world)]
         dist.all_gather(parts, part.contiguous(), group=self._tensors)
         return torch.cat(parts, -1)
 
-    def spread(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Copy rank 0's tensor, of the ranks' device, over that of all."""
         dist.broadcast(tensor, 0, group=self._tensors)
 
-    def tell(self, words: Tensor) -> None:
-        """The same for host memory, however long it takes until rank 0 has something to say."""
+    def broadcast_words(self, words: Tensor) -> None:
+        """The same for host memory, however long it takes until rank 0 has something to send."""
         dist.broadcast(words, 0)
 
     def compare(self, words: Sequence[int]) -> list[list[int]]:
@@ -172,25 +170,25 @@ class ProcessRanks:
         dist.all_gather(said, torch.tensor(words, dtype=torch.int64), group=None)
         return [each.tolist() for each in said]
 
-    def say(self, key: str, value: str = "") -> None:
-        """Leave a word at the store, under this rank's name."""
+    def publish(self, key: str, value: str = "") -> None:
+        """Write a value to the store, under this rank's number."""
         self.store.set(f"{key}/{self.rank}", value)
 
     def wait_for(self, key: str) -> None:
-        """Wait until all followers have said `key`, as long as they live.
+        """Wait until all followers have published `key`, as long as they live.
 
         Raises:
-            RankFailed: one has ended, or has said that it failed.
+            RankFailed: one has ended, or has published that it failed.
         """
         while not self.store.check([f"{key}/{rank}" for rank in range(1, self.world)]):
-            self.accuse()
+            self.raise_failed()
             time.sleep(0.02)
 
-    def accuse(self) -> None:
-        """Find out who has failed.
+    def raise_failed(self) -> None:
+        """Find out which follower has failed.
 
         Raises:
-            RankFailed: somebody has.
+            RankFailed: one has.
         """
         for rank in range(1, self.world):
             if self.store.check([f"failed/{rank}"]):
@@ -201,26 +199,28 @@ class ProcessRanks:
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 raise RankFailed([rank], how)
 
-    def blame(self, error: Exception) -> RankFailed:
-        """What an exchange that broke off on rank 0 comes from; waits a moment for signs of it."""
+    def diagnose(self, error: Exception) -> RankFailed:
+        """Why an exchange broke off on rank 0; waits a moment for signs of it."""
         until = time.monotonic() + SILENT + 2 * BEAT
         while time.monotonic() < until:
             try:
-                self.accuse()
+                self.raise_failed()
             except RankFailed as found:
                 return found
             except RuntimeError:
                 break  # the store is gone as well
             time.sleep(0.05)
-        silent = self._pulse.silent(SILENT)  # last: a process that was killed closes its sockets before it has ended
+        silent = self._heartbeat.silent(
+            SILENT
+        )  # last: a process that was killed closes its sockets before it has ended
         if silent:
             return RankFailed(silent, f"has not answered for {SILENT:g} s")
         reason = str(error).strip().splitlines()
         return RankFailed((), f"an exchange broke off: {reason[0] if reason else type(error).__name__}")
 
-    def part(self, patience: float = 10.0) -> None:
+    def leave(self, patience: float = 10.0) -> None:
         """Leave the groups; followers that do not end within `patience` seconds are killed."""
-        self._pulse.stop()
+        self._heartbeat.stop()
         if dist.is_initialized():
             dist.destroy_process_group()
         until = time.monotonic() + patience

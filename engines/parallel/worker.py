@@ -1,107 +1,128 @@
-"""Ranks 1 .. of a divided target: each does to its part what rank 0 tells it, until it is told to stop."""
+"""One rank's part of a divided target, and what is done to it. The same code on rank 0 and on the others."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import sys
-import traceback
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
+from enum import IntEnum
+from zlib import crc32
 
 import torch
+from torch import Tensor
 
-from engines.base import Step
-from engines.folder import read_spec
-from engines.parallel.launch import Launched
+from engines.buffers import size_of, views
 from engines.parallel.process_group import ProcessRanks
-from engines.parallel.rank import Op, Part, move_shapes, step_shapes
-from engines.parallel.sharding import load_share
 from engines.prefix_cache import PrefixCache
-from engines.pytorch.hook import quiet_transformers
+from engines.pytorch.engine import TorchEngine
+
+WORDS = 8
+"""Integers in a command: its number, an `Op`, what it is about."""
 
 
-@torch.inference_mode()
-def follow(launched: Launched) -> None:
-    """Join rank 0 and do as it says; returns when it has closed the engine.
+class Op(IntEnum):
+    """What rank 0 tells the others to do. Behind it: what the command says; what follows it."""
 
-    Raises:
-        Exception: whatever has gone wrong; rank 0 has been told.
+    STOP = 0
+    STEP = 1  # rows, steps, length, kept, first_row; the step
+    MOVE = 2  # rows, columns per row; from where, to where
+    COPY = 3  # source, to, columns
+    CLEAR = 4  # row
+    SAVE = 5
+    LOAD = 6
+    PREFIXES = 7  # tokens to keep
+    STORE = 8  # row, 0, count; tokens
+    RESTORE = 9  # row, start, count; tokens
+    CHECK = 10
+
+
+class Worker:
+    """A rank with its part of the target.
+
+    Args:
+        engine: this rank's.
+        ranks: all.
+
+    Attributes:
+        number: of the last command.
+        prefixes: kept prefixes of this part, once there are some.
     """
-    for signals in (signal.SIGINT, signal.SIGTERM):  # sent to all ranks at once; rank 0 decides when it is over
-        signal.signal(signals, signal.SIG_IGN)
-    store = launched.connect()
-    job = json.loads(store.get("job"))
-    device = f"cuda:{launched.local}" if job["cuda"] else "cpu"
-    ranks = ProcessRanks(launched, device, job["timeout"])
-    try:
-        torch.set_num_threads(job["threads"])
-        quiet_transformers()
-        folder = Path(job["folder"])
-        spec = replace(read_spec(folder), rows=job["rows"], kv_heads=job["kv_heads"])
-        ranks.say("joined")
-        ranks.meet()
-        part = Part(load_share(folder, spec, ranks, ranks.device, job["attention"]), ranks)
-        ranks.say("ready")
-        while _obey(part):
-            pass
-    except Exception as error:
-        with contextlib.suppress(RuntimeError):  # the store, and so rank 0, may be gone
-            ranks.say("failed", json.dumps(f"{type(error).__name__}: {error}"))
-        raise
-    finally:
-        ranks.part()
+
+    def __init__(self, engine: TorchEngine, ranks: ProcessRanks) -> None:
+        self.engine, self.ranks, self.number = engine, ranks, 0
+        self.prefixes: PrefixCache | None = None
+        self._saved: list[Tensor] = []
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=engine.kv.device)
+        self._seen = torch.zeros((), dtype=torch.int64, device=engine.kv.device)
+
+    def send_command(self, op: Op, about: Sequence[int] = (), tokens: Sequence[int] = ()) -> None:
+        """Rank 0: the others are to do this."""
+        self.number += 1
+        words = [self.number, op, *about]
+        self.ranks.broadcast_words(torch.tensor(words + [0] * (WORDS - len(words))))
+        if tokens:
+            self.ranks.broadcast_words(torch.tensor(tokens))
+
+    def recv_command(self) -> tuple[Op, list[int]]:
+        """The others: what to do next.
+
+        Raises:
+            RuntimeError: it is not the next command.
+        """
+        words = torch.zeros(WORDS, dtype=torch.int64)
+        self.ranks.broadcast_words(words)
+        number, op, *about = words.tolist()
+        self.number += 1
+        if number != self.number:
+            raise RuntimeError(f"fell out of step: command {self.number} was due, and {number} came")
+        return Op(op), about
+
+    def recv_tokens(self, count: int) -> list[int]:
+        """Tokens that belong to the command received last."""
+        if not count:
+            return []
+        words = torch.zeros(count, dtype=torch.int64)
+        self.ranks.broadcast_words(words)
+        return words.tolist()
+
+    def broadcast(self, shapes: tuple[Tensor, ...], given: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
+        """Tensors of rank 0 on every rank, in one exchange of device memory; valid until the next.
+
+        Args:
+            shapes: tensors of these shapes and types.
+            given: what they hold; on rank 0.
+        """
+        size = size_of(shapes)
+        if len(self._buffer) < size:
+            self._buffer = torch.zeros(size, dtype=torch.uint8, device=self._buffer.device)
+        memory = self._buffer[:size]
+        found: tuple[Tensor, ...] = views(shapes, memory)
+        for view, tensor in zip(found, given or (), strict=given is not None):
+            view.copy_(tensor)
+        self.ranks.broadcast(memory)
+        for view in found:
+            if view.dtype == torch.int64:
+                self._seen.mul_(1_000_003).add_(view.sum())  # a fingerprint; that it wraps around does not matter
+        return found
+
+    def save(self) -> None:
+        """Keep the cache as it is."""
+        self._saved.append(self.engine.kv.clone())
+
+    def load(self) -> None:
+        """Make it again what it was at the last `save`."""
+        self.engine.kv.copy_(self._saved.pop())
+
+    def state(self) -> list[int]:
+        """A fingerprint of all that was done: equal on all ranks, or one has fallen out of step."""
+        return [self.number, int(self._seen), crc32(self.prefixes.fingerprint) if self.prefixes else 0]
 
 
-def _obey(part: Part) -> bool:
-    """Do the next thing; False if that was to stop."""
-    op, about = part.hear()
-    match op:
-        case Op.STOP:
-            return False
-        case Op.STEP:
-            tokens, positions, write_at, keep, mask = part.spread(step_shapes(*about[:4]))
-            part.engine.step(Step(tokens, positions, write_at, mask, keep, first_row=about[4]))
-        case Op.MOVE:
-            part.engine.move_columns(*part.spread(move_shapes(*about[:2])))
-        case Op.COPY:
-            part.engine.copy_row(*about[:3])
-        case Op.CLEAR:
-            part.engine.clear_row(about[0])
-        case Op.SAVE:
-            part.save()
-        case Op.LOAD:
-            part.load()
-        case Op.PREFIXES:
-            part.prefixes = PrefixCache(part.engine.kv, about[0])
-        case Op.STORE | Op.RESTORE:
-            row, start, count = about[:3]
-            tokens_of_prompt = part.hear_tokens(count)
-            assert part.prefixes is not None, "no prefixes are kept"
-            if op is Op.STORE:
-                part.prefixes.store(row, tokens_of_prompt)
-            else:
-                part.prefixes.restore(row, tokens_of_prompt, start)
-        case Op.CHECK:
-            part.ranks.compare(part.state())
-    return True
+def step_shapes(rows: int, steps: int, length: int, kept: int) -> tuple[Tensor, ...]:
+    """Tokens, positions, write_at, keep and mask of a step."""
+    sizes = (rows, steps), (rows, steps), (rows,), (kept,)
+    integers = (torch.empty(size, dtype=torch.int64, device="meta") for size in sizes)
+    return (*integers, torch.empty(rows, 1, steps, length, dtype=torch.bool, device="meta"))
 
 
-def main() -> None:
-    """Entry point of a process that rank 0 has started."""
-    launched = Launched.read()
-    if launched is None or not launched.rank:
-        sys.exit("engines.parallel.worker is started by rank 0 of a tensor-parallel pair, not by hand")
-    try:
-        follow(launched)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
-    sys.stderr.flush()
-    os._exit(0)  # rank 0 waits for it: taking the libraries apart takes seconds, and nothing is left to be done
-
-
-if __name__ == "__main__":
-    main()
+def move_shapes(rows: int, columns: int) -> tuple[Tensor, ...]:
+    """Where columns are moved from, and to."""
+    return tuple(torch.empty(rows, columns, dtype=torch.int64, device="meta") for _ in range(2))

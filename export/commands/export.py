@@ -7,9 +7,13 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+
+if TYPE_CHECKING:
+    from export.plan import ExportOptions
 
 
 @command
@@ -74,26 +78,40 @@ def main() -> None:
             raise ValueError
     except ValueError:
         raise InvalidInput("defaults", options.defaults, "give a JSON object of decoding parameters") from None
-    if options.to == "tensorrt-llm":
-        for name in ("attention", "compute_capability", "auxiliary_precision"):
-            if getattr(options, name) != parser.get_default(name):
-                raise InvalidInput(name, getattr(options, name), "not an option of --to tensorrt-llm; leave it out")
+    executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "max_num_tokens", "plan")
+    executor, ours = options.to == "tensorrt-llm", ("attention", "compute_capability", "auxiliary_precision")
+    for name in ours if executor else executor_only:
+        if getattr(options, name) != parser.get_default(name):
+            problem = f"{'not an' if executor else 'an'} option of --to tensorrt-llm; leave it out"
+            raise InvalidInput(name, getattr(options, name), problem)
+
+    from engines.pytorch.hook import quiet_transformers
+
+    quiet_transformers()
+    if executor:
         _tensorrt_llm(options, defaults)
         return
-    for name in ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "max_num_tokens"):
-        if getattr(options, name) != parser.get_default(name):
-            raise InvalidInput(name, getattr(options, name), "an option of --to tensorrt-llm; leave it out")
-    if options.plan:
-        raise InvalidInput("plan", True, "an option of --to tensorrt-llm; leave it out")
 
     from tqdm import tqdm
 
-    from engines.pytorch.hook import quiet_transformers
     from export.pair import export_pair
+    from export.plan import ExportOptions
 
-    quiet_transformers()
+    asked = ExportOptions(
+        options.target,
+        options.auxiliary,
+        rows=options.rows,
+        capacity=options.capacity,
+        precision=options.precision,
+        auxiliary_precision=options.auxiliary_precision,
+        calibration=options.calibration and Path(options.calibration),
+        format=options.to,
+        attention=options.attention,
+        compute_capabilities=options.compute_capability,
+        defaults=defaults,
+    )
     if options.dry_run:
-        print(_dry_run(options, defaults))
+        print(_dry_run(options.pair.absolute(), asked, options.overwrite))
         return
 
     stages = itertools.count()
@@ -113,59 +131,28 @@ def main() -> None:
             bar.update(next(stages) > 0)
             bar.set_description_str(stage)
 
-        written = export_pair(
-            options.pair,
-            options.target,
-            options.auxiliary,
-            rows=options.rows,
-            capacity=options.capacity,
-            precision=options.precision,
-            auxiliary_precision=options.auxiliary_precision,
-            calibration=options.calibration and Path(options.calibration),
-            format=options.to,
-            attention=options.attention,
-            compute_capabilities=options.compute_capability,
-            defaults=defaults,
-            overwrite=options.overwrite,
-            progress=progress,
-        )
+        written = export_pair(options.pair, asked, options.overwrite, progress)
         bar.n, bar.leave = bar.total, True
         bar.set_description_str("done" if written else "up to date")
     print(options.pair)
 
 
-def _dry_run(options: Namespace, defaults: dict[str, object]) -> str:
+def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:
     """What the export would take, all of its input checked; weights are not downloaded."""
     from export.estimate import describe, estimate_pair
     from export.pair import check_folder
     from export.plan import plan_pair
 
-    folder = options.pair.absolute()
-    plan = plan_pair(
-        options.target,
-        options.auxiliary,
-        options.rows,
-        options.capacity,
-        options.precision,
-        options.to,
-        defaults,
-        weights=False,
-        auxiliary_precision=options.auxiliary_precision,
-        calibration=options.calibration and Path(options.calibration),
-        attention=options.attention,
-        compute_capabilities=options.compute_capability,
-    )
-    if not check_folder(folder, plan, options.overwrite or any(model.download for model, _, _ in plan.engines)):
+    plan = plan_pair(asked, weights=False)
+    if not check_folder(folder, plan, overwrite or any(model.download for model, _, _ in plan.engines)):
         return "up to date; nothing to write"
     return describe(estimate_pair(folder, plan))
 
 
 def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
     """Plan the engines, print the plan, and build them unless the plan is all that was asked for."""
-    from engines.pytorch.hook import quiet_transformers
     from export.tensorrt_llm.build import build_pair, plan_pair
 
-    quiet_transformers()
     plan = plan_pair(
         options.target,
         options.auxiliary,

@@ -74,6 +74,7 @@ def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
     from engines.folder import cache_folder
     from engines.pytorch.hook import quiet_transformers
     from export.pair import export_pair
+    from export.plan import ExportOptions
 
     quiet_transformers()
     sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in (target, auxiliary)]
@@ -85,6 +86,6 @@ def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
     def progress(stage: str) -> None:
         print(f"export: {stage}", file=sys.stderr, flush=True)
 
-    export_pair(folder, target, auxiliary, **given, overwrite=True, progress=progress)
+    export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=progress)
     print(f"pair: {folder}", file=sys.stderr, flush=True)
     return folder

@@ -134,10 +134,12 @@ class Large:
     def export(self, found: Found) -> bool:
         """The pair folder, verified against the checkpoints."""
         from export.pair import export_pair
+        from export.plan import ExportOptions
 
         checkpoints = [str(self.folder / "checkpoints" / role) for role in ROLES]
         capacity, to = 1024, self.folder / "pair"
-        export_pair(to, *checkpoints, capacity=capacity, precision="bfloat16", format="torch", overwrite=True)
+        asked = ExportOptions(*checkpoints, capacity=capacity, precision="bfloat16", format="torch")
+        export_pair(to, asked, overwrite=True)
         found.note(capacity=capacity, precision="bfloat16")
         return True
 

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engines import open_engine
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.tensorrt_llm.build import build_pair, plan_pair
 from export.tensorrt_llm.engine_plan import TYPES
 from mtad.errors import InvalidInput
@@ -99,7 +100,8 @@ def main() -> None:
     folder, started = options.work / "pair", time.perf_counter()
     build_pair(plan, folder, overwrite=True)
     built = time.perf_counter() - started
-    export_pair(options.work / "torch", sources[0], sources[1], rows=4, capacity=512, format="torch", overwrite=True)
+    asked = ExportOptions(sources[0], sources[1], rows=4, capacity=512, format="torch")
+    export_pair(options.work / "torch", asked, overwrite=True)
     folders = plan.target.checkpoint.folder, plan.auxiliary.checkpoint.folder
     found = check_executors(
         folder, folders, options.work / "torch", bindings, tokens=options.tokens, workers=options.workers

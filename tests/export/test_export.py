@@ -26,6 +26,7 @@ from export.engine import expectation
 from export.onnx.graph import OPSET, write_graph
 from export.onnx.widen import rounded, write_widened
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.verification.verify import verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
@@ -38,10 +39,10 @@ OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
 def export(checkpoints: tuple[Path, Path], tmp_path: Path) -> Callable[..., bool]:
     """Export the pair to `tmp_path`/pair; keywords override."""
 
-    def run(**changes: Any) -> bool:
+    def run(folder: Path = tmp_path / "pair", overwrite: bool = False, **changes: Any) -> bool:
         target, auxiliary = map(str, checkpoints)
-        sources = {"folder": tmp_path / "pair", "target": target, "auxiliary": auxiliary}
-        return export_pair(**{**OPTIONS, **sources, **changes})
+        asked = ExportOptions(**{**OPTIONS, "target": target, "auxiliary": auxiliary, **changes})
+        return export_pair(folder, asked, overwrite)
 
     return run
 
@@ -255,7 +256,8 @@ class TestFolder:
         self, write_checkpoint: Callable[..., Path], tmp_path: Path, precision: str, format: str
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
-        export_pair(tmp_path / "pair", source, source, rows=2, capacity=128, precision=precision, format=format)
+        asked = ExportOptions(source, source, rows=2, capacity=128, precision=precision, format=format)
+        export_pair(tmp_path / "pair", asked)
         pair = open_pair(tmp_path / "pair")
         assert pair.target.kv.dtype == DTYPES[precision]
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)

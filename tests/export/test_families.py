@@ -35,6 +35,7 @@ from transformers import (
 
 from engines import open_engine
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.verification.check import check
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput, VerificationFailed
@@ -121,7 +122,7 @@ def exported(
     def export(family: str, format: str) -> Path:
         target, auxiliary = map(str, sources(family))
         folder = tmp_path_factory.mktemp("pairs") / f"{family}-{format}"
-        export_pair(folder, target, auxiliary, rows=4, capacity=256, format=format)
+        export_pair(folder, ExportOptions(target, auxiliary, rows=4, capacity=256, format=format))
         return folder
 
     return export
@@ -218,7 +219,7 @@ def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, s
 
 def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_drafts(tmp_path: Path) -> None:
     target, auxiliary = (str(DEMO / "opt" / name) for name in ("target", "auxiliary"))
-    export_pair(tmp_path / "pair", target, auxiliary, rows=8, capacity=512, format="torch")
+    export_pair(tmp_path / "pair", ExportOptions(target, auxiliary, rows=8, capacity=512, format="torch"))
     llm = LLM(tmp_path / "pair", RuntimeConfig(threads=1))
     theirs = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
     assert llm.pair.tokenizer.get_vocab() == theirs.get_vocab()
@@ -232,14 +233,14 @@ def test_weights_of_the_older_kind_of_file_are_read(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "checkpoint", FAMILIES["opt"](1))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert export_pair(tmp_path / "pair", str(folder), str(folder), rows=1, capacity=128, format="torch")
+    assert export_pair(tmp_path / "pair", ExportOptions(str(folder), str(folder), rows=1, capacity=128, format="torch"))
 
 
 class TestRefusal:
     @staticmethod
     def export(folder: Path, config: PretrainedConfig, capacity: int = 256, format: str = "torch") -> Path:
         source = str(write_model(folder / "checkpoint", config))
-        export_pair(folder / "pair", source, source, rows=2, capacity=capacity, format=format)
+        export_pair(folder / "pair", ExportOptions(source, source, rows=2, capacity=capacity, format=format))
         return folder / "pair"
 
     def test_a_window_narrower_than_a_draft_may_be_deep(self, tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ class TestRefusal:
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "unheard-of"}))
         with pytest.raises(InvalidInput, match="unheard-of"):
-            export_pair(tmp_path / "pair", str(folder), str(folder))
+            export_pair(tmp_path / "pair", ExportOptions(str(folder), str(folder)))
 
 
 class StubbornConfig(LlamaConfig):  # type: ignore[misc]

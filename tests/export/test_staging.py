@@ -20,6 +20,7 @@ from engines.base import EngineSpec
 from engines.folder import read_spec
 from export.build_hash import WRITES_NO_ENGINE, build_hash, code_of, engine_sources, hash_of
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.staging import FINISHED, workplace
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime.pair import open_pair
@@ -40,11 +41,11 @@ def stages() -> list[str]:
 def export(checkpoints: tuple[Path, Path], tmp_path: Path, stages: list[str]) -> Callable[..., bool]:
     """Export the pair to `tmp_path`/pair; keywords override."""
 
-    def run(**changes: Any) -> bool:
+    def run(overwrite: bool = False, **changes: Any) -> bool:
         target, auxiliary = map(str, checkpoints)
-        sources = {"folder": tmp_path / "pair", "target": target, "auxiliary": auxiliary}
         stages.clear()
-        return export_pair(**{**OPTIONS, **sources, "progress": stages.append, **changes})
+        asked = ExportOptions(**{**OPTIONS, "target": target, "auxiliary": auxiliary, **changes})
+        return export_pair(tmp_path / "pair", asked, overwrite, stages.append)
 
     return run
 
@@ -197,6 +198,7 @@ class TestKilled:
 import os, signal, sys
 from pathlib import Path
 from export.pair import export_pair
+from export.plan import ExportOptions
 
 folder, target, auxiliary, *moment = sys.argv[1:]
 stage = ""
@@ -210,7 +212,7 @@ def stop(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(stop)
-export_pair(Path(folder), target, auxiliary, rows=2, capacity=128, format="torch", overwrite=True, progress=note)
+export_pair(Path(folder), ExportOptions(target, auxiliary, rows=2, capacity=128, format="torch"), True, note)
 """
     """Killed where it is about to write a file whose name begins so, in the stage that is given."""
 

@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from export.pair import export_pair
+from export.plan import ExportOptions
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM, RuntimeConfig
@@ -45,7 +46,8 @@ def twins(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def pair(twins: Path) -> Path:
     """Their pair folder."""
-    export_pair(twins / "pair", str(twins / "target"), str(twins / "auxiliary"), rows=4, capacity=256, format="torch")
+    sources = str(twins / "target"), str(twins / "auxiliary")
+    export_pair(twins / "pair", ExportOptions(*sources, rows=4, capacity=256, format="torch"))
     return twins / "pair"
 
 

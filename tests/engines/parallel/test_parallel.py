@@ -37,12 +37,13 @@ from engines.folder import read_spec
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.launch import Launched, check_launch
 from engines.parallel.process_group import ProcessRanks, RankFailed
-from engines.parallel.rank import Op
 from engines.parallel.sharding import OWN, Rehearsal, plan_of, shard, share
+from engines.parallel.worker import Op
 from engines.prefix_cache import PrefixCache
 from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.hook import StepModel, cache_shape
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.verification.verify import expect, verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
@@ -222,7 +223,7 @@ def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
 ) -> None:
     monkeypatch.setattr("engines.parallel.engine.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
     llm = LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
-    (process,) = parallel(llm).part.ranks.processes.values()
+    (process,) = parallel(llm).worker.ranks.processes.values()
     try:
         llm.generate("def", DecodingParams(max_tokens=2))
         os.kill(process.pid, sent)
@@ -236,16 +237,16 @@ def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
 
 def test_a_rank_that_is_silent_while_it_ends_is_said_to_have_ended() -> None:
     ended = RankFailed([1], "was ended by SIGKILL")
-    ranks = Mock(accuse=Mock(side_effect=[None, None, ended]))
-    ranks._pulse.silent.return_value = [1]
-    assert ProcessRanks.blame(ranks, OSError("connection reset")) is ended
+    ranks = Mock(raise_failed=Mock(side_effect=[None, None, ended]))
+    ranks._heartbeat.silent.return_value = [1]
+    assert ProcessRanks.diagnose(ranks, OSError("connection reset")) is ended
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt-2"])
 def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_process(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family](2)
     target, auxiliary = (write_model(tmp_path / str(noise), config, noise) for noise in (0.0, 0.1))
-    export_pair(tmp_path / "pair", str(target), str(auxiliary), rows=4, capacity=256, format="torch")
+    export_pair(tmp_path / "pair", ExportOptions(str(target), str(auxiliary), rows=4, capacity=256, format="torch"))
     params = [DecodingParams(method=method, max_tokens=12, seed=2) for method in ("sample", "speculative", "mtad")]
     expected = [each.token_ids for each in LLM(tmp_path / "pair").generate(["def largest"] * 3, params)]
     llm = LLM(tmp_path / "pair", RuntimeConfig(tensor_parallel=2))
@@ -277,7 +278,7 @@ def two(pair_folders: PairFolders) -> Iterator[LLM]:
     llm = LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2, max_prefill_tokens=32))
     yield llm
     parallel(llm).close()
-    assert [process.returncode for process in parallel(llm).part.ranks.processes.values()] == [0]
+    assert [process.returncode for process in parallel(llm).worker.ranks.processes.values()] == [0]
     with pytest.raises(RequestFailed, match="was closed"):
         llm.generate("def")
 
@@ -345,14 +346,14 @@ def test_blocks_launched_without_waiting_are_done_on_every_rank(two: LLM, one: L
 def test_ranks_that_have_not_done_the_same_are_found(two: LLM) -> None:
     engine = parallel(two)
     engine.check_integrity()
-    engine.part.tell(Op.STORE, (0, 0, 64), range(64))  # and rank 0 does not
+    engine.worker.send_command(Op.STORE, (0, 0, 64), range(64))  # and rank 0 does not
     with pytest.raises(RankFailed, match=r"rank 1 .* has not done what rank 0 has"):
         two.loop.check_integrity()
     with pytest.raises(RankFailed, match="rank 1"):  # from then on
         engine.clear_row(0)
     engine._broken.clear()
-    assert engine.part.prefixes is not None
-    PrefixCache.store(engine.part.prefixes, 0, range(64))  # now it has, too
+    assert engine.worker.prefixes is not None
+    PrefixCache.store(engine.worker.prefixes, 0, range(64))  # now it has, too
     two.loop.check_integrity()
 
 

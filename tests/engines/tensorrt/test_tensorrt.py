@@ -29,6 +29,7 @@ from engines.tensorrt_plan import Gpu, Plan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
@@ -127,9 +128,8 @@ def rtx_pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
 
 
 def _export(folder: Path, checkpoints: tuple[Path, Path], **changes: Any) -> bool:
-    target, auxiliary = map(str, checkpoints)
-    options = {"format": "tensorrt-rtx", "compute_capabilities": TARGETS, "rows": 4, "capacity": 256, **changes}
-    return export_pair(folder, target, auxiliary, **options)
+    options: dict[str, Any] = {"format": "tensorrt-rtx", "compute_capabilities": TARGETS, "rows": 4, "capacity": 256}
+    return export_pair(folder, ExportOptions(*map(str, checkpoints), **{**options, **changes}))
 
 
 def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, checkpoints: tuple[Path, Path]) -> None:

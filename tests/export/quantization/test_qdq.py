@@ -26,6 +26,7 @@ from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.quantization.model_optimizer import LONGEST, TOKENS, Quantized, _cut, calibrate
 from export.quantization.qdq import STATIC, product_names, write_quantized
 from export.quantization.weight_only import quantized_weights
@@ -57,7 +58,7 @@ def export(folder: Path, checkpoints: tuple[Path, Path], calibration: Path | Non
         "calibration": calibration,
         **changes,
     }
-    return export_pair(folder, *map(str, checkpoints), **options)
+    return export_pair(folder, ExportOptions(*map(str, checkpoints), **options))
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.quantization.report import block_efficiency, compare_on_text, logits_on
 from export.quantization.weight_only import (
     QUANTIZED,
@@ -199,10 +200,8 @@ def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: p
     """A pair of an int4 target and a float32 auxiliary."""
     folder = tmp_path_factory.mktemp("mixed") / "pair"
     target, auxiliary = map(str, checkpoints)
-    export_pair(
-        folder, target, auxiliary, rows=2, capacity=192,
-        precision="int4", auxiliary_precision="float32", calibration=calibration,
-    )  # fmt: skip
+    options: dict[str, Any] = {"rows": 2, "capacity": 192, "precision": "int4", "auxiliary_precision": "float32"}
+    export_pair(folder, ExportOptions(target, auxiliary, calibration=calibration, **options))
     return folder
 
 
@@ -261,9 +260,9 @@ class TestPair:
     ) -> None:
         target, auxiliary = map(str, checkpoints)
         options: dict[str, Any] = {"rows": 2, "capacity": 192, "precision": "int4", "calibration": calibration}
-        assert not export_pair(mixed, target, auxiliary, **options, auxiliary_precision="float32")
+        assert not export_pair(mixed, ExportOptions(target, auxiliary, **options, auxiliary_precision="float32"))
         with pytest.raises(InvalidInput, match="--overwrite"):
-            export_pair(mixed, target, auxiliary, **options)
+            export_pair(mixed, ExportOptions(target, auxiliary, **options))
 
     @pytest.mark.parametrize(
         ("field", "changes"),
@@ -282,6 +281,6 @@ class TestPair:
     ) -> None:
         target, auxiliary = map(str, checkpoints)
         with pytest.raises(InvalidInput) as caught:
-            export_pair(tmp_path / "pair", target, auxiliary, **{"rows": 2, "capacity": 128, **changes})
+            export_pair(tmp_path / "pair", ExportOptions(target, auxiliary, **{"rows": 2, "capacity": 128, **changes}))
         assert caught.value.field == field
         assert not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from engines import open_engine
 from export.commands.check import main
 from export.pair import export_pair
+from export.plan import ExportOptions
 from export.verification.check import check
 from export.verification.layers import graph_places
 from export.verification.verify import NODES, make_cases, run_engine
@@ -132,7 +133,7 @@ def test_half_precision_is_within_its_own_tolerance_and_not_within_single(
     pair_folders: Callable[[str], Path], checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     target = str(checkpoints[0])
-    export_pair(tmp_path / "half", target, target, rows=2, capacity=128, precision="float16")
+    export_pair(tmp_path / "half", ExportOptions(target, target, rows=2, capacity=128, precision="float16"))
     half, single = tmp_path / "half" / "target", pair_folders("onnx") / "target"
     for found in (check(half, layers=True), check(half, single, layers=True), check(single, half, layers=True)):
         assert found.same

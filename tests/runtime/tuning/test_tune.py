@@ -17,6 +17,7 @@ import pytest
 
 from engines.folder import read_json, write_json
 from export.pair import export_pair
+from export.plan import ExportOptions
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM, RuntimeConfig
@@ -35,7 +36,7 @@ EXPORTED: dict[str, Any] = {"method": "mtad", "accept_threshold": 0.4, "top_k": 
 def exported(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune") / "pair"
     target, auxiliary = map(str, checkpoints)
-    export_pair(folder, target, auxiliary, rows=2, capacity=256, format="torch", defaults=EXPORTED)
+    export_pair(folder, ExportOptions(target, auxiliary, rows=2, capacity=256, format="torch", defaults=EXPORTED))
     return folder
 
 
@@ -223,9 +224,9 @@ def test_a_reader_never_sees_half_a_file(pair: Path, monkeypatch: pytest.MonkeyP
 def test_the_same_export_keeps_a_tuning_and_another_one_does_not_drop_it_silently(
     pair: Path, checkpoints: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def export(**changes: Any) -> bool:
+    def export(overwrite: bool = False, **changes: Any) -> bool:
         options: dict[str, Any] = {"rows": 2, "capacity": 256, "format": "torch", "defaults": EXPORTED, **changes}
-        return export_pair(pair, *map(str, checkpoints), **options)
+        return export_pair(pair, ExportOptions(*map(str, checkpoints), **options), overwrite)
 
     write_tuning(pair, {"beam_width": 2}, {"goal": "speed"})
     tuned = (pair / "pair.json").read_bytes()
