@@ -32,7 +32,7 @@ class Hold:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        (folder / "sitecustomize.py").write_text("import tests.support.held\n\ntests.held.install()\n")
+        (folder / "sitecustomize.py").write_text("import tests.support.held\n\ntests.support.held.install()\n")
         self._file = folder / "seconds"
         path = os.pathsep.join([str(folder), str(ROOT)])
         self.environment = {"PYTHONPATH": path, FILE: str(self._file)}
@@ -58,7 +58,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "runtime.decoder.roles":
+        if name != "runtime.decoder.target":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -47,8 +47,8 @@ from export.verification.verify import verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from runtime.scheduler.request import Request, RequestFailed
-from tests.export.test_families import FAMILIES, GROUPED, HEADS, write_model
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.families import FAMILIES, GROUPED, HEADS, write_model
 
 PairFolders = Callable[[str], Path]
 
