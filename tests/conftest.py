@@ -1,4 +1,7 @@
-"""Shared fixtures: a small random pair with a real tokenizer, as checkpoints and as exported engines."""
+"""Shared fixtures: a small random pair with a real tokenizer, as checkpoints and as exported engines.
+
+Libraries are imported where they are used: the process that only hands tests to others needs none of them.
+"""
 
 from __future__ import annotations
 
@@ -11,72 +14,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-
-from runtime import RuntimeConfig
-from scripts.paths import DEMO, ROOT
-
-# before anything imports Triton: kernels are then made for its interpreter
-os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
-
 from filelock import FileLock
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from engines.folder import write_spec
-from export.checkpoint.checkpoint import Checkpoint, find
-from export.checkpoint.weights import model_weights
-from export.onnx.graph import write_graph
-from export.pair import export_pair
-from export.plan import ExportOptions
-from runtime import LLM
+from scripts.paths import DEMO, ROOT
+from tests.support.once import once
 
 if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+    from export.checkpoint.checkpoint import Checkpoint
+    from runtime import LLM
     from tests.support.live_server import LiveServer
 
-TEXT = [
-    "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1",
-    "def largest(values): return max(values)  # of the list",
-    "How many singers are older than twenty, and where do they live? Ωμέγα naïve 日本語",
-]
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule() -> None:
+    """Choose Triton's interpreter where there is no GPU; it must be chosen before a test file imports Triton."""
+    if "TRITON_INTERPRET" not in os.environ:
+        import torch
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 300 tokens; id 0 ends a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<eos>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(TEXT * 4, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-
-
-def make_checkpoint(folder: Path, seed: int, padding: int = 0, **changes: int) -> Path:
-    """A random Llama checkpoint. Its logits are scaled up so that distributions are far from uniform."""
-    tokenizer = make_tokenizer()
-    sizes = {
-        "vocab_size": len(tokenizer) + padding,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "eos_token_id": 0,
-        "bos_token_id": 0,
-    }
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **changes}))
-    with torch.no_grad():
-        model.lm_head.weight.mul_(12.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+        os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -90,100 +53,123 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Target and auxiliary checkpoints; the auxiliary is the target with noise, and has padded embedding rows."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    target = make_checkpoint(folder / "target", seed=1)
-    auxiliary = make_checkpoint(folder / "auxiliary", seed=1)
-    model = LlamaForCausalLM.from_pretrained(auxiliary)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(parameter.std() * 0.15 * torch.randn(parameter.shape, generator=generator))
-        model.resize_token_embeddings(model.config.vocab_size + 20)
-    model.save_pretrained(auxiliary)
-    return target, auxiliary
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test run for what its processes share, through `tests.support.once`."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def write_checkpoint() -> Callable[..., Path]:
+def traced_once() -> Iterator[None]:
+    """No graph is traced twice in this process; for fixtures whose checkpoints are exported."""
+    import export.onnx.graph
+    from tests.support.traced import remembered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export.onnx.graph, "trace_graph", remembered(export.onnx.graph.trace_graph))
+        yield
+
+
+@pytest.fixture(scope="session")
+def checkpoints(shared: Path, traced_once: None) -> tuple[Path, Path]:
+    """Target and auxiliary checkpoints; the auxiliary is the target with noise, and has padded embedding rows."""
+    from tests.support.checkpoints import make_pair
+
+    folder = once(shared / "checkpoints", make_pair)
+    return folder / "target", folder / "auxiliary"
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint(traced_once: None) -> Callable[..., Path]:
     """`make_checkpoint`, for tests that need one of their own."""
+    from tests.support.checkpoints import make_checkpoint
+
     return make_checkpoint
 
 
 @pytest.fixture(scope="session")
-def family_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """A random one-layer checkpoint of a family of `tests.export.test_families`, or a Llama with `tied` embeddings."""
-    from tests.export.test_families import FAMILIES, write_model
+def family_checkpoint(shared: Path, traced_once: None) -> Callable[[str], Checkpoint]:
+    """A random one-layer checkpoint of a family of `tests.support.families`, or a Llama with `tied` embeddings."""
+    from export.checkpoint.checkpoint import find
+    from tests.support.checkpoints import make_checkpoint
+    from tests.support.families import FAMILIES, write_model
 
-    parent = tmp_path_factory.mktemp("families")
+    def write(family: str, folder: Path) -> None:
+        if family == "tied":
+            make_checkpoint(folder, seed=3, num_hidden_layers=1, tie_word_embeddings=True)
+        else:
+            write_model(folder, FAMILIES[family](1))
 
     @functools.cache
-    def write(family: str) -> Checkpoint:
-        if family == "tied":
-            make_checkpoint(parent / family, seed=3, num_hidden_layers=1, tie_word_embeddings=True)
-        else:
-            write_model(parent / family, FAMILIES[family](1))
-        return find("target", str(parent / family))
+    def read(family: str) -> Checkpoint:
+        return find("target", str(once(shared / "families" / family, functools.partial(write, family))))
 
-    return write
+    return read
 
 
 @pytest.fixture(scope="session")
-def family_engine(
-    family_checkpoint: Callable[[str], Checkpoint], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def family_engine(family_checkpoint: Callable[[str], Checkpoint], shared: Path) -> Callable[[str], Path]:
     """Its engine for ONNX Runtime, in float32, of 4 rows of 256 columns."""
-    parent = tmp_path_factory.mktemp("family-engines")
+    from engines.folder import write_spec
+    from export.onnx.graph import write_graph
 
-    @functools.cache
-    def write(family: str) -> Path:
-        checkpoint, folder = family_checkpoint(family), parent / family
+    def write(family: str, folder: Path) -> None:
         folder.mkdir()
+        checkpoint = family_checkpoint(family)
         spec = checkpoint.spec(4, 256, "float32", "onnx")
         write_graph(checkpoint.empty("float32"), checkpoint.weights(), spec, folder / "model.onnx")
         write_spec(folder, spec)
-        return folder
 
-    return write
+    return lambda family: once(shared / "family-engines" / family, functools.partial(write, family))
 
 
 @pytest.fixture(scope="session")
 def reference(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
     """The target's checkpoint, run by transformers alone."""
+    import torch
+    from transformers import LlamaForCausalLM
+
     return LlamaForCausalLM.from_pretrained(checkpoints[0], dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
-def target_graphs(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with a graph of the target, by form of attention, all of `tests.engines.tensorrt.test_tensorrt.SPEC`."""
-    from tests.engines.tensorrt.test_tensorrt import SPEC
+def target_graphs(checkpoints: tuple[Path, Path], shared: Path) -> dict[str, Path]:
+    """Folders with a graph of the target, by form of attention, all of `tests.support.tensorrt.SPEC`."""
+    from transformers import LlamaForCausalLM
 
-    folders = {}
-    for attention in ("operator", "decomposed"):
-        folders[attention] = tmp_path_factory.mktemp(attention)
+    from export.checkpoint.weights import model_weights
+    from export.onnx.graph import write_graph
+    from tests.support.tensorrt import SPEC
+
+    def write(attention: str, folder: Path) -> None:
+        folder.mkdir()
         model = LlamaForCausalLM.from_pretrained(checkpoints[0]).eval()
-        write_graph(model, model_weights(model), replace(SPEC, attention=attention), folders[attention] / "model.onnx")
-    return folders
+        write_graph(model, model_weights(model), replace(SPEC, attention=attention), folder / "model.onnx")
+
+    forms = ("operator", "decomposed")
+    return {form: once(shared / "target-graphs" / form, functools.partial(write, form)) for form in forms}
 
 
 @pytest.fixture(scope="session")
-def pair_folders(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def pair_folders(checkpoints: tuple[Path, Path], shared: Path) -> Callable[[str], Path]:
     """The folder of the pair exported to a format; exported when first asked for."""
-    parent = tmp_path_factory.mktemp("pairs")
-    target, auxiliary = map(str, checkpoints)
+    from export.pair import export_pair
+    from export.plan import ExportOptions
 
-    @functools.cache
-    def folder(format: str) -> Path:
-        export_pair(parent / format, ExportOptions(target, auxiliary, rows=4, capacity=256, format=format))
-        return parent / format
+    def write(format: str, folder: Path) -> None:
+        export_pair(folder, ExportOptions(*map(str, checkpoints), rows=4, capacity=256, format=format))
 
-    return folder
+    return lambda name: once(shared / "pairs" / name, functools.partial(write, name))
 
 
 @pytest.fixture(scope="session")
 def demo_pair() -> Path:
     """The demo pair, exported once into build/ and shared with the quickstart."""
+    from export.pair import export_pair
+    from export.plan import ExportOptions
+
     folder, checkpoints = ROOT / "build" / "demo-pair", DEMO / "pair"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # tests run in several processes
@@ -203,18 +189,23 @@ def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Pa
 @pytest.fixture(scope="session")
 def llm(pair_folder: Path) -> LLM:
     """The pair, opened; every test leaves it idle."""
+    from runtime import LLM, RuntimeConfig
+
     return LLM(pair_folder, RuntimeConfig(threads=1))
 
 
 @pytest.fixture(scope="session")
 def plain(pair_folders: Callable[[str], Path]) -> LLM:
     """The ONNX pair, opened, without a thread or a server; every test leaves it idle, and others run on its engines."""
+    from runtime import LLM, RuntimeConfig
+
     return LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
 
 
 @pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
+    from runtime import LLM, RuntimeConfig
     from tests.support.live_server import COSTS, live
 
     with live(LLM(plain.pair, RuntimeConfig(max_waiting=64), costs=COSTS)) as running:

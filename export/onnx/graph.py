@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -194,6 +195,15 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.
     """
+    graph, parameters = trace_graph(model, spec)
+    fill(graph, parameters, weights, prefix="model.")
+    save(graph, path)
+    _tidy(path, spec)
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dict[str, torch.dtype]]:
+    """Return the graph of `write_graph` without the values of its parameters, and the dtypes of those by name."""
     rows, steps, length = 2, 3, 2 * KV_PAGE
 
     def buffers() -> list[Tensor]:
@@ -240,10 +250,7 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
         assert program is not None
         parameters = set_aside(program.model)
         program.optimize()
-    fill(program.model, parameters, weights, prefix="model.")
-    save(program.model, path)
-    _tidy(path, spec)
-    onnx.checker.check_model(str(path), full_check=True)
+    return program.model, parameters
 
 
 def _tidy(path: Path, spec: EngineSpec) -> None:

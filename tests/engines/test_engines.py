@@ -11,14 +11,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines import Engine, Step, open_engine
+from engines import Engine, open_engine
 from engines.base import DTYPES, mask_length
 from engines.kv import clear_row, copy_row, move_columns
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
-
-LENGTHS = [70, 5, 33, 1]
-"""Tokens in the cache rows that the tests start from."""
+from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -40,31 +38,6 @@ def assert_same(engine: Engine, ours: torch.Tensor, theirs: torch.Tensor) -> Non
     """Equal to the bit with ONNX Runtime; torch picks other kernels for other shapes, which round differently."""
     tolerance = 0.0 if engine.spec.format == "onnx" else 1e-5
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-def some_tokens(row: int, count: int) -> torch.Tensor:
-    return torch.randint(300, (count,), generator=torch.Generator().manual_seed(row))
-
-
-def make_step(
-    tokens: torch.Tensor,
-    write_at: list[int],
-    first_row: int = 0,
-    keep: list[int] | None = None,
-    length: int | None = None,
-) -> Step:
-    """A causal step: each row's tokens continue what is in its columns 0 .. write_at - 1."""
-    steps = tokens.shape[1]
-    start = torch.tensor(write_at)
-    positions = start[:, None] + torch.arange(steps)
-    length = length or mask_length(max(write_at) + steps, 256)
-    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
-    kept = list(range(steps)) if keep is None else keep
-    return Step(tokens, positions, start, mask, torch.tensor(kept, dtype=torch.int64), first_row)
-
-
-def more_tokens(rows: int, steps: int) -> torch.Tensor:
-    return torch.stack([some_tokens(100 + row, 8)[:steps] for row in range(rows)])
 
 
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(

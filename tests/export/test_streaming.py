@@ -22,7 +22,7 @@ from export.checkpoint.weights import filled, parameter_names, stored_weights
 from export.onnx.folding import FOLDED, TRANSPOSED
 from export.onnx.graph import write_graph
 from mtad.errors import InvalidInput
-from tests.engines.test_engines import make_step, some_tokens
+from tests.support.steps import make_step, some_tokens
 
 KINDS = ("tied", "gemma-2", "phi-3", "opt")
 """Tied embeddings, norms of 1 + weight, fused weights, Gemm with biases."""

@@ -22,7 +22,7 @@ from scripts.bench.serving_tables import throughput_table
 from scripts.demo import dataset
 from scripts.demo.dataset import Example
 from scripts.systems import GENAI, Finished, GenAI, HuggingFace, InFlight, Prompt, Slice, System, useful
-from tests.conftest import TEXT
+from tests.support.checkpoints import TEXT
 
 GREEDY = DecodingParams(method="sample", top_k=1, max_tokens=24)
 """Sampling from one token: every system must give the same text."""

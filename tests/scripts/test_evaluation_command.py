@@ -29,7 +29,7 @@ from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompt_set import Prompt, PromptSet
 from scripts.evaluation.settings import TABLE, parse, read_tuned, resolve
 from scripts.systems import HuggingFace
-from tests.conftest import TEXT
+from tests.support.checkpoints import TEXT
 
 PROMPTS = [text[start : start + 20] for text in TEXT for start in (0, 9)]
 

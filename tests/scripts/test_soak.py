@@ -16,7 +16,7 @@ from runtime import LLM, AsyncLLM, RuntimeConfig
 from scripts.soak.__main__ import CLIENTS_EXTRA, WAITING, check_ends, compare, soak
 from scripts.soak.figures import Seen, trend
 from scripts.soak.jobs import Job, make_job
-from tests.conftest import TEXT
+from tests.support.checkpoints import TEXT
 from tests.support.live_server import PATIENCE
 
 COUNT, SEED = 100, 3
@@ -45,8 +45,8 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
         return bool(engines[0]._inbox.cancelled or llm.loop.totals.requests["cancelled"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scripts.soak.Seen", lambda: seen)
-        patch.setattr("scripts.soak.AsyncLLM", engine)
+        patch.setattr("scripts.soak.__main__.Seen", lambda: seen)
+        patch.setattr("scripts.soak.__main__.AsyncLLM", engine)
         patch.setitem(vars(llm.loop.caches.target), "score", met)
         _, totals = asyncio.run(soak(llm, prompts, COUNT, SEED, sample=30))
     scheduler = llm.loop.scheduler

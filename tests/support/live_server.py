@@ -217,7 +217,9 @@ def ask(server: LiveServer, **body: Any) -> tuple[int, Any]:
 
 
 def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    end = time.perf_counter() + seconds
+    """Wait for it, and look again after a twentieth of the time waited: what is asked often is itself kept from it."""
+    begun = time.perf_counter()
     while not what():
-        assert time.perf_counter() < end, "it did not happen"
-        time.sleep(0.002)
+        waited = time.perf_counter() - begun
+        assert waited < seconds, "it did not happen"
+        time.sleep(min(max(0.002, waited / 20), 0.5))

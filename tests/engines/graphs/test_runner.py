@@ -13,8 +13,8 @@ import torch
 from engines import Step, open_engine
 from engines.graphs.capture import Work
 from engines.graphs.runner import GraphRunner, StaticMemory, StepShape
-from tests.engines.test_engines import make_step, some_tokens
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.steps import make_step, some_tokens
 
 CAPACITY, VOCAB = 320, 7
 LIMITS = (StepShape(1, 100, CAPACITY, 8), StepShape(4, 9, CAPACITY, 9))

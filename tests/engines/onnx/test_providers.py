@@ -21,10 +21,10 @@ from engines.onnx.engine import OnnxRuntimeEngine, open_onnxruntime
 from engines.onnx.providers import check_provider, choose_provider, cuda_options
 from engines.placement import Placement
 from mtad.errors import InvalidInput
-from tests.engines.tensorrt.test_tensorrt import SPEC
-from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
 from tests.support.fake_cuda import FakeRecorder
 from tests.support.fake_onnxruntime import CPU, CUDA, Session
+from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
+from tests.support.tensorrt import SPEC
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
 

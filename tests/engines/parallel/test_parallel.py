@@ -48,8 +48,8 @@ from export.verification.verify import expect, verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.scheduler.request import Request, RequestFailed
-from tests.export.test_families import FAMILIES, GROUPED, HEADS, write_model
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.families import FAMILIES, GROUPED, HEADS, write_model
 
 PairFolders = Callable[[str], Path]
 

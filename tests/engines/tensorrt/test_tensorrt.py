@@ -33,15 +33,12 @@ from export.plan import ExportOptions
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
-from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
-from tests.export.test_families import FAMILIES
 from tests.support import fake_tensorrt
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.families import FAMILIES
+from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
+from tests.support.tensorrt import PLAN, SPEC, TARGETS
 
-TARGETS = ("8.6", "8.9", "12.0")
-"""Compute capabilities: Ampere, Ada Lovelace, Blackwell."""
-SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 512, (0,), "onnx", "", {})
-PLAN = Plan("1.7.1.116", None, TARGETS, 4, 9, 32)
 ADA = Gpu("NVIDIA GeForce RTX 4090", "8.9")
 
 

@@ -33,7 +33,7 @@ from export.quantization.weight_only import quantized_weights
 from export.tensorrt import build_plan, plan_for
 from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, verify_activations
 from mtad.errors import InvalidInput
-from tests.engines.tensorrt.test_tensorrt import PLAN, SPEC
+from tests.support.tensorrt import PLAN, SPEC
 
 TARGETS = ["8.9", "12.0"]
 """Compute capabilities: Ada Lovelace, Blackwell."""

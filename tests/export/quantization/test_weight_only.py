@@ -37,7 +37,7 @@ from export.verification.check import check
 from export.verification.verify import ACTIVATIONS, TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
-from tests.engines.test_engines import LENGTHS, make_step, more_tokens, some_tokens
+from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
 """Gemm with biases, fused weights, soft caps, matrices that are stored transposed, tied embeddings."""

@@ -147,7 +147,7 @@ def plan(checkpoints: tuple[Path, Path]) -> Callable[..., Plan]:
 @pytest.fixture(scope="module")
 def opt_checkpoint(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A random OPT checkpoint with the pair's tokenizer."""
-    from tests.conftest import make_tokenizer
+    from tests.support.checkpoints import make_tokenizer
 
     def make(**changes: Any) -> Path:
         folder = tmp_path_factory.mktemp("opt")

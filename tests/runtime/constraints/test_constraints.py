@@ -20,7 +20,7 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.constraints.constraint import Constrainer, ConstraintFailed, Constraints
 from runtime.constraints.grammar import Follower, _compile
-from tests.conftest import make_tokenizer
+from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
 from tests.support.reference import Tokens, mock_pair
 

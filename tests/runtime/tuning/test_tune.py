@@ -26,7 +26,7 @@ from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tune
 from runtime.tuning.measure import Point
 from runtime.tuning.search import Objective, tunable
-from tests.conftest import TEXT
+from tests.support.checkpoints import TEXT
 
 PROMPTS = [text[:20] for text in TEXT] + [text[8:24] for text in TEXT]
 EXPORTED: dict[str, Any] = {"method": "mtad", "accept_threshold": 0.4, "top_k": 7}

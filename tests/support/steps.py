@@ -1,0 +1,36 @@
+"""Steps of an engine, and the tokens that tests give it."""
+
+from __future__ import annotations
+
+import torch
+
+from engines import Step
+from engines.base import mask_length
+
+LENGTHS = [70, 5, 33, 1]
+"""Tokens in the cache rows that the tests start from."""
+
+
+def some_tokens(row: int, count: int) -> torch.Tensor:
+    return torch.randint(300, (count,), generator=torch.Generator().manual_seed(row))
+
+
+def make_step(
+    tokens: torch.Tensor,
+    write_at: list[int],
+    first_row: int = 0,
+    keep: list[int] | None = None,
+    length: int | None = None,
+) -> Step:
+    """A causal step: each row's tokens continue what is in its columns 0 .. write_at - 1."""
+    steps = tokens.shape[1]
+    start = torch.tensor(write_at)
+    positions = start[:, None] + torch.arange(steps)
+    length = length or mask_length(max(write_at) + steps, 256)
+    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
+    kept = list(range(steps)) if keep is None else keep
+    return Step(tokens, positions, start, mask, torch.tensor(kept, dtype=torch.int64), first_row)
+
+
+def more_tokens(rows: int, steps: int) -> torch.Tensor:
+    return torch.stack([some_tokens(100 + row, 8)[:steps] for row in range(rows)])
