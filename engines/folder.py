@@ -73,9 +73,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a versioned description; anything unusable is an `InvalidInput` that names the file."""
     path = folder / name
     if not folder.is_dir():
-        raise InvalidInput("folder", str(folder), "no such folder; write one with mtad-export")
+        raise InvalidInput("folder", str(folder), "no such folder; write one with mtad export")
     if not path.is_file():
-        raise InvalidInput("folder", str(folder), f"it has no {name}, so it was not written by mtad-export")
+        raise InvalidInput("folder", str(folder), f"it has no {name}, so it was not written by mtad export")
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = values.pop("version")
@@ -146,7 +146,7 @@ def open_engine(
     """Open an engine folder of any format.
 
     Args:
-        folder: what `mtad-export` wrote for one model.
+        folder: what `mtad export` wrote for one model.
         placement: where it runs, and how.
         rows: rows of its cache; default: what `engine.json` says.
         scratch: columns behind the capacity, see `engines.base.Engine`; torch engines only.

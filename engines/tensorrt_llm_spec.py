@@ -1,4 +1,4 @@
-"""What `mtad-export --to tensorrt-llm` says of an engine (`engine.json`). Such engines have a cache of their own."""
+"""What `mtad export --to tensorrt-llm` says of an engine (`engine.json`). Such engines have a cache of their own."""
 
 from __future__ import annotations
 

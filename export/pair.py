@@ -95,14 +95,14 @@ def check_folder(folder: Path, plan: PairPlan, overwrite: bool) -> bool:
     if not different:
         return False
     if not (folder / "pair.json").is_file():
-        raise InvalidInput("pair", str(folder), "exists and was not written by mtad-export; give another name")
+        raise InvalidInput("pair", str(folder), "exists and was not written by mtad export; give another name")
     tuned = _is_tuned(folder)
     if not overwrite:
         loss = " (its tuning is lost then)" if tuned else ""
         problem = f"exists and holds something else ({different}); give another name or --overwrite{loss}"
         raise InvalidInput("pair", str(folder), problem)
     if tuned:
-        log.warning("%s was tuned, for what it held before: run mtad-tune again", folder)
+        log.warning("%s was tuned, for what it held before: run mtad tune again", folder)
     return True
 
 

@@ -62,7 +62,7 @@ class Pair:
 
 
 def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
-    """Open what `mtad-export` wrote.
+    """Open what `mtad export` wrote.
 
     Args:
         folder: the pair folder.

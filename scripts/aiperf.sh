@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# NVIDIA's aiperf as a client of mtad-serve: streamed completions at 1 to 16 connections, all tokens asked for answered.
+# NVIDIA's aiperf as a client of mtad serve: streamed completions at 1 to 16 connections, all tokens asked for answered.
 #   scripts/aiperf.sh [PAIR]        default: the demo pair; results in build/aiperf
 # aiperf gets an environment of its own (some 1.2 GB).
 set -euo pipefail
@@ -9,7 +9,7 @@ if ! [ -x "$folder/venv/bin/aiperf" ]; then
     python -m venv "$folder/venv"
     "$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
 fi
-mtad-serve "$pair" --port "$port" --model demo --rows 16 &
+mtad serve "$pair" --port "$port" --model demo --rows 16 &
 server=$!
 trap 'kill $server; wait $server' EXIT
 until curl -sf "localhost:$port/health/ready" > /dev/null; do

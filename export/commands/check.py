@@ -1,4 +1,4 @@
-"""`mtad-check`: does an engine compute what its checkpoint computes, or what another engine does?"""
+"""`mtad check`: does an engine compute what its checkpoint computes, or what another engine does?"""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ENGINES = ("target", "auxiliary")
 
 @command
 def main() -> None:
-    """Entry point of `mtad-check`."""
+    """Entry point of `mtad check`."""
     parser = Parser(
-        prog="mtad-check",
+        prog="mtad check",
         description="Compare an engine with the checkpoint it was exported from, or with another engine of the same "
         "model: another format, another precision. Rows of different lengths with a chain and with a random tree. "
         "Of a pair folder, both engines. Exit code 0: the same within the tolerance; 1: different; 2: bad input.",

@@ -1,4 +1,4 @@
-"""`mtad-export`: two Hugging Face checkpoints to a pair folder."""
+"""`mtad export`: two Hugging Face checkpoints to a pair folder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @command
 def main() -> None:
-    """Entry point of `mtad-export`."""
-    parser = Parser(prog="mtad-export", description=__doc__)
+    """Entry point of `mtad export`."""
+    parser = Parser(prog="mtad export", description=__doc__)
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
     parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")

@@ -1,4 +1,4 @@
-"""`mtad-export --to tensorrt-llm`: what would be built, as data; and the building, which was never executed.
+"""`mtad export --to tensorrt-llm`: what would be built, as data; and the building, which was never executed.
 
 The plan needs no GPU and not the library. Engines are built by `trtllm-build`, one a role; see docs/tensorrt-llm.md.
 """

@@ -1,6 +1,6 @@
 """Does an engine compute what the checkpoint computes? Checked on every export, before the folder gets its name.
 
-The same batches, references and tolerances serve `mtad-check` (`export/verification/check.py`).
+The same batches, references and tolerances serve `mtad check` (`export/verification/check.py`).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Span:
 class Tracing:
     """Makes the spans.
 
-    They go to the process's tracer provider, which `opentelemetry-instrument mtad-serve ...` or the program around the
+    They go to the process's tracer provider, which `opentelemetry-instrument mtad serve ...` or the program around the
     application sets up.
 
     Args:
@@ -80,7 +80,7 @@ class Tracing:
             raise InvalidInput("trace", True, remedy) from None
         self._tracer = trace.get_tracer("mtad")
         if type(trace.get_tracer_provider()).__name__ in ("ProxyTracerProvider", "NoOpTracerProvider"):
-            log.warning("spans go nowhere: no tracer provider; start with opentelemetry-instrument mtad-serve ...")
+            log.warning("spans go nowhere: no tracer provider; start with opentelemetry-instrument mtad serve ...")
 
     def begin(self, route: str, headers: Mapping[str, str]) -> Span:
         """The span of a request, under the caller's if the headers name one (W3C trace context)."""

@@ -61,7 +61,7 @@ class ExecutorLLM(LLM):
     default drafts what it asks for.
 
     Args:
-        folder: a pair folder of `mtad-export --to tensorrt-llm`.
+        folder: a pair folder of `mtad export --to tensorrt-llm`.
         drafting: how the beams of a draft are found, see `runtime.tensorrt_llm.drafting.Drafting`.
         cache_fractions: of the GPU memory that is free once a model is loaded, what its keys and values take; the
             target is loaded first, so the second number is of what the first leaves.
@@ -155,7 +155,7 @@ class ExecutorLLM(LLM):
 
 
 def read_pair(folder: Path) -> ExecutorPair:
-    """Read what `mtad-export --to tensorrt-llm` wrote; no engine is loaded.
+    """Read what `mtad export --to tensorrt-llm` wrote; no engine is loaded.
 
     Raises:
         InvalidInput: the folder is not a usable pair.

@@ -19,7 +19,7 @@ from runtime.triton.tensors import CONVENTIONS, TritonTensor
 MANIFEST = "mtad-triton.json"
 """Names and hashes of the files that were written: what has others is somebody's own work."""
 
-_MODEL = '''"""Written by mtad-triton. Options are in model.yaml; docs/triton.md describes them."""
+_MODEL = '''"""Written by mtad triton. Options are in model.yaml; docs/triton.md describes them."""
 
 from runtime.triton.model import TritonPythonModel
 
@@ -50,14 +50,14 @@ def write_model(
         raise InvalidInput("model", name, "give letters, digits, dots, dashes and underscores")
     pair = Path(options.pair).absolute()
     if not (pair / "pair.json").is_file():
-        raise InvalidInput("pair", str(options.pair), "no such pair folder; mtad-export writes them")
+        raise InvalidInput("pair", str(options.pair), "no such pair folder; mtad export writes them")
     if environment is not None and not Path(environment, "bin", "activate").is_file():
         raise InvalidInput("environment", environment, "not a virtual environment: bin/activate is missing")
     repository, folder = repository.absolute(), repository.absolute() / name
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
     if folder.exists() and not _as_written(folder):
-        problem = "exists, and is not as mtad-triton wrote it; give another --model, or move it away"
+        problem = "exists, and is not as mtad triton wrote it; give another --model, or move it away"
         raise InvalidInput("repository", str(folder), problem)
     values = {**options.to_dict(), "pair": _PAIR if copy else str(pair)}
     with write_folder(folder) as temporary:
@@ -65,7 +65,7 @@ def write_model(
         version = temporary / "1"
         version.mkdir()
         (version / "model.py").write_text(_MODEL, encoding="utf-8")
-        header = "# Options of the model: those of runtime.LLM, and the model's own. Written by mtad-triton.\n"
+        header = "# Options of the model: those of RuntimeConfig, and the model's own. Written by mtad triton.\n"
         (version / "model.yaml").write_text(header + yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         if copy:
             shutil.copytree(pair, version / _PAIR)
@@ -77,7 +77,7 @@ def config(name: str, options: TritonOptions, environment: str | None = None) ->
     """The text of a model's `config.pbtxt`; `environment` is the virtual environment it runs in."""
     convention = CONVENTIONS[options.convention]
     lines = [
-        "# Written by mtad-triton; docs/triton.md describes the tensors.",
+        "# Written by mtad triton; docs/triton.md describes the tensors.",
         f'name: "{name}"',
         'backend: "python"',
         f"max_batch_size: {int(convention.batched)}",

@@ -24,7 +24,7 @@ PERPLEXITY_MARGIN = 0.75
 
 
 def tune(llm: LLM, count: dict[str, int]) -> dict[str, Any]:
-    """Choose thresholds of `mtad` and `mmtad` for each kind of text on the development split, as `mtad-tune` does.
+    """Choose thresholds of `mtad` and `mmtad` for each kind of text on the development split, as `mtad tune` does.
 
     SQL: the fastest whose accuracy and perplexity are no worse than `sample`'s. Open-ended text: the fastest whose
     perplexity is at most `PERPLEXITY_MARGIN` of `sample`'s. Where none is, the one that comes nearest.

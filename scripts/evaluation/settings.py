@@ -3,7 +3,7 @@
 `TABLE` has every method of `mtad.params.METHODS` under its own name, with its defaults, and a few more. A label may be
 followed by changes, `mtad:accept_threshold=0.3:beam_width=2`, and is then shown with them. Of several values for one
 parameter the first of these counts: the changes; the tuned values of the demo's prompts (`scripts/demo/tuned.json`);
-the table; what is given for all settings; the pair's defaults (`mtad-tune` writes them), those of drafting and
+the table; what is given for all settings; the pair's defaults (`mtad tune` writes them), those of drafting and
 accepting for the method they are for only; `DecodingParams`.
 """
 

@@ -1,6 +1,6 @@
 """What no machine here could say: whether TensorRT-LLM computes what is computed here. One table, then one JSON line.
 
-Builds a pair with `mtad-export --to tensorrt-llm` and compares, against the checkpoints in torch, float32:
+Builds a pair with `mtad export --to tensorrt-llm` and compares, against the checkpoints in torch, float32:
 
 * the target's logits at every position of a draft, fresh and again with its keys and values reused;
 * the auxiliary's beams: the sum of the log-probabilities it reports, and whether they are a beam search's;

@@ -320,7 +320,7 @@ def test_without_the_library_nothing_is_built_and_the_plan_is_named(plan: Callab
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtad-export", *arguments])
+    monkeypatch.setattr(sys, "argv", ["mtad export", *arguments])
     try:
         main()
     except SystemExit as stop:

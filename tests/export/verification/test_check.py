@@ -1,4 +1,4 @@
-"""`mtad-check`: an engine that is right passes, a wrong one fails, and the wrong module is named."""
+"""`mtad check`: an engine that is right passes, a wrong one fails, and the wrong module is named."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run `mtad-check` in this process."""
+    """Run `mtad check` in this process."""
 
     def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["mtad-check", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["mtad check", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main()
@@ -184,7 +184,7 @@ class TestCommand:
         assert "DIFFERENT; --layers says where it begins" in outcome.out
         wider = write_checkpoint(tmp_path / "wider", seed=5, hidden_size=128)
         refused = run(pair_folders("torch") / "target", "--checkpoint", wider, "--layers")
-        assert_refused(refused, "mtad-check", "outputs of two models")
+        assert_refused(refused, "mtad check", "outputs of two models")
 
     @pytest.mark.parametrize(
         ("words", "arguments"),
@@ -210,26 +210,26 @@ class TestCommand:
         narrow = Path(shutil.copytree(pair / "target", tmp_path / "narrow"))
         change_spec(narrow, vocab_size=299)
         names = {"pair": pair, "engine": pair / "target", "narrow": narrow}
-        assert_refused(run(*(argument.format(**names) for argument in arguments)), "mtad-check", words)
+        assert_refused(run(*(argument.format(**names) for argument in arguments)), "mtad check", words)
 
     def test_a_checkpoint_that_changed_or_is_unknown_is_refused(
         self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path
     ) -> None:
         folder = Path(shutil.copytree(pair_folders("torch") / "target", tmp_path / "engine"))
         change_spec(folder, checkpoint_hash="0" * 64)
-        assert_refused(run(folder), "mtad-check", "has changed since")
+        assert_refused(run(folder), "mtad check", "has changed since")
         change_spec(folder, source="")
-        assert_refused(run(folder), "mtad-check", "give --checkpoint")
+        assert_refused(run(folder), "mtad check", "give --checkpoint")
 
     def test_a_damaged_model_is_one_line(self, run: Run, onnx_copy: Path) -> None:
         (onnx_copy / "model.onnx").write_bytes(b"\0" * 50)
-        assert_refused(run(onnx_copy), "mtad-check", "cannot be opened")
+        assert_refused(run(onnx_copy), "mtad check", "cannot be opened")
 
     def test_a_missing_polygraphy_names_the_extra(
         self, run: Run, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "polygraphy", None)
-        assert_refused(run(pair_folders("torch") / "target"), "mtad-check", "mtad[check]")
+        assert_refused(run(pair_folders("torch") / "target"), "mtad check", "mtad[check]")
 
 
 def test_a_graph_without_names_of_modules_is_refused(onnx_copy: Path) -> None:

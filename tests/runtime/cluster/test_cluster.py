@@ -28,7 +28,7 @@ PROMPTS = ["def largest(values):\n", "SELECT name FROM singer", "class Stack:\n"
 
 
 class Cluster:
-    """`mtad-serve --replicas 2` in a process of its own, on a Ray of its own."""
+    """`mtad serve --replicas 2` in a process of its own, on a Ray of its own."""
 
     def __init__(self, pair: Path, folder: Path) -> None:
         self.hold = Hold(folder)

@@ -20,7 +20,7 @@ from runtime import LLM, DecodingParams, RuntimeConfig
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
 OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
-MAIN = {"mtad-generate": runtime.commands.generate.main, "mtad-export": export.commands.export.main}
+MAIN = {"mtad generate": runtime.commands.generate.main, "mtad export": export.commands.export.main}
 
 
 class Outcome(NamedTuple):
@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 
 def run_installed(name: str, *arguments: object) -> Outcome:
     """Run a command as users do."""
-    command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+    command = [str(Path(sys.executable).with_name("mtad")), name.split()[1], *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
@@ -83,15 +83,15 @@ def test_prompts_come_from_arguments_files_or_standard_input(
 ) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("How many\nsingers?", encoding="utf-8")
-    both = run("mtad-generate", pair, "SELECT", "--file", file, *OPTIONS)
+    both = run("mtad generate", pair, "SELECT", "--file", file, *OPTIONS)
     memory = f"{LLM(pair, RuntimeConfig(threads=1)).memory}\n"
     assert both == Outcome(0, f"{expected('SELECT')}\n{expected(file.read_text())}\n", memory)
-    typed = run("mtad-generate", pair, *OPTIONS, stdin="where? 日本".encode())
+    typed = run("mtad generate", pair, *OPTIONS, stdin="where? 日本".encode())
     assert typed == Outcome(0, expected("where? 日本") + "\n", memory)
 
 
 def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
-    outcome = run("mtad-generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
+    outcome = run("mtad generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
     assert (outcome.code, outcome.err.startswith("memory: ")) == (0, True)
     results = LLM(pair, RuntimeConfig(threads=1)).generate(["SELECT", "Ωμέγα"], PARAMS)
     for line, result in zip(outcome.out.splitlines(), results, strict=True):
@@ -117,7 +117,7 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
         "5",
     ]
     options += ["--temperature", "0.5", "--top-p", "0.8", "--stop", "ab", "--stop", "e"]
-    outcome = run("mtad-generate", pair, "SELECT", "--json", *options, *OPTIONS)
+    outcome = run("mtad generate", pair, "SELECT", "--json", *options, *OPTIONS)
     params = replace(PARAMS, method="mmtad", draft_len=2, beam_width=3, accept_threshold=0.25, temperature=0.5)
     params = replace(params, top_k=5, top_p=0.8, stop=("ab", "e"))
     assert (
@@ -154,7 +154,7 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
     ],
 )
 def test_generate_refuses_bad_input_in_one_line(run: Run, pair: Path, words: str, arguments: list[str]) -> None:
-    assert_refused(run("mtad-generate", pair, "S", *arguments), "mtad-generate", words)
+    assert_refused(run("mtad generate", pair, "S", *arguments), "mtad generate", words)
 
 
 def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
@@ -164,10 +164,10 @@ def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(TorchEngine, "step", broken)
-    outcome = run("mtad-generate", pair, "S", *OPTIONS)
+    outcome = run("mtad generate", pair, "S", *OPTIONS)
     assert (outcome.code, outcome.out) == (1, "")
     last = outcome.err.splitlines()[-1]
-    assert last.startswith("mtad-generate: failed: ")
+    assert last.startswith("mtad generate: failed: ")
     assert last.endswith("the device is gone")
     assert "Traceback" not in outcome.err
 
@@ -175,15 +175,15 @@ def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
 def test_generate_refuses_prompts_that_are_no_text(run: Run, pair: Path, tmp_path: Path) -> None:
     file = tmp_path / "bytes"
     file.write_bytes(b"\xff\xfe")
-    assert_refused(run("mtad-generate", pair, "--file", file), "mtad-generate", "cannot be read")
-    assert_refused(run("mtad-generate", pair, stdin=b"\xff\xfe"), "mtad-generate", "cannot be read")
-    assert_refused(run("mtad-generate", pair, stdin=b""), "mtad-generate", "prompt")
+    assert_refused(run("mtad generate", pair, "--file", file), "mtad generate", "cannot be read")
+    assert_refused(run("mtad generate", pair, stdin=b"\xff\xfe"), "mtad generate", "cannot be read")
+    assert_refused(run("mtad generate", pair, stdin=b""), "mtad generate", "prompt")
 
 
 def test_generate_refuses_folders_that_are_no_pair(run: Run, tmp_path: Path) -> None:
-    assert_refused(run("mtad-generate"), "mtad-generate", "pair")
-    assert_refused(run("mtad-generate", tmp_path, "S"), "mtad-generate", "no pair.json")
-    assert_refused(run("mtad-generate", tmp_path / "nowhere", "S"), "mtad-generate", "no such folder")
+    assert_refused(run("mtad generate"), "mtad generate", "pair")
+    assert_refused(run("mtad generate", tmp_path, "S"), "mtad generate", "no pair.json")
+    assert_refused(run("mtad generate", tmp_path / "nowhere", "S"), "mtad generate", "no such folder")
 
 
 def export_options(checkpoints: tuple[Path, Path], folder: Path) -> list[str]:
@@ -197,9 +197,9 @@ def test_export_prints_the_folder_and_again_does_nothing(
 ) -> None:
     options = [*export_options(checkpoints, tmp_path / "pair"), "--defaults", '{"draft_len": 3, "max_tokens": 5}']
     for _ in range(2):
-        outcome = run("mtad-export", *options)
+        outcome = run("mtad export", *options)
         assert (outcome.code, outcome.out) == (0, f"{tmp_path / 'pair'}\n")
-    generated = run("mtad-generate", tmp_path / "pair", "S", "--json", "--ignore-eos", "--threads", "1")
+    generated = run("mtad generate", tmp_path / "pair", "S", "--json", "--ignore-eos", "--threads", "1")
     assert json.loads(generated.out)["statistics"]["tokens"] == 5
 
 
@@ -229,24 +229,24 @@ def test_export_refuses_bad_input_in_one_line_and_writes_nothing(
     arguments: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = run("mtad-export", *export_options(checkpoints, tmp_path / "pair"), *arguments)
-    assert_refused(outcome, "mtad-export", words)
+    outcome = run("mtad export", *export_options(checkpoints, tmp_path / "pair"), *arguments)
+    assert_refused(outcome, "mtad export", words)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_export_refuses_to_replace_without_being_told(run: Run, checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
     options = export_options(checkpoints, tmp_path / "pair")
-    assert run("mtad-export", *options).code == 0
-    assert_refused(run("mtad-export", *options, "--rows", 1), "mtad-export", "--overwrite")
-    assert run("mtad-export", *options, "--rows", 1, "--overwrite").code == 0
+    assert run("mtad export", *options).code == 0
+    assert_refused(run("mtad export", *options, "--rows", 1), "mtad export", "--overwrite")
+    assert run("mtad export", *options, "--rows", 1, "--overwrite").code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
 
 
 def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
     options = export_options(checkpoints, tmp_path / "pair")
-    exported = run_installed("mtad-export", *options, "--capacity", 192)
+    exported = run_installed("mtad export", *options, "--capacity", 192)
     assert (exported.code, exported.out) == (0, f"{tmp_path / 'pair'}\n"), exported.err
-    generated = run_installed("mtad-generate", tmp_path / "pair", "SELECT", *OPTIONS)
+    generated = run_installed("mtad generate", tmp_path / "pair", "SELECT", *OPTIONS)
     llm = LLM(tmp_path / "pair", RuntimeConfig(threads=1))
     assert generated == Outcome(0, llm.generate("SELECT", PARAMS)[0].text + "\n", f"{llm.memory}\n")
 
@@ -257,12 +257,12 @@ def test_export_refuses_incomplete_weights_in_one_line(
     source = write_checkpoint(tmp_path / "checkpoint", seed=1)
     values = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 3}))
-    outcome = run("mtad-export", *export_options((source, source), tmp_path / "pair"))
-    assert_refused(outcome, "mtad-export", "weights are missing")
+    outcome = run("mtad export", *export_options((source, source), tmp_path / "pair"))
+    assert_refused(outcome, "mtad export", "weights are missing")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def test_installed_commands_refuse_in_one_line(pair: Path, tmp_path: Path) -> None:
-    assert_refused(run_installed("mtad-generate", pair, "--gamma", 4), "mtad-generate", "--gamma")
-    assert_refused(run_installed("mtad-generate", pair, "--top-p", 0), "mtad-generate", "top_p")
-    assert_refused(run_installed("mtad-export", tmp_path / "pair"), "mtad-export", "--target")
+    assert_refused(run_installed("mtad generate", pair, "--gamma", 4), "mtad generate", "--gamma")
+    assert_refused(run_installed("mtad generate", pair, "--top-p", 0), "mtad generate", "top_p")
+    assert_refused(run_installed("mtad export", tmp_path / "pair"), "mtad export", "--target")

@@ -1,4 +1,4 @@
-"""`mtad-inspect` and `mtad-export --dry-run`: what they say is what is there, or what an export then writes."""
+"""`mtad inspect` and `mtad export --dry-run`: what they say is what is there, or what an export then writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runtime import LLM, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from tests.runtime.commands.test_commands import Outcome, assert_refused
 
-MAIN = {"mtad-inspect": runtime.commands.inspect.main, "mtad-export": export.commands.export.main}
+MAIN = {"mtad inspect": runtime.commands.inspect.main, "mtad export": export.commands.export.main}
 Run = Callable[..., Outcome]
 
 
@@ -104,9 +104,9 @@ class TestInspect:
         assert found["operators"]["com.microsoft.MatMulNBits"] == 1
 
     def test_the_command_prints_it_for_people_or_as_json(self, run: Run, pair_folder: Path) -> None:
-        outcome = run("mtad-inspect", pair_folder, "--json")
+        outcome = run("mtad inspect", pair_folder, "--json")
         assert json.loads(outcome.out) == inspect(pair_folder)
-        text = run("mtad-inspect", pair_folder)
+        text = run("mtad inspect", pair_folder)
         assert (text.code, text.err) == (0, "")
         for words in (
             "LlamaForCausalLM, 2 layers x 2 KV heads x 16",
@@ -121,7 +121,7 @@ class TestInspect:
         values = json.loads((pair / "pair.json").read_text())
         tuning = {"method": "mtad", "goal": "speed", "exported_defaults": {}}
         (pair / "pair.json").write_text(json.dumps({**values, "defaults": {"draft_len": 3}, "tuning": tuning}))
-        outcome = run("mtad-inspect", pair)
+        outcome = run("mtad inspect", pair)
         assert "mtad for speed" in outcome.out
         assert '{"draft_len": 3}' in outcome.out
 
@@ -149,11 +149,11 @@ class TestInspect:
     ) -> None:
         pair = Path(shutil.copytree(pair_folders(format), tmp_path / "pair"))
         (pair / name).write_bytes(damage((pair / name).read_bytes()))
-        assert_refused(run("mtad-inspect", pair), "mtad-inspect", words)
+        assert_refused(run("mtad inspect", pair), "mtad inspect", words)
 
     def test_what_is_no_folder_of_ours_is_one_line(self, run: Run, tmp_path: Path) -> None:
-        assert_refused(run("mtad-inspect", tmp_path / "nowhere"), "mtad-inspect", "no such folder")
-        assert_refused(run("mtad-inspect", tmp_path), "mtad-inspect", "no pair.json and no engine.json")
+        assert_refused(run("mtad inspect", tmp_path / "nowhere"), "mtad inspect", "no such folder")
+        assert_refused(run("mtad inspect", tmp_path), "mtad inspect", "no pair.json and no engine.json")
 
 
 class TestDryRun:
@@ -187,7 +187,7 @@ class TestDryRun:
         self, run: Run, options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("export.checkpoint.checkpoint.Checkpoint.load", None)
-        outcome = run("mtad-export", *options)
+        outcome = run("mtad export", *options)
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.out.endswith("nothing was written\n")
         assert "102,720" in outcome.out, "the auxiliary's parameters, its padding among them"
@@ -198,7 +198,7 @@ class TestDryRun:
         text.write_text('{"prompt": "SELECT name"}\n')
         quantised = ["--precision", "fp8", "--auxiliary-precision", "float16", "--calibration", text]
         for more, calibrates in ((["--precision", "float16"], False), (quantised, True)):
-            outcome = run("mtad-export", *options, "--to", "tensorrt-rtx", *more)
+            outcome = run("mtad export", *options, "--to", "tensorrt-rtx", *more)
             assert outcome.code == 0
             assert "kernels come on top; the time lacks the build; both are unknown\n" in outcome.out
             assert ("NVIDIA Model Optimizer come on top, and are unknown\n" in outcome.out) == calibrates
@@ -216,17 +216,17 @@ class TestDryRun:
     def test_bad_input_is_refused_as_by_the_export(
         self, run: Run, options: list[object], tmp_path: Path, words: str, arguments: list[str]
     ) -> None:
-        assert_refused(run("mtad-export", *options, *arguments), "mtad-export", words)
+        assert_refused(run("mtad export", *options, *arguments), "mtad export", words)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_folder_that_may_not_be_replaced_or_need_not_is_said(
         self, run: Run, options: list[object], pair_folders: Callable[[str], Path]
     ) -> None:
         onto = [pair_folders("torch"), *options[1:], "--to", "torch"]
-        assert run("mtad-export", *onto).out == "up to date; nothing to write\n"
-        assert_refused(run("mtad-export", *onto, "--capacity", 192), "mtad-export", "--overwrite")
-        assert "unchanged" not in run("mtad-export", *onto, "--capacity", 192, "--overwrite").out
-        assert run("mtad-export", *onto, "--defaults", '{"seed": 1}', "--overwrite").out.count("unchanged") == 2
+        assert run("mtad export", *onto).out == "up to date; nothing to write\n"
+        assert_refused(run("mtad export", *onto, "--capacity", 192), "mtad export", "--overwrite")
+        assert "unchanged" not in run("mtad export", *onto, "--capacity", 192, "--overwrite").out
+        assert run("mtad export", *onto, "--defaults", '{"seed": 1}', "--overwrite").out.count("unchanged") == 2
 
     def test_weights_of_a_hub_id_stay_there(
         self,
@@ -247,11 +247,11 @@ class TestDryRun:
         info = SimpleNamespace(siblings=files)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: info)
-        outcome = run("mtad-export", *options, "--target", "owner/name")
+        outcome = run("mtad export", *options, "--target", "owner/name")
         assert outcome.code == 0, outcome.err
         assert "3.0 GiB" in outcome.out
         assert asked
         assert not [pattern for pattern in asked if "safetensors" in pattern or "bin" in pattern]
         files.pop(0)
-        refused = run("mtad-export", *options, "--target", "owner/name")
-        assert_refused(refused, "mtad-export", "the hub has no weights of it")
+        refused = run("mtad export", *options, "--target", "owner/name")
+        assert_refused(refused, "mtad export", "the hub has no weights of it")

@@ -1,4 +1,4 @@
-"""`mtad-serve` as a process: it serves the real pair, drains on SIGTERM, and says in one line what is wrong."""
+"""`mtad serve` as a process: it serves the real pair, drains on SIGTERM, and says in one line what is wrong."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_a_bad_option_is_one_line(
 ) -> None:
     from runtime.commands.serve import main
 
-    monkeypatch.setattr(sys, "argv", ["mtad-serve", *arguments])
+    monkeypatch.setattr(sys, "argv", ["mtad serve", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
     error = capsys.readouterr().err
     assert caught.value.code == 2
-    assert error.startswith("mtad-serve: error: ")
+    assert error.startswith("mtad serve: error: ")
     assert message in error
     assert error.count("\n") == 1
 
@@ -128,7 +128,7 @@ def test_a_bad_chat_template_is_one_line(
 
     file = tmp_path / "chat.jinja"
     file.write_text(template)
-    monkeypatch.setattr(sys, "argv", ["mtad-serve", str(pair_folders("onnx")), "--chat-template", str(file)])
+    monkeypatch.setattr(sys, "argv", ["mtad serve", str(pair_folders("onnx")), "--chat-template", str(file)])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2

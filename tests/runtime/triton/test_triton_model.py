@@ -142,11 +142,11 @@ def test_a_directory_is_replaced_only_as_it_was_written(tmp_path: Path, pair_fol
     write_model(tmp_path, "mtad", TritonOptions(options.pair, engine=RuntimeConfig(rows=2)))
     assert read_options(folder / "1" / "model.yaml").engine.rows == 2
     (folder / "config.pbtxt").write_text("# mine\n")
-    with pytest.raises(InvalidInput, match="not as mtad-triton wrote it"):
+    with pytest.raises(InvalidInput, match="not as mtad triton wrote it"):
         write_model(tmp_path, "mtad", options)
     assert (folder / "config.pbtxt").read_text() == "# mine\n"
     (tmp_path / "theirs" / "1").mkdir(parents=True)
-    with pytest.raises(InvalidInput, match="not as mtad-triton wrote it"):
+    with pytest.raises(InvalidInput, match="not as mtad triton wrote it"):
         write_model(tmp_path, "theirs", options)
 
 
@@ -195,7 +195,7 @@ def test_a_bad_option_is_one_line(
 ) -> None:
     given = [one.replace("PAIR", str(pair_folders("onnx"))) for one in arguments]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mtad-triton", *given])
+    monkeypatch.setattr(sys, "argv", ["mtad triton", *given])
     with pytest.raises(SystemExit) as caught:
         main()
     error = capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_the_command_writes_a_directory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = [str(pair_folders("onnx")), str(tmp_path / "models"), "--model", "small", "--rows", "3"]
-    monkeypatch.setattr(sys, "argv", ["mtad-triton", *given])
+    monkeypatch.setattr(sys, "argv", ["mtad triton", *given])
     main()
     folder = Path(capsys.readouterr().out.strip())
     assert folder == tmp_path / "models" / "small"

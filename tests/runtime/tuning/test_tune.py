@@ -1,4 +1,4 @@
-"""`mtad-tune`: the search finds what the objective asks for, and pair.json is never anything but whole."""
+"""`mtad tune`: the search finds what the objective asks for, and pair.json is never anything but whole."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_the_same_export_keeps_a_tuning_and_another_one_does_not_drop_it_silentl
     with pytest.raises(InvalidInput, match="tuning is lost"):
         export(capacity=320)
     assert export(capacity=320, overwrite=True) is True
-    assert "run mtad-tune again" in caplog.text
+    assert "run mtad tune again" in caplog.text
     assert "tuning" not in read_json(pair, "pair.json")
 
 
@@ -259,7 +259,7 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     def call(*arguments: str) -> tuple[int, str, str]:
         own = [str(pair), "--prompts", str(prompts), "--threads", "1", "--params", '{"max_tokens": 6}']
-        monkeypatch.setattr(sys, "argv", ["mtad-tune", *own, *arguments])
+        monkeypatch.setattr(sys, "argv", ["mtad tune", *own, *arguments])
         code = 0
         try:
             tune_command.main()
@@ -292,7 +292,7 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Pat
 def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, pair: Path) -> None:
     before = (pair / "pair.json").read_bytes()
     code, out, err = run(*SMALL, "--max-perplexity", "1e-6")
-    assert (code, err.count("mtad-tune: error: goal")) == (2, 1)
+    assert (code, err.count("mtad tune: error: goal")) == (2, 1)
     assert "the nearest one is" in err
     assert "tokens/s" in out, "the curve is shown all the same"
     assert (pair / "pair.json").read_bytes() == before
@@ -352,6 +352,6 @@ def test_bad_input_is_one_line_and_changes_nothing(run: Run, pair: Path, argumen
     before = (pair / "pair.json").read_bytes()
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert err.startswith(f"mtad-tune: error: {field} "), err
+    assert err.startswith(f"mtad tune: error: {field} "), err
     assert err.count("\n") == 1
     assert (pair / "pair.json").read_bytes() == before
