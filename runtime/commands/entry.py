@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from mtad.errors import Failed, InvalidInput
 
@@ -19,8 +19,12 @@ class Parser(argparse.ArgumentParser):
     mapping; the command line goes before it.
     """
 
+    current: ClassVar[Parser | None] = None
+    """The parser of the command that runs in this process."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+        Parser.current = self
         self.add_argument("--config", type=Path, metavar="FILE", help="YAML file with any of these options, by name")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -48,6 +52,13 @@ class Parser(argparse.ArgumentParser):
                 raise InvalidInput(f"config {name}", found[name], f"unknown option; see {self.prog} --help")
         return found
 
+    def flag(self, field: str) -> str:
+        """The option that sets a field; the field's own name where there is none."""
+        for action in self._actions:
+            if action.option_strings and field in (action.dest, *(name.lstrip("-") for name in action.option_strings)):
+                return action.option_strings[-1]
+        return field
+
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line and exit with code 2."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -64,8 +75,13 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except InvalidInput as error:
-            name = Path(sys.argv[0]).stem
-            print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+            field = Parser.current.flag(error.field) if Parser.current else error.field
+            problem = (
+                f"{field} = {error.value!r}: {error.problem}"
+                if error.value is not None
+                else f"{field}: {error.problem}"
+            )
+            print(f"{Path(sys.argv[0]).stem}: error: {' '.join(problem.split())}", file=sys.stderr)
             sys.exit(2)
         except Failed as error:
             print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,6 +58,12 @@ def run_installed(name: str, *arguments: object) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+def said(err: str, llm: LLM, texts: int = 1) -> bool:
+    """Whether standard error says what memory is taken, how fast it was, and that every text was cut at its limit."""
+    figures = rf"\d+ tokens/s, [\d.]+ tokens per pass; {texts} of {texts} texts cut at --max-tokens 8\n"
+    return re.fullmatch(re.escape(f"{llm.memory}\n") + figures, err) is not None
+
+
 def assert_refused(outcome: Outcome, name: str, words: str) -> None:
     assert outcome.code == 2
     assert outcome.out == ""
@@ -84,10 +91,12 @@ def test_prompts_come_from_arguments_files_or_standard_input(
     file = tmp_path / "prompt.txt"
     file.write_text("How many\nsingers?", encoding="utf-8")
     both = run("mtad generate", pair, "SELECT", "--file", file, *OPTIONS)
-    memory = f"{LLM(pair, RuntimeConfig(threads=1)).memory}\n"
-    assert both == Outcome(0, f"{expected('SELECT')}\n{expected(file.read_text())}\n", memory)
+    llm, first, second = LLM(pair, RuntimeConfig(threads=1)), expected("SELECT"), expected(file.read_text())
+    assert (both.code, both.out) == (0, f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n")
+    assert said(both.err, llm, texts=2)
     typed = run("mtad generate", pair, *OPTIONS, stdin="where? 日本".encode())
-    assert typed == Outcome(0, expected("where? 日本") + "\n", memory)
+    assert (typed.code, typed.out) == (0, expected("where? 日本") + "\n")
+    assert said(typed.err, llm)
 
 
 def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
@@ -131,22 +140,22 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
     [
         ("--gamma", ["--gamma", "4"]),
         ("--draft-len", ["--draft-len", "four"]),
-        ("method", ["--method", "medusa"]),
+        ("--method = ", ["--method", "medusa"]),
         ("--branching", ["--branching", "2,x"]),
-        ("branching", ["--branching", "2,0"]),
-        ("draft_confidence", ["--draft-confidence", "2"]),
-        ("draft_len", ["--draft-len", "0"]),
-        ("draft_len", ["--draft-len", "9"]),
-        ("beam_width", ["--beam-width", "65"]),
-        ("temperature", ["--temperature", "nan"]),
-        ("temperature", ["--temperature", "-1"]),
-        ("top_p", ["--top-p", "0"]),
-        ("top_k", ["--top-k", "-1"]),
-        ("max_tokens", ["--max-tokens", "0"]),
-        ("max_tokens", ["--max-tokens", "100000"]),
-        ("seed", ["--seed", "-1"]),
-        ("stop", ["--stop", ""]),
-        ("threads", ["--threads", "0"]),
+        ("--branching = ", ["--branching", "2,0"]),
+        ("--draft-confidence = ", ["--draft-confidence", "2"]),
+        ("--draft-len = ", ["--draft-len", "0"]),
+        ("--draft-len = ", ["--draft-len", "9"]),
+        ("--beam-width = ", ["--beam-width", "65"]),
+        ("--temperature = ", ["--temperature", "nan"]),
+        ("--temperature = ", ["--temperature", "-1"]),
+        ("--top-p = ", ["--top-p", "0"]),
+        ("--top-k = ", ["--top-k", "-1"]),
+        ("--max-tokens = ", ["--max-tokens", "0"]),
+        ("--max-tokens = ", ["--max-tokens", "100000"]),
+        ("--seed = ", ["--seed", "-1"]),
+        ("--stop = ", ["--stop", ""]),
+        ("--threads = ", ["--threads", "0"]),
         ("cannot be read", ["--file", "/no/such/prompt"]),
         ("cannot be read", ["--file", "."]),
         ("prompt", [""]),
@@ -248,7 +257,9 @@ def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], 
     assert (exported.code, exported.out) == (0, f"{tmp_path / 'pair'}\n"), exported.err
     generated = run_installed("mtad generate", tmp_path / "pair", "SELECT", *OPTIONS)
     llm = LLM(tmp_path / "pair", RuntimeConfig(threads=1))
-    assert generated == Outcome(0, llm.generate("SELECT", PARAMS)[0].text + "\n", f"{llm.memory}\n")
+    text = llm.generate("SELECT", PARAMS)[0].text
+    assert (generated.code, generated.out) == (0, f"{text}\n")
+    assert said(generated.err, llm)
 
 
 def test_export_refuses_incomplete_weights_in_one_line(
@@ -264,5 +275,5 @@ def test_export_refuses_incomplete_weights_in_one_line(
 
 def test_installed_commands_refuse_in_one_line(pair: Path, tmp_path: Path) -> None:
     assert_refused(run_installed("mtad generate", pair, "--gamma", 4), "mtad generate", "--gamma")
-    assert_refused(run_installed("mtad generate", pair, "--top-p", 0), "mtad generate", "top_p")
+    assert_refused(run_installed("mtad generate", pair, "--top-p", 0), "mtad generate", "--top-p = 0.0")
     assert_refused(run_installed("mtad export", tmp_path / "pair"), "mtad export", "--target")
