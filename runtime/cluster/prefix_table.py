@@ -13,7 +13,7 @@ BLOCK = 256
 
 
 def prefix_keys(body: bytes) -> list[bytes]:
-    """Keys of a request's prompt: one a block of its first prompt's text, each standing for all the text up to there.
+    """Keys of a request's prompt: one per block of its first prompt's text, each standing for all the text up to there.
 
     What is not a request gives none; whether it is one, the replica says.
     """

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, one a request, where they are asked for."""
+"""OpenTelemetry spans, one per request, where they are asked for."""
 
 from __future__ import annotations
 

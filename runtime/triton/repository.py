@@ -111,9 +111,10 @@ def _as_written(folder: Path) -> bool:
 
 def _hashes(folder: Path) -> dict[str, str]:
     """Hashes of all files but the manifest and what Python leaves beside a module when Triton has run it."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST and "__pycache__" not in path.parts:
-            with path.open("rb") as file:
-                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix(): _hash(path) for path in paths if path.name != MANIFEST}
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -117,13 +117,14 @@ class TritonServer:
         return self._log.read_text(errors="replace")
 
     def wait(self, seconds: float = 1200) -> None:
-        """Until it is ready."""
+        """Until it is ready and its metrics are served, which is later."""
         end = time.monotonic() + seconds
         while True:
             assert self.process.poll() is None, self.log[-4000:]
             assert time.monotonic() < end, self.log[-4000:]
             try:
-                if self.call("GET", "/v2/health/ready")[0] == 200:
+                ready = self.call("GET", "/v2/health/ready")[0] == 200
+                if ready and self.call("GET", "/metrics", port=self.metrics)[0] == 200:
                     return
             except OSError:
                 pass

@@ -87,7 +87,7 @@ def test_a_stream_says_which_characters_came_from_accepted_drafts(method: str, p
         assert sum(length for _, length in spans) == len(choice["text"])
         assert all(length > 0 and origin in ("accepted", "bonus") for origin, length in spans)
         if choice["mtad"]["drafted"]:
-            assert choice["mtad"]["tokens"] - choice["mtad"]["accepted"] in (0, 1), "at most one bonus token a block"
+            assert choice["mtad"]["tokens"] - choice["mtad"]["accepted"] in (0, 1), "at most one bonus token per block"
     coloured = [(choice["text"][at : at + length], origin) for choice in choices for at, length, origin in _at(choice)]
     accepted = {"accepted"} if result.statistics.accepted else set()
     assert {origin for _, origin in coloured} == {"bonus"} | accepted
