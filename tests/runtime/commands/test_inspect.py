@@ -19,7 +19,7 @@ import export.commands.export
 import runtime.commands.inspect
 from engines.folder import read_spec
 from export.estimate import estimate_pair
-from export.plan import plan_pair
+from export.plan import ExportOptions, plan_pair
 from runtime import LLM
 from runtime.commands.inspect_folder import inspect
 from tests.runtime.commands.test_commands import Outcome, assert_refused
@@ -168,7 +168,7 @@ class TestDryRun:
         self, checkpoints: tuple[Path, Path], pair_folders: Callable[[str], Path], format: str, tmp_path: Path
     ) -> None:
         target, auxiliary = map(str, checkpoints)
-        plan = plan_pair(target, auxiliary, 4, 256, "float32", format, {}, weights=False)
+        plan = plan_pair(ExportOptions(target, auxiliary, rows=4, capacity=256, format=format), weights=False)
         found = estimate_pair(tmp_path / "pair", plan)
         pair = pair_folders(format)
         for one in found.engines:
