@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.kv import clear_row, copy_row, move_columns
-from engines.tensorrt_plan import Plan
+from engines.tensorrt_plan import TensorRtPlan
 
 KV_PAGE = 64
 """Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
@@ -74,7 +74,7 @@ class EngineSpec:
     source: str = ""
     build_hash: str = ""
     attention: str = "operator"
-    plan: Plan | None = None
+    plan: TensorRtPlan | None = None
     precision: str = "float32"
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 from engines.base import KV_PAGE, PRECISIONS, Engine, EngineSpec
 from engines.placement import ONE_CORE, Placement
-from engines.tensorrt_plan import RUNTIMES, Plan
+from engines.tensorrt_plan import RUNTIMES, TensorRtPlan
 from mtad.errors import InvalidInput
 
 VERSION = 1
@@ -136,7 +136,7 @@ def read_spec(folder: Path) -> EngineSpec:
         sharded = file == "model.onnx.data" and shards and len(shards) == int(shards[0][1])
         if not (sharded or (folder / file).is_file()):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
-    values |= {"eos_token_ids": tuple(ends), "plan": None if plan is None else Plan.from_dict(plan)}
+    values |= {"eos_token_ids": tuple(ends), "plan": None if plan is None else TensorRtPlan.from_dict(plan)}
     return EngineSpec(**values)
 
 

@@ -34,7 +34,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TensorRtPlan:
     """What a plan was built with and for.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plan:
     prefill_tokens: int
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, values: Mapping[str, Any]) -> TensorRtPlan:
         """A plan as `engine.json` has it.
 
         Raises:
@@ -95,7 +95,7 @@ def current_gpu() -> Gpu | None:
     return Gpu(torch.cuda.get_device_name(), f"{major}.{minor}")
 
 
-def check_plan(format: str, plan: Plan, version: str, gpu: Gpu | None) -> None:
+def check_plan(format: str, plan: TensorRtPlan, version: str, gpu: Gpu | None) -> None:
     """Whether a plan runs here; without this, a runtime that meets no GPU ends the process.
 
     Args:

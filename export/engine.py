@@ -24,7 +24,7 @@ from export.onnx.widen import rounded, write_widened
 from export.plan import MEASURED, PairPlan
 from export.quantization.report import REPORT, Calibration, compare_pairs, measure, runtime_version
 from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
-from export.staging import Workplace
+from export.staging import StagingFolder
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 
@@ -157,7 +157,7 @@ def copy_without_model(source: Path, folder: Path) -> None:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*", "engine.json"), dirs_exist_ok=True)
 
 
-def write_reports(work: Workplace, plan: PairPlan, text: Calibration) -> None:
+def write_reports(work: StagingFolder, plan: PairPlan, text: Calibration) -> None:
     """Complete the `quantization.json` of each quantised engine, measured beside the float32 pair.
 
     Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit

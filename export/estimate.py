@@ -7,9 +7,8 @@ what they were measured on is written beside each figure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -102,12 +101,6 @@ class PairEstimate:
     def seconds(self) -> float:
         """CPU seconds of what has to be built."""
         return sum(one.seconds for one in self.engines if not one.unchanged)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        totals = {"disk": self.disk, "exporting": self.exporting, "seconds": self.seconds}
-        running = {**asdict(self.running), "total": self.running.total}
-        return {**totals, "engines": [asdict(one) for one in self.engines], "running": running}
 
 
 def estimate_pair(folder: Path, plan: PairPlan) -> PairEstimate:

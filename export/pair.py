@@ -14,7 +14,7 @@ from export.engine import EXECUTED, PLAIN, quantize_engine, write_engine, write_
 from export.plan import MEASURED, ExportOptions, PairPlan, plan_pair
 from export.quantization.qdq import STATIC
 from export.quantization.weight_only import QUANTIZED
-from export.staging import workplace
+from export.staging import staging_folder
 from export.static_engine import write_static_engine
 from mtad.errors import InvalidInput
 
@@ -51,7 +51,7 @@ def export_pair(
     if not check_folder(folder, plan, overwrite):
         return False
     wanted = {model.name: spec.build_hash for model, spec, _ in plan.engines}
-    with workplace(folder, wanted) as work:
+    with staging_folder(folder, wanted) as work:
         new = [
             m.name for m, spec, _ in plan.engines if not work.finished(m.name) and engine_differs(folder / m.name, spec)
         ]

@@ -27,7 +27,7 @@ FINISHED = "finished.json"
 """`engine.json` of an engine that is finished, while its pair is not."""
 
 
-class Workplace:
+class StagingFolder:
     """Where one export of a pair works.
 
     Attributes:
@@ -89,8 +89,8 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def workplace(folder: Path, wanted: Mapping[str, str]) -> Iterator[Workplace]:
-    """A workplace for a pair, with the engines that earlier exports have finished of those wanted.
+def staging_folder(folder: Path, wanted: Mapping[str, str]) -> Iterator[StagingFolder]:
+    """A staging folder for a pair, with the engines that earlier exports have finished of those wanted.
 
     It is gone when the block ends, unless by an error with finished engines in it, which the error then says.
 
@@ -106,7 +106,7 @@ def workplace(folder: Path, wanted: Mapping[str, str]) -> Iterator[Workplace]:
         path, lock = _locked(folder)
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
-    work = Workplace(path)
+    work = StagingFolder(path)
     try:
         _take_over(folder, work, wanted)
         yield work
@@ -142,7 +142,7 @@ def _locked(folder: Path) -> tuple[Path, FileLock]:
                 return path, lock
 
 
-def _take_over(folder: Path, work: Workplace, wanted: Mapping[str, str]) -> None:
+def _take_over(folder: Path, work: StagingFolder, wanted: Mapping[str, str]) -> None:
     """Move wanted engines out of what exports that have ended left; remove the rest."""
     for left in folder.parent.glob(f".{escape(folder.name)}.incomplete-*"):
         if left == work.path:
@@ -164,10 +164,10 @@ def _take_over(folder: Path, work: Workplace, wanted: Mapping[str, str]) -> None
         lock.release()
 
 
-def _restore(workplace: Path, folder: Path) -> None:
+def _restore(staging: Path, folder: Path) -> None:
     """Give a pair its name back, if an export ended between taking it away and putting another in its place."""
-    if (workplace / "previous").is_dir() and not folder.exists():
-        (workplace / "previous").rename(folder)
+    if (staging / "previous").is_dir() and not folder.exists():
+        (staging / "previous").rename(folder)
 
 
 def _build_hash(folder: Path, marker: str) -> object:

@@ -18,7 +18,7 @@ from engines.base import KV_PAGE, EngineSpec
 from engines.folder import cache_folder
 from engines.graphs.runner import StepShape
 from engines.graphs.step_io import input_shapes
-from engines.tensorrt_plan import RUNTIMES, Gpu, Plan, current_gpu, load_runtime
+from engines.tensorrt_plan import RUNTIMES, Gpu, TensorRtPlan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ BFLOAT16, FLOAT8 = (8, 0), (8, 9)
 """Least compute capabilities that multiply bfloat16, and 8-bit floating point."""
 
 
-def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) -> Plan:
+def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) -> TensorRtPlan:
     """What a plan of `spec` would be built with and for; everything that can be refused is refused here.
 
     Args:
@@ -93,10 +93,10 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
             raise InvalidInput("precision", "fp8", f"compute capability {targets[0]} has none; {remedy}")
         raise InvalidInput("dtype", spec.dtype, f"compute capability {targets[0]} has none; give float16")
     prefill = min(PREFILL_TOKENS, spec.capacity)
-    return Plan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, prefill)
+    return TensorRtPlan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, prefill)
 
 
-def runs_here(plan: Plan, gpu: Gpu | None) -> bool:
+def runs_here(plan: TensorRtPlan, gpu: Gpu | None) -> bool:
     """Whether a plan of the installed runtime runs on `gpu`."""
     return gpu is not None and gpu.compute_capability in plan.compute_capabilities and plan.gpu in (None, gpu.name)
 
@@ -160,7 +160,7 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
         file.write(plan)
 
 
-def profile_shapes(spec: EngineSpec, plan: Plan) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
+def profile_shapes(spec: EngineSpec, plan: TensorRtPlan) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
     """Least, likeliest and largest shape of every input, for each profile, in the engine's order: prompts, drafts.
 
     Of the decode profile the likeliest is that of scoring a tree of 16 nodes for half of the rows, half of the way.
@@ -198,7 +198,7 @@ def _pair(capability: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _timing_cache(plan: Plan) -> Path:
+def _timing_cache(plan: TensorRtPlan) -> Path:
     folder = cache_folder() / "tensorrt"
     folder.mkdir(parents=True, exist_ok=True)
     gpu = "".join(c if c.isalnum() else "-" for c in plan.gpu or "")

@@ -210,9 +210,8 @@ class ProcessRanks:
             except RuntimeError:
                 break  # the store is gone as well
             time.sleep(0.05)
-        silent = self._heartbeat.silent(
-            SILENT
-        )  # last: a process that was killed closes its sockets before it has ended
+        # silence comes last: a process that was killed closes its sockets before it has ended
+        silent = self._heartbeat.silent(SILENT)
         if silent:
             return RankFailed(silent, f"has not answered for {SILENT:g} s")
         reason = str(error).strip().splitlines()

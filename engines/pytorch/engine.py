@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engines.base import Engine, EngineSpec, Step
 from engines.pytorch.attention import default_attention, require
 from engines.pytorch.fixed_cache import scatter_in_place
-from engines.pytorch.hook import KERNEL, NAME, StepModel, still_rotation
+from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
 from mtad.errors import InvalidInput
 
 
@@ -58,7 +58,7 @@ class TorchEngine(Engine):
             source = _load(source, spec.torch_dtype, device)
         elif source.device != self.kv.device:
             source = source.to(self.kv.device)
-        still_rotation(source)
+        freeze_rope(source)
         self.model = StepModel(source, scatter_in_place, KERNEL if attention == "triton" else NAME)
 
     @torch.inference_mode()

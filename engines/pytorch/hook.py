@@ -134,13 +134,13 @@ def quiet_transformers() -> None:
 
 
 @contextlib.contextmanager
-def static_rotation(model: torch.nn.Module) -> Iterator[None]:
+def frozen_rope(model: torch.nn.Module) -> Iterator[None]:
     """The model with rotary frequencies that do not follow the longest text of a batch.
 
     Some kinds change them behind a limit, which a fixed cache cannot follow; capacities are kept below it, so that the
     check of every forward pass, which a graph cannot hold, is never needed.
     """
-    changed = still_rotation(model)
+    changed = freeze_rope(model)
     try:
         yield
     finally:
@@ -148,8 +148,8 @@ def static_rotation(model: torch.nn.Module) -> Iterator[None]:
             module.rope_type = kind
 
 
-def still_rotation(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
-    """The same for good, see `static_rotation`; the modules changed, and what their `rope_type` was."""
+def freeze_rope(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
+    """The same for good, see `frozen_rope`; the modules changed, and what their `rope_type` was."""
     changed: list[tuple[torch.nn.Module, Any]] = []
     for module in model.modules():
         if hasattr(module, "rope_type"):
@@ -208,7 +208,7 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     model.set_attn_implementation(NAME)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    with static_rotation(model.eval()):
+    with frozen_rope(model.eval()):
         logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
     found = {shape for pair in cache.shapes.values() for shape in pair}
     if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:

@@ -15,7 +15,7 @@ from engines.graphs.capture import Work
 from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
 from engines.graphs.step_io import handed_over, named, pieces
 from engines.kv import write_columns
-from engines.tensorrt_plan import Plan, check_plan, current_gpu, load_runtime
+from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class TensorRTEngine(Engine):
             problem = f"the plan was built for {plan.decode_rows} rows; give at most that, or export again"
             raise InvalidInput("rows", spec.rows, problem)
         super().__init__(spec, device)
-        self._plan: Plan = plan
+        self._plan: TensorRtPlan = plan
         self._trt, (self._runtime, self._engine) = trt, load_plan(trt, folder / "model.engine")
         if spec.attention == "operator":
             self._check_aliases()

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from engines.base import KV_PAGE, EngineSpec
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
-from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, static_rotation
+from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, frozen_rope
 from engines.tensorrt_plan import RUNTIMES
 from export.checkpoint.weights import Weights
 from export.onnx.folding import fill, save, set_aside
@@ -159,7 +159,7 @@ def _operators(model: PreTrainedModel) -> Iterator[None]:
     for module in rotating:
         module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
     try:
-        with static_rotation(model):
+        with frozen_rope(model):
             yield
     finally:
         for module, function in originals:
@@ -231,7 +231,7 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
         cache,
     )
     if spec.attention == "decomposed":
-        step_model, operators, outputs = StepModel(model, scatter_copy, DECOMPOSED), static_rotation(model), "new"
+        step_model, operators, outputs = StepModel(model, scatter_copy, DECOMPOSED), frozen_rope(model), "new"
     else:
         attention = UNCAPPED if spec.format in RUNTIMES else NAME
         step_model, operators, outputs = StepModel(model, scatter_operator, attention), _operators(model), "present"

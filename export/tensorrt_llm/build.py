@@ -38,7 +38,7 @@ from mtad.params import DecodingParams
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExecutorPairPlan:
     """How a pair is made.
 
     Attributes:
@@ -92,7 +92,7 @@ def plan_pair(
     max_num_tokens: int | None = None,
     defaults: dict[str, object] | None = None,
     weights: bool = True,
-) -> Plan:
+) -> ExecutorPairPlan:
     """Plan the engines of a pair. Reads the checkpoints' configurations and tokenizers, nothing else; writes nothing.
 
     Args:
@@ -185,10 +185,12 @@ def plan_pair(
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
         "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
     }
-    return Plan(engines[0], engines[1], description)
+    return ExecutorPairPlan(engines[0], engines[1], description)
 
 
-def build_pair(plan: Plan, folder: Path, overwrite: bool = False, run: Callable[..., Any] = subprocess.run) -> None:
+def build_pair(
+    plan: ExecutorPairPlan, folder: Path, overwrite: bool = False, run: Callable[..., Any] = subprocess.run
+) -> None:
     """Build what is planned into `folder`. Not executed.
 
     Args:

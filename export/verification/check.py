@@ -27,7 +27,7 @@ from engines.placement import Placement
 from engines.pytorch.engine import TorchEngine
 from export.checkpoint.checkpoint import Checkpoint, find
 from export.quantization.report import REPORT
-from export.verification.layers import MarkedGraph, Place, checkpoint_layers, torch_layers
+from export.verification.layers import GraphLocation, MarkedGraph, checkpoint_layers, torch_layers
 from export.verification.verify import (
     ACTIVATIONS,
     Case,
@@ -62,7 +62,7 @@ class Output:
     """
 
     name: str
-    place: Place | None
+    place: GraphLocation | None
     error: float
     mean_error: float
     largest: float
@@ -142,7 +142,7 @@ class _Subject:
 
     name: str
     compute: Callable[[Case], Outputs]
-    places: dict[str, Place]
+    places: dict[str, GraphLocation]
 
 
 def check(
@@ -210,7 +210,7 @@ def _engine(
 ) -> _Subject:
     engine = open_engine(folder, Placement(threads=threads), min(spec.rows, ROWS))
     run: Callable[[Case], Outputs]
-    places: dict[str, Place] = {}
+    places: dict[str, GraphLocation] = {}
     if not layers:
 
         def run(case: Case) -> Outputs:

@@ -28,7 +28,7 @@ from mtad.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Place:
+class GraphLocation:
     """Where an output is written in an ONNX graph.
 
     Attributes:
@@ -42,11 +42,11 @@ class Place:
     operator: str
 
 
-def graph_places(graph: onnx.GraphProto) -> dict[str, Place]:
+def graph_locations(graph: onnx.GraphProto) -> dict[str, GraphLocation]:
     """The last tensor of each module without children, by its path, in the order of the nodes; and `logits`."""
-    found: dict[str, Place] = {}
+    found: dict[str, GraphLocation] = {}
     for node in graph.node:
-        place = Place(node.output[0], node.name, node.op_type)
+        place = GraphLocation(node.output[0], node.name, node.op_type)
         scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
         modules = ast.literal_eval(scopes)[:-1]  # the last one is the node
         path = modules[-1].removeprefix("model").removeprefix(".") if modules else ""  # `StepModel.model`
@@ -102,7 +102,7 @@ class MarkedGraph:
         from polygraphy.backend.onnx import ModifyOutputs
 
         model = onnx.load(folder / "model.onnx", load_external_data=False)
-        self.places = graph_places(model.graph)
+        self.places = graph_locations(model.graph)
         if len(self.places) < 2:
             raise InvalidInput("layers", str(folder), "its graph does not say which modules its nodes are of")
         outputs = {value.name for value in model.graph.output}

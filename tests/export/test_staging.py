@@ -21,7 +21,7 @@ from engines.folder import read_spec
 from export.build_hash import WRITES_NO_ENGINE, build_hash, code_of, engine_sources, hash_of
 from export.pair import export_pair
 from export.plan import ExportOptions
-from export.staging import FINISHED, workplace
+from export.staging import FINISHED, staging_folder
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime.pair import open_pair
 from scripts.paths import ROOT
@@ -120,7 +120,7 @@ class TestInterruption:
         caught = []
         for error in (VerificationFailed("wrong"), InvalidInput("a", 1, "b")):
             try:
-                with workplace(tmp_path / "pair", HASHES) as work:
+                with staging_folder(tmp_path / "pair", HASHES) as work:
                     work.begin("target")
                     work.finish("target", replace(SPEC, build_hash=HASHES["target"]))
                     raise error
@@ -186,7 +186,7 @@ class TestInterruption:
         left = tmp_path / ".pair.incomplete-killed"
         left.mkdir()
         (tmp_path / "pair").rename(left / "previous")
-        with workplace(tmp_path / "pair", HASHES):
+        with staging_folder(tmp_path / "pair", HASHES):
             open_pair(tmp_path / "pair")
         assert hidden(tmp_path) == []
 

@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from engines.base import EngineSpec
 from engines.onnx.binding import open_session
-from engines.tensorrt_plan import Plan
+from engines.tensorrt_plan import TensorRtPlan
 from export.tensorrt import profile_shapes
 
 __version__ = "1.7.1.116"
@@ -50,7 +50,7 @@ class ILogger:
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
 
-def write_plan(path: Path, graph: Path, spec: EngineSpec, plan: Plan) -> None:
+def write_plan(path: Path, graph: Path, spec: EngineSpec, plan: TensorRtPlan) -> None:
     """Write what `Runtime` here deserialises, with the profiles that the builder would be given."""
     path.write_text(json.dumps({"graph": str(graph), "profiles": profile_shapes(spec, plan)}))
 

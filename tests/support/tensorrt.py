@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engines import EngineSpec
-from engines.tensorrt_plan import Plan
+from engines.tensorrt_plan import TensorRtPlan
 
 TARGETS = ("8.6", "8.9", "12.0")
 """Compute capabilities: Ampere, Ada Lovelace, Blackwell."""
 SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 512, (0,), "onnx", "", {})
-PLAN = Plan("1.7.1.116", None, TARGETS, 4, 9, 32)
+PLAN = TensorRtPlan("1.7.1.116", None, TARGETS, 4, 9, 32)

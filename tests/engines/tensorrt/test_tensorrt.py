@@ -25,7 +25,7 @@ from engines.folder import ATTENTION, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
 from engines.tensorrt.engine import TensorRTEngine, load_plan
-from engines.tensorrt_plan import Gpu, Plan, check_plan
+from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
 from export.pair import export_pair
@@ -134,7 +134,7 @@ def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, chec
         files = {file.name for file in (rtx_pair / name).iterdir()}
         assert files == {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
         plan = read_spec(rtx_pair / name).plan
-        assert plan == Plan(tensorrt_rtx.__version__, None, TARGETS, 4, 65, 256)
+        assert plan == TensorRtPlan(tensorrt_rtx.__version__, None, TARGETS, 4, 65, 256)
     assert not _export(rtx_pair, checkpoints), "up to date"
     with pytest.raises(InvalidInput, match="holds something else"):
         _export(rtx_pair, checkpoints, compute_capabilities=["8.6"])
@@ -157,7 +157,9 @@ def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
         (replace(PLAN, gpu="NVIDIA L4"), PLAN.version, ADA, "built on, and for, NVIDIA L4"),
     ],
 )
-def test_a_plan_is_refused_where_it_does_not_run(plan: Plan, version: str, gpu: Gpu | None, problem: str) -> None:
+def test_a_plan_is_refused_where_it_does_not_run(
+    plan: TensorRtPlan, version: str, gpu: Gpu | None, problem: str
+) -> None:
     with pytest.raises(InvalidInput, match=problem):
         check_plan("tensorrt-rtx", plan, version, gpu)
 

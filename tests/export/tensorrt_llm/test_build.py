@@ -22,7 +22,7 @@ from engines.folder import read_spec
 from engines.tensorrt_llm_spec import read_executor_spec
 from export.commands.export import main
 from export.tensorrt_llm import engine_plan as executor_plan
-from export.tensorrt_llm.build import Plan, build_pair, plan_pair
+from export.tensorrt_llm.build import ExecutorPairPlan, build_pair, plan_pair
 from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
 from mtad.errors import InvalidInput
 
@@ -133,10 +133,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plan(checkpoints: tuple[Path, Path]) -> Callable[..., Plan]:
+def plan(checkpoints: tuple[Path, Path]) -> Callable[..., ExecutorPairPlan]:
     """`plan_pair` of the small pair."""
 
-    def run(**changes: Any) -> Plan:
+    def run(**changes: Any) -> ExecutorPairPlan:
         target, auxiliary = map(str, checkpoints)
         values = {"rows": 4, "capacity": 256, "draft_len": 4, "defaults": {"draft_len": 1, "beam_width": 1}, **changes}
         return plan_pair(target, auxiliary, **values)
@@ -166,7 +166,7 @@ def opt_checkpoint(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.Temp
     return make
 
 
-def of(plan: Plan, role: str) -> dict[str, str]:
+def of(plan: ExecutorPairPlan, role: str) -> dict[str, str]:
     """A role's arguments of `trtllm-build`."""
     arguments = getattr(plan, role).build
     return {name.removeprefix("--"): value for name, value in zip(arguments[1::2], arguments[2::2], strict=True)}
@@ -181,7 +181,7 @@ def test_the_fake_has_the_recorded_signatures(name: str) -> None:
     assert str(plain) == MODEL[name]
 
 
-def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Plan]) -> None:
+def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., ExecutorPairPlan]) -> None:
     made = plan(beam_width=3)
     target, auxiliary = of(made, "target"), of(made, "auxiliary")
     assert target["speculative_decoding_mode"] == "draft_tokens_external"
@@ -198,7 +198,7 @@ def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Plan])
     assert (steps["max_beam_width"], steps["max_batch_size"]) == ("1", "12")
 
 
-def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callable[..., Plan]) -> None:
+def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callable[..., ExecutorPairPlan]) -> None:
     for rows, draft_len, beam_width in ((1, 1, 1), (4, 4, 4), (64, 8, 8), (256, 4, 4)):
         made = plan(rows=rows, draft_len=draft_len, beam_width=beam_width)
         tokens = int(of(made, "target")["max_num_tokens"])
@@ -234,7 +234,7 @@ def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callabl
     ],
 )
 def test_what_the_library_would_refuse_or_silently_change_is_refused(
-    plan: Callable[..., Plan], changes: dict[str, Any], field: str
+    plan: Callable[..., ExecutorPairPlan], changes: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
         plan(**changes)
@@ -253,7 +253,7 @@ def test_other_architectures_and_quantized_opt_are_refused(
 
 
 def test_memory_counts_weights_as_they_are_stored_and_shrinks_with_gpus(
-    plan: Callable[..., Plan], checkpoints: tuple[Path, Path]
+    plan: Callable[..., ExecutorPairPlan], checkpoints: tuple[Path, Path]
 ) -> None:
     stored = sum(value.numel() for value in load_file(checkpoints[0] / "model.safetensors").values())
     one, two = plan().target.memory, plan(tensor_parallel=2).target.memory
@@ -268,7 +268,7 @@ def test_memory_counts_weights_as_they_are_stored_and_shrinks_with_gpus(
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_a_built_pair_holds_engines_descriptions_and_tokenizers_alone(
-    plan: Callable[..., Plan], tmp_path: Path, parallel: int
+    plan: Callable[..., ExecutorPairPlan], tmp_path: Path, parallel: int
 ) -> None:
     folder = tmp_path / "pair"
     made = plan(tensor_parallel=parallel, defaults={"draft_len": 3})
@@ -304,7 +304,7 @@ def test_weights_are_quantized_by_the_librarys_own_path(write_checkpoint: Callab
 
 
 @pytest.mark.usefixtures("library")
-def test_a_failing_build_leaves_nothing(plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_a_failing_build_leaves_nothing(plan: Callable[..., ExecutorPairPlan], tmp_path: Path) -> None:
     def broken(*arguments: Any, **others: Any) -> SimpleNamespace:
         return SimpleNamespace(returncode=1)
 
@@ -313,7 +313,9 @@ def test_a_failing_build_leaves_nothing(plan: Callable[..., Plan], tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_library_nothing_is_built_and_the_plan_is_named(plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_without_the_library_nothing_is_built_and_the_plan_is_named(
+    plan: Callable[..., ExecutorPairPlan], tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInput, match="--plan"):
         build_pair(plan(), tmp_path / "pair", run=subprocess.run)
     assert not list(tmp_path.iterdir())

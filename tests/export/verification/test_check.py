@@ -20,7 +20,7 @@ from export.commands.check import main
 from export.pair import export_pair
 from export.plan import ExportOptions
 from export.verification.check import check
-from export.verification.layers import graph_places
+from export.verification.layers import graph_locations
 from export.verification.verify import NODES, make_cases, run_engine
 from mtad.errors import InvalidInput
 from tests.runtime.commands.test_commands import Outcome, assert_refused
@@ -51,7 +51,7 @@ def onnx_copy(pair_folders: Callable[[str], Path], tmp_path: Path) -> Path:
 def damage(folder: Path, module: str, change: Callable[[np.ndarray[Any, Any]], None]) -> None:
     """Change the weight that the node of a module reads, in the data file, where it lies."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
-    node = next(node for node in model.graph.node if node.name == graph_places(model.graph)[module].node)
+    node = next(node for node in model.graph.node if node.name == graph_locations(model.graph)[module].node)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     (tensor,) = [tensors[name] for name in node.input if name in tensors]
     place = {entry.key: entry.value for entry in tensor.external_data}

@@ -18,7 +18,7 @@ import torch
 
 from engines.folder import write_json
 from engines.tensorrt_llm_spec import write_executor_spec
-from export.tensorrt_llm.build import Plan, plan_pair
+from export.tensorrt_llm.build import ExecutorPairPlan, plan_pair
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM, RuntimeConfig
@@ -43,7 +43,7 @@ def executor_pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempP
     return folder
 
 
-def write_fake_pair(plan: Plan, folder: Path) -> None:
+def write_fake_pair(plan: ExecutorPairPlan, folder: Path) -> None:
     """What `build_pair` leaves, of engines that the fake runs with the checkpoints' weights."""
     for each in plan.engines:
         spec = each.spec
@@ -193,7 +193,7 @@ def test_the_check_builds_compares_and_ends_with_one_json(
 ) -> None:
     """All of it but the library and the GPU: their names are the fake's."""
 
-    def build(plan: Plan, folder: Path, overwrite: bool) -> None:
+    def build(plan: ExecutorPairPlan, folder: Path, overwrite: bool) -> None:
         write_fake_pair(plan, folder)
 
     monkeypatch.setattr(library, "executor_bindings", lambda: fake)
