@@ -30,7 +30,7 @@ from scripts.evaluation.prompt_set import PromptSet
 from scripts.evaluation.prompts import open_sets
 from scripts.evaluation.settings import TABLE, TUNED, Asked, parse, read_tuned, resolve, undrafted
 from scripts.machine import machine
-from scripts.paths import DEMO, RESULTS, ROOT
+from scripts.paths import DEMO, ROOT
 
 DEMO_SETS = ("sql", "code")
 
@@ -63,7 +63,7 @@ def parser() -> Parser:
     own.add_argument("--pass-k", default="1,10,100", help="k of pass@k, as far as there are as many seeds")
     own.add_argument("--curve", action="append", default=[], metavar="PARAMETER=VALUES", help="may be repeated")
     add_placement(own)
-    own.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    own.add_argument("--results", type=Path, default=ROOT / "build" / "results", help="folder to write to")
     own.add_argument("--name", help="of the files written (default: evaluation, or curves)")
     return own
 
@@ -169,7 +169,6 @@ def _write(found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     else:
         report.plot_settings(found["sets"], picture)
     print(f"\nwritten to {options.results / name}.json and .png")
-    print(json.dumps(found))
     return found
 
 
