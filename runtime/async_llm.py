@@ -15,7 +15,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.llm import LLM, Prompt
-from runtime.output.stream import Choice, Piece, Stream
+from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
 from runtime.scheduler.request import Request, RequestFailed
 from runtime.scheduler.scheduler import QueueFull
@@ -244,21 +244,21 @@ class AsyncLLM:
 
     def _deliver(self, ended: list[Request]) -> None:
         """Hand each stream what is new, in one call an event loop."""
-        pieces: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Piece]]] = {}
+        deltas: dict[asyncio.AbstractEventLoop, list[tuple[Stream, OutputDelta]]] = {}
         for id in dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended)):
             choice = self._choices[id]
-            piece = choice.piece()
-            if piece:
-                pieces.setdefault(choice.stream.loop, []).append((choice.stream, piece))
+            delta = choice.delta()
+            if delta:
+                deltas.setdefault(choice.stream.loop, []).append((choice.stream, delta))
         for request in ended:
             self._choices.pop(request.id, None)
-        for event_loop, batch in pieces.items():
+        for event_loop, batch in deltas.items():
             try:
                 event_loop.call_soon_threadsafe(_put, batch)
             except RuntimeError:  # that event loop is closed: nobody listens any more
                 self.llm.loop.cancel([request for stream, _ in batch for request in stream.requests])
 
 
-def _put(batch: list[tuple[Stream, Piece]]) -> None:
-    for stream, piece in batch:
-        stream.put(piece)
+def _put(batch: list[tuple[Stream, OutputDelta]]) -> None:
+    for stream, delta in batch:
+        stream.put(delta)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -123,3 +125,14 @@ class RuntimeConfig:
         for name in AT_OPENING:
             if getattr(self, name) != getattr(RuntimeConfig, name):
                 raise InvalidInput(name, getattr(self, name), "the pair is open already; give it to open_pair")
+
+
+def describe(config: type) -> dict[str, str]:
+    """What a class's docstring says about each of its attributes, by name."""
+    section = re.split(r"^(?:Attributes|Args):\n", inspect.getdoc(config) or "", flags=re.M)[1]
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.M)[0]
+    found = {}
+    for entry in re.split(r"^ {4}(?=\S)", section, flags=re.M)[1:]:
+        names, _, text = entry.partition(":")
+        found.update(dict.fromkeys(names.split(", "), " ".join(text.split())))
+    return found

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, describe
 
 PLACEMENT = ("device", "threads", "provider", "attention", "graphs")
 """Fields of `RuntimeConfig` that say where the engines run."""
@@ -58,17 +56,6 @@ def add_placement(parser: _Target) -> None:
 def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:
     """A configuration of `others`, placed where the command line says."""
     return RuntimeConfig(**others, **given_options(parsed, RuntimeConfig, PLACEMENT))
-
-
-def describe(config: type) -> dict[str, str]:
-    """The first sentence or so of each attribute's description in a class's docstring, by name."""
-    section = re.split(r"^(?:Attributes|Args):\n", inspect.getdoc(config) or "", flags=re.M)[1]
-    section = re.split(r"^\S", section, maxsplit=1, flags=re.M)[0]
-    found = {}
-    for entry in re.split(r"^ {4}(?=\S)", section, flags=re.M)[1:]:
-        names, _, text = entry.partition(":")
-        found.update(dict.fromkeys(names.split(", "), " ".join(text.split())))
-    return found
 
 
 def _default(field: Field[Any]) -> str:

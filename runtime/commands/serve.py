@@ -92,8 +92,8 @@ def main() -> None:
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None

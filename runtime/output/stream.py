@@ -52,7 +52,7 @@ class Choice:
     drafted: int = 0
     accepted: int = 0
 
-    def piece(self) -> OutputDelta | None:
+    def delta(self) -> OutputDelta | None:
         """What is new since the last call; None if nothing is."""
         request, at = self.request, self.tokens
         ended = request.finish_reason is not None
@@ -133,7 +133,7 @@ class Stream:
 
     def whole(self) -> list[OutputDelta]:
         """All output of each choice as one delta, when every choice has ended."""
-        deltas = [Choice(request, self, index).piece() for index, request in enumerate(self.requests)]
+        deltas = [Choice(request, self, index).delta() for index, request in enumerate(self.requests)]
         return [delta for delta in deltas if delta]
 
     def cancel(self) -> None:

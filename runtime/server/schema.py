@@ -7,10 +7,8 @@ here. What is neither is refused by name; null means "not given".
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import operator
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
@@ -20,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
+from runtime.config import describe
 
 UNSUPPORTED = {
     "best_of": "ask for n choices and choose by their logprobs",
@@ -47,14 +46,7 @@ _TYPES: dict[str, Any] = {  # where JSON has another type than Python
 }
 
 
-def _described() -> dict[str, str]:
-    """What `DecodingParams` says about each of its fields, from its docstring."""
-    text = inspect.cleandoc(DecodingParams.__doc__ or "").partition("Attributes:\n")[2]
-    entries = re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", text, re.MULTILINE | re.DOTALL)
-    return {name: " ".join(words.split()) for names, words in entries for name in names.split(", ")}
-
-
-DESCRIPTIONS = _described()
+DESCRIPTIONS = describe(DecodingParams)
 PARAMETERS = [one.name for one in fields(DecodingParams)]
 
 

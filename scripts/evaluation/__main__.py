@@ -10,8 +10,8 @@ the prompt, tokenising and scoring are in nobody's time. Perplexity is under the
 exp of the mean over texts of their mean negative log-likelihood a token. Errors are standard errors over prompts
 (`scripts/evaluation/figures.py`); differences and ratios are paired. Energy is what meters say, or "none".
 
-Prints Markdown tables; writes build/results/evaluation.json and .png, with --curve curves.json and .png, or to the folder
-of --results. Sets of prompts: `scripts/evaluation/prompts.py`; settings: `settings.py` beside it.
+Prints Markdown tables; writes evaluation.json and .png, with --curve curves.json and .png, under build/results or the
+folder of --results. Sets of prompts: `scripts/evaluation/prompts.py`; settings: `settings.py` beside it.
 """
 
 from __future__ import annotations

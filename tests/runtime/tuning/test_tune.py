@@ -292,7 +292,7 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Pat
 def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, pair: Path) -> None:
     before = (pair / "pair.json").read_bytes()
     code, out, err = run(*SMALL, "--max-perplexity", "1e-6")
-    assert (code, err.count("mtad tune: error: goal")) == (2, 1)
+    assert (code, err.count("mtad tune: error: --goal")) == (2, 1)
     assert "the nearest one is" in err
     assert "tokens/s" in out, "the curve is shown all the same"
     assert (pair / "pair.json").read_bytes() == before
@@ -328,24 +328,24 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["--method", "medusa"], "method"),
-        (["--method", "sample"], "method"),
-        (["--method", "speculative", "--beam-width", "2"], "beam_width"),
-        (["--goal", "both"], "goal"),
-        (["--max-perplexity", "0"], "max_perplexity"),
-        (["--search", "random"], "search"),
-        (["--draft-len", "0,4"], "draft_len"),
-        (["--draft-len", "4,four"], "draft_len"),
-        (["--draft-len", "4,9"], "draft_len"),
-        (["--accept-threshold", "0.1,0.1"], "accept_threshold"),
-        (["--seeds", "0"], "seeds"),
-        (["--limit", "1"], "prompts"),
-        (["--params", "{"], "params"),
-        (["--params", '{"beam_width": 2}'], "params"),
+        (["--method", "medusa"], "--method"),
+        (["--method", "sample"], "--method"),
+        (["--method", "speculative", "--beam-width", "2"], "--beam-width"),
+        (["--goal", "both"], "--goal"),
+        (["--max-perplexity", "0"], "--max-perplexity"),
+        (["--search", "random"], "--search"),
+        (["--draft-len", "0,4"], "--draft-len"),
+        (["--draft-len", "4,four"], "--draft-len"),
+        (["--draft-len", "4,9"], "--draft-len"),
+        (["--accept-threshold", "0.1,0.1"], "--accept-threshold"),
+        (["--seeds", "0"], "--seeds"),
+        (["--limit", "1"], "--prompts"),
+        (["--params", "{"], "--params"),
+        (["--params", '{"beam_width": 2}'], "--params"),
         (["--params", '{"gamma": 2}'], "gamma"),
         (["--params", '{"max_tokens": 9999}'], "max_tokens"),
-        (["--prompts", "/no/such/file"], "prompts"),
-        (["--threads", "0"], "threads"),
+        (["--prompts", "/no/such/file"], "--prompts"),
+        (["--threads", "0"], "--threads"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(run: Run, pair: Path, arguments: list[str], field: str) -> None:
