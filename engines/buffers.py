@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -50,20 +51,27 @@ def views(tensors: Any, memory: Tensor, start: int = 0) -> Any:
         memory: at least `start + size_of(tensors)` bytes.
         start: of the first, a multiple of 64.
     """
-    if tensors is None:
-        return None
-    if isinstance(tensors, Tensor):
-        return memory[start : start + tensors.nbytes].view(tensors.dtype).view(tensors.shape)
-    made = []
-    for part in tensors:
-        made.append(views(part, memory, start))
-        start += size_of(part)
-    return tuple(made) if type(tensors) is tuple else type(tensors)(*made)
+    starts = itertools.accumulate((_aligned(tensor) for tensor in leaves(tensors)), initial=start)
+
+    def view(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Tensor):
+            at = next(starts)
+            return memory[at : at + value.nbytes].view(value.dtype).view(value.shape)
+        made = map(view, value)
+        return tuple(made) if type(value) is tuple else type(value)(*made)
+
+    return view(tensors)
 
 
 def size_of(tensors: Any) -> int:
     """Bytes that `views` of such tensors span."""
-    return sum(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in leaves(tensors))
+    return sum(map(_aligned, leaves(tensors)))
+
+
+def _aligned(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNED) * _ALIGNED
 
 
 def packed(tensors: Any) -> Tensor:

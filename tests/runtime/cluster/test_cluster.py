@@ -37,7 +37,7 @@ class Cluster:
             *(str(pair), *sizes, "--model", "demo"),
             MTAD_API_KEY="secret",
             RAY_DEDUP_LOGS="0",
-            RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="60",  # a replica that is late is asked all the same
+            RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="10",  # a late replica is asked, a dead one is not for long
             RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S="60",
             **self.hold.environment,
         )
