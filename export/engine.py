@@ -18,7 +18,7 @@ from engines.onnx.engine import OnnxRuntimeEngine
 from engines.placement import Placement
 from engines.tensorrt_plan import current_gpu
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.weights import Weights, filled, parameter_names
+from export.checkpoint.weights import Weights, filled
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
 from export.plan import MEASURED, PairPlan
@@ -138,7 +138,7 @@ def quantize_engine(
     progress(f"{checkpoint.name}: quantise")
     copy_without_model(source, folder)
     empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
-    names = {name for several in parameter_names(empty).values() for name in several}
+    names = set(dict(empty.named_parameters(remove_duplicate=False)))
     quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names)
     progress(f"{checkpoint.name}: verify")
     weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)

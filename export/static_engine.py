@@ -14,7 +14,6 @@ from engines.base import EngineSpec
 from engines.folder import open_model, write_json, write_spec
 from engines.placement import Placement
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.weights import parameter_names
 from export.engine import build, copy_without_model, expectation, trace
 from export.onnx.widen import rounded, write_widened
 from export.quantization.model_optimizer import calibrate, optimizer_version
@@ -51,7 +50,7 @@ def write_static_engine(
     for copy in (folder, executed):
         copy_without_model(source, copy)
     weights, empty = rounded(checkpoint.weights(), spec.torch_dtype), checkpoint.empty("float32")
-    names = {name for several in parameter_names(empty).values() for name in several}
+    names = set(dict(empty.named_parameters(remove_duplicate=False)))
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         own = Path(temporary)
         products = product_names(source / "model.onnx", own / "products.onnx", names)
