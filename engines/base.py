@@ -113,6 +113,13 @@ class Step:
     first_row: int = 0
     out: Tensor | None = None
 
+    @classmethod
+    def causal(cls, tokens: Tensor, start: int, capacity: int, keep: Tensor) -> Step:
+        """The step of tokens [R, S] that continue columns 0 .. start - 1 of their rows; `keep` as of a step."""
+        positions = torch.arange(start, start + tokens.shape[1]).repeat(len(tokens), 1)
+        mask = torch.arange(mask_length(start + tokens.shape[1], capacity)) <= positions[:, :, None]
+        return cls(tokens, positions, positions[:, 0], mask[:, None], keep)
+
 
 class Engine(ABC):
     """A compiled model with its KV cache. Engines differ in `step` alone.
