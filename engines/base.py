@@ -1,4 +1,4 @@
-"""The engine contract."""
+"""The contract of engines: what one says of itself, what a step is given, what it returns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class EngineSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch's."""
         return DTYPES[self.dtype]
 
     @property
@@ -159,15 +158,15 @@ class Engine(ABC):
         """
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
-        """See `engines.kv.move_columns`."""
+        """Move cache columns [R, D] within each row 0 .. R-1; all are read before any is written."""
         move_columns(self.kv, source, to)
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
-        """See `engines.kv.copy_row`."""
+        """Copy the first `columns` columns of one row over another's."""
         copy_row(self.kv, source, to, columns)
 
     def clear_row(self, row: int) -> None:
-        """See `engines.kv.clear_row`."""
+        """Zero all columns of one row."""
         clear_row(self.kv, row)
 
     @contextlib.contextmanager

@@ -53,5 +53,5 @@ def copy_row(kv: Tensor, source: int, to: int, columns: int) -> None:
 
 
 def clear_row(kv: Tensor, row: int) -> None:
-    """Zero a row."""
+    """Zero all columns of one row."""
     kv[:, :, row] = 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,7 +23,7 @@ from export.checkpoint.weights import Weights, filled
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
 from export.plan import MEASURED, PairPlan
-from export.quantization.report import REPORT, Calibration, compare_pairs, measure, runtime_version
+from export.quantization.report import REPORT, Calibration, compare_pairs, measure
 from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
 from export.staging import StagingFolder
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
@@ -149,7 +150,7 @@ def quantize_engine(
         found["computed_in_float32"] = verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), expected)
         exact.unlink()
     found["activations"] = verify_activations(open_model(folder, spec, Placement(threads=threads)), expected)
-    write_json(folder / REPORT, {"versions": {"onnxruntime": runtime_version()}, "verification": found})
+    write_json(folder / REPORT, {"versions": {"onnxruntime": onnxruntime.__version__}, "verification": found})
 
 
 def copy_without_model(source: Path, folder: Path) -> None:

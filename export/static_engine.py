@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import onnxruntime
 import torch
 
 from engines.base import EngineSpec
@@ -18,7 +19,7 @@ from export.engine import build, copy_without_model, expectation, trace
 from export.onnx.widen import rounded, write_widened
 from export.quantization.model_optimizer import calibrate, optimizer_version
 from export.quantization.qdq import product_names, write_quantized
-from export.quantization.report import REPORT, runtime_version
+from export.quantization.report import REPORT
 from export.quantization.weight_only import quantized_weights
 from export.verification.verify import WIDENED, verify, verify_activations
 
@@ -72,5 +73,5 @@ def write_static_engine(
     write_spec(executed, wide)
     if build(folder, checkpoint, spec, progress):
         figures["plan"] = verify_activations(open_model(folder, spec), expected)
-    versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": runtime_version()}
+    versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": onnxruntime.__version__}
     write_json(folder / REPORT, {"versions": versions, "verification": figures})

@@ -114,7 +114,11 @@ class Checkpoint:
         return model_weights(loaded)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The checkpoint's tokenizer."""
+        """The tokenizer in its folder.
+
+        Raises:
+            InvalidInput: it cannot be loaded.
+        """
         try:
             return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
         except Exception as error:  # transformers and tokenizers have many for damaged files

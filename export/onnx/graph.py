@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import KV_PAGE, EngineSpec
+from engines.graphs.step_io import INPUTS
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, frozen_rope
 from engines.tensorrt_plan import RUNTIMES
@@ -234,7 +235,7 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
             dynamic_shapes=shapes,
             verbose=False,
             optimize=False,
-            input_names=["tokens", "positions", "mask", "write_at", "keep", *cache_names(spec.layers, "past")],
+            input_names=[*INPUTS, *cache_names(spec.layers, "past")],
             output_names=["logits", *cache_names(spec.layers, outputs)],
         )
         assert program is not None

@@ -62,9 +62,8 @@ def _settle(graph: ir.Graph, node: ir.Node, activations: bool) -> None:
     if values.const_value is not None:
         matrix, scale = values.const_value, steps.const_value
         assert scale is not None
-        made = initializer(
-            graph, f"{output.name}_wide", WIDE, matrix.shape.numpy(), lambda: _wide(matrix) * _wide(scale)
-        )
+        shape = matrix.shape.numpy()
+        made = initializer(graph, f"{output.name}_wide", WIDE, shape, lambda: _wide(matrix) * _wide(scale))
     else:
         pair = values.producer()
         assert pair is not None

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -215,13 +214,3 @@ def compare_pairs(reference: Path, pair: Path, calibration: Calibration) -> dict
             "pair": block_efficiency(pair, prompts, method),
         }
     return figures
-
-
-def runtime_version() -> str:
-    """Of ONNX Runtime, whichever of its packages is installed."""
-    for name in ("onnxruntime-gpu", "onnxruntime"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"

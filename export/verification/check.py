@@ -120,7 +120,6 @@ class _Runner(BaseRunner):  # type: ignore[misc]
         self._compute = compute
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """A case's four tensors."""
         names = ("tokens", "lengths", "drafted", "parents")
         shapes = ((None, None), (None,), (None, None), (None, None))
         metadata = TensorMetadata()
@@ -129,7 +128,6 @@ class _Runner(BaseRunner):  # type: ignore[misc]
         return metadata
 
     def infer_impl(self, feed_dict: dict[str, Any]) -> dict[str, Any]:
-        """Outputs by name."""
         started = time.perf_counter()
         outputs = self._compute(Case(**{name: torch.as_tensor(value) for name, value in feed_dict.items()}))
         self.inference_time = time.perf_counter() - started
