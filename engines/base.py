@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engines.kv import clear_row, copy_row, move_columns
+from engines.kv import move_columns
 from engines.tensorrt_plan import TensorRtPlan
 
 KV_PAGE = 64
@@ -163,11 +163,11 @@ class Engine(ABC):
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
         """Copy the first `columns` columns of one row over another's."""
-        copy_row(self.kv, source, to, columns)
+        self.kv[:, :, to, :, :columns] = self.kv[:, :, source, :, :columns]
 
     def clear_row(self, row: int) -> None:
         """Zero all columns of one row."""
-        clear_row(self.kv, row)
+        self.kv[:, :, row] = 0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
