@@ -1,4 +1,4 @@
-"""The engine contract."""
+"""The contract of engines: what one says of itself, what a step is given, what it returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engines.kv import clear_row, copy_row, move_columns
+from engines.kv import move_columns
 from engines.tensorrt_plan import TensorRtPlan
 
 KV_PAGE = 64
@@ -79,7 +79,6 @@ class EngineSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch's."""
         return DTYPES[self.dtype]
 
     @property
@@ -112,6 +111,13 @@ class Step:
     keep: Tensor
     first_row: int = 0
     out: Tensor | None = None
+
+    @classmethod
+    def causal(cls, tokens: Tensor, start: int, capacity: int, keep: Tensor) -> Step:
+        """The step of tokens [R, S] that continue columns 0 .. start - 1 of their rows; `keep` as of a step."""
+        positions = torch.arange(start, start + tokens.shape[1]).repeat(len(tokens), 1)
+        mask = torch.arange(mask_length(start + tokens.shape[1], capacity)) <= positions[:, :, None]
+        return cls(tokens, positions, positions[:, 0], mask[:, None], keep)
 
 
 class Engine(ABC):
@@ -152,16 +158,16 @@ class Engine(ABC):
         """
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
-        """See `engines.kv.move_columns`."""
+        """Move cache columns [R, D] within each row 0 .. R-1; all are read before any is written."""
         move_columns(self.kv, source, to)
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
-        """See `engines.kv.copy_row`."""
-        copy_row(self.kv, source, to, columns)
+        """Copy the first `columns` columns of one row over another's."""
+        self.kv[:, :, to, :, :columns] = self.kv[:, :, source, :, :columns]
 
     def clear_row(self, row: int) -> None:
-        """See `engines.kv.clear_row`."""
-        clear_row(self.kv, row)
+        """Zero all columns of one row."""
+        self.kv[:, :, row] = 0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Moving, copying and clearing KV entries: common to every engine, over `Engine.kv`."""
+"""Moving and writing columns of a KV cache, as every engine keeps it (`Engine.kv`)."""
 
 from __future__ import annotations
 
@@ -45,13 +45,3 @@ def write_columns(kv: Tensor, new: Tensor, write_at: Tensor) -> None:
     columns = write_at[:, None] + torch.arange(steps, device=write_at.device)
     at = torch.arange(rows, device=write_at.device)[:, None]
     kv[:, :, at, :, columns] = new.permute(2, 4, 0, 1, 3, 5)
-
-
-def copy_row(kv: Tensor, source: int, to: int, columns: int) -> None:
-    """Copy the first `columns` columns of one row over another's."""
-    kv[:, :, to, :, :columns] = kv[:, :, source, :, :columns]
-
-
-def clear_row(kv: Tensor, row: int) -> None:
-    """Zero a row."""
-    kv[:, :, row] = 0

@@ -67,7 +67,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.prefixes + self.graphs + self.rows * (self.row + self.logits)
 
     def within(self, size: int | str) -> Memory:
@@ -103,7 +102,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Bytes for people."""
+    """A size as people read it, such as `1.5 GiB`."""
     value, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB"):  # noqa: B007 - the last one is kept
         if value < 1024:

@@ -60,7 +60,7 @@ class ExecutorSpec:
 
 
 def write_executor_spec(folder: Path, spec: ExecutorSpec) -> None:
-    """Write `engine.json`."""
+    """Write the `engine.json` of a folder."""
     write_json(folder / "engine.json", asdict(spec))
 
 

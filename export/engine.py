@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,11 +19,11 @@ from engines.onnx.engine import OnnxRuntimeEngine
 from engines.placement import Placement
 from engines.tensorrt_plan import current_gpu
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.weights import Weights, filled, parameter_names
+from export.checkpoint.weights import Weights, filled
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
 from export.plan import MEASURED, PairPlan
-from export.quantization.report import REPORT, Calibration, compare_pairs, measure, runtime_version
+from export.quantization.report import REPORT, Calibration, compare_pairs, measure
 from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
 from export.staging import StagingFolder
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
@@ -138,7 +139,7 @@ def quantize_engine(
     progress(f"{checkpoint.name}: quantise")
     copy_without_model(source, folder)
     empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
-    names = {name for several in parameter_names(empty).values() for name in several}
+    names = set(dict(empty.named_parameters(remove_duplicate=False)))
     quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names)
     progress(f"{checkpoint.name}: verify")
     weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)
@@ -149,7 +150,7 @@ def quantize_engine(
         found["computed_in_float32"] = verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), expected)
         exact.unlink()
     found["activations"] = verify_activations(open_model(folder, spec, Placement(threads=threads)), expected)
-    write_json(folder / REPORT, {"versions": {"onnxruntime": runtime_version()}, "verification": found})
+    write_json(folder / REPORT, {"versions": {"onnxruntime": onnxruntime.__version__}, "verification": found})
 
 
 def copy_without_model(source: Path, folder: Path) -> None:

@@ -8,18 +8,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import onnxruntime
 import torch
 
 from engines.base import EngineSpec
 from engines.folder import open_model, write_json, write_spec
 from engines.placement import Placement
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.weights import parameter_names
 from export.engine import build, copy_without_model, expectation, trace
 from export.onnx.widen import rounded, write_widened
 from export.quantization.model_optimizer import calibrate, optimizer_version
 from export.quantization.qdq import product_names, write_quantized
-from export.quantization.report import REPORT, runtime_version
+from export.quantization.report import REPORT
 from export.quantization.weight_only import quantized_weights
 from export.verification.verify import WIDENED, verify, verify_activations
 
@@ -51,7 +51,7 @@ def write_static_engine(
     for copy in (folder, executed):
         copy_without_model(source, copy)
     weights, empty = rounded(checkpoint.weights(), spec.torch_dtype), checkpoint.empty("float32")
-    names = {name for several in parameter_names(empty).values() for name in several}
+    names = set(dict(empty.named_parameters(remove_duplicate=False)))
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         own = Path(temporary)
         products = product_names(source / "model.onnx", own / "products.onnx", names)
@@ -73,5 +73,5 @@ def write_static_engine(
     write_spec(executed, wide)
     if build(folder, checkpoint, spec, progress):
         figures["plan"] = verify_activations(open_model(folder, spec), expected)
-    versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": runtime_version()}
+    versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": onnxruntime.__version__}
     write_json(folder / REPORT, {"versions": versions, "verification": figures})

@@ -34,7 +34,7 @@ class Live(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Beams], levels: int, width: int) -> Live:
-        """As tensors."""
+        """Beams of each row, laid out as tensors."""
         tokens = torch.zeros(len(rows), levels, width, dtype=torch.int64)
         lengths = torch.zeros(len(rows), width, dtype=torch.int64)
         weights = torch.full((len(rows), width), -math.inf)
@@ -45,7 +45,7 @@ class Live(NamedTuple):
         return cls(tokens, lengths, weights)
 
     def beams(self) -> list[Beams]:
-        """As lists."""
+        """Beams of each row, as `of` takes them."""
         table = zip(self.tokens.mT.tolist(), self.lengths.tolist(), self.weights.tolist(), strict=True)
         return [
             [(tuple(path[:length]), weight) for path, length, weight in zip(*row, strict=True) if length]

@@ -84,7 +84,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
         kwargs = kwargs or {}
         result = operation(*args, **kwargs)
         wait = host_wait(operation, (args, kwargs), result)
@@ -121,7 +120,6 @@ class Watched:
         self.kept: list[Tensor] = []
 
     def __call__(self) -> None:
-        """Run the work."""
         with Watch() as watch:
             self._work()
         if not self._ran and watch.waits:

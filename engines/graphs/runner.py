@@ -125,7 +125,6 @@ class NoRecorder:
         self._device = torch.device(device)
 
     def ordered(self) -> AbstractContextManager[None]:
-        """See `Recorder.ordered`."""
         return nullcontext()
 
     def record(self, work: Work) -> Work:
@@ -133,7 +132,6 @@ class NoRecorder:
         return work
 
     def wait(self) -> None:
-        """See `Recorder.wait`."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -151,7 +149,6 @@ class CudaRecorder:
 
     @contextmanager
     def ordered(self) -> Iterator[None]:
-        """See `Recorder.ordered`."""
         caller = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
         with torch.cuda.stream(self._stream):
@@ -159,7 +156,7 @@ class CudaRecorder:
         caller.wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
-        """See `Recorder.record`. The first run settles what may not happen while capturing: loading, allocating."""
+        """Record work; its first run settles what may not happen while capturing: loading, allocating."""
         work()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -168,7 +165,6 @@ class CudaRecorder:
         return graph.replay
 
     def wait(self) -> None:
-        """See `Recorder.wait`."""
         self._stream.synchronize()
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 from engines.base import EngineSpec, Step
 from engines.graphs.runner import StepShape
 
+INPUTS = ("tokens", "positions", "mask", "write_at", "keep")
+"""Inputs of a graph beside the caches: parts of a step, by their names."""
+
 
 def named(when: str, cache: Tensor) -> dict[str, Tensor]:
     """A graph's names of a cache's parts [layers, 2, ...], such as `past_key.0`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from engines.base import Engine, EngineSpec, Step
 from engines.graphs.capture import Work
 from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
-from engines.graphs.step_io import handed_over, named
+from engines.graphs.step_io import INPUTS, handed_over, named
 from engines.kv import write_columns
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import (
@@ -233,7 +233,7 @@ class OnnxRuntimeEngine(Engine):
 
     @staticmethod
     def _bind_step(binding: Binding, step: Step, logits: Tensor) -> None:
-        for name in ("tokens", "positions", "mask", "write_at", "keep"):
+        for name in INPUTS:
             binding.input(name, getattr(step, name))
         binding.output("logits", logits)
 

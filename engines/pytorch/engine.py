@@ -63,7 +63,6 @@ class TorchEngine(Engine):
 
     @torch.inference_mode()
     def step(self, step: Step) -> Tensor:
-        """See `Engine.step`."""
         rows = slice(step.first_row, step.first_row + step.tokens.shape[0])
         layers = range(self.spec.layers)
         keys = [self.kv[layer, 0, rows] for layer in layers]

@@ -93,7 +93,6 @@ class ColumnsCache(FixedCache):
     """
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """See `FixedCache.update`."""
         past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
         self.keys[layer], self.values[layer] = key, value
         return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
@@ -103,7 +102,7 @@ class KernelCache(FixedCache):
     """The cache of `engines.pytorch.attention`: keys and values of a layer are written by one kernel."""
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """See `FixedCache.update`; the whole buffers are returned."""
+        """Store [R, H, S, D] of one layer; return its whole buffers."""
         store_columns(key, value, self.keys[layer], self.values[layer], self.write_at)
         return self.keys[layer], self.values[layer]
 
@@ -116,6 +115,5 @@ class ShapeCache(FixedCache):
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """See `FixedCache.update`."""
         self.shapes[layer] = key.shape, value.shape
         return key, value

@@ -44,15 +44,21 @@ def _attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     position_ids: Tensor | None = None,
+    write_at: Tensor | None = None,
     *,
     name: str = NAME,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D].
 
-    `name` is the one it is registered under.
+    `name` is the one it is registered under; models pass on `write_at`, which `StepModel` gives them for `KERNEL`.
     """
     scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    if name == KERNEL:
+        if write_at is None or (sliding_window is not None and position_ids is None):
+            problem = "the model does not tell its attention where it stands; give sdpa"
+            raise InvalidInput("attention", "triton", problem)
+        return attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids), None
     if sliding_window is not None:
         if position_ids is None:
             raise TypeError("the model has a sliding window, but does not tell its attention the positions")
@@ -88,28 +94,6 @@ def _attention(
     return out.transpose(1, 2), None
 
 
-def _kernel_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sliding_window: int | None = None,
-    position_ids: Tensor | None = None,
-    write_at: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The same by `engines.pytorch.attention`; models pass on `write_at`, which `StepModel` gives them."""
-    if write_at is None or (sliding_window is not None and position_ids is None):
-        raise InvalidInput("attention", "triton", "the model does not tell its attention where it stands; give sdpa")
-    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
-    out = attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids)
-    return out, None
-
-
 def _window(positions: Tensor, length: int, window: int) -> Tensor:
     """Bool [R, 1, S, length]: which columns hold one of the `window` tokens up to each of `positions` [R, S].
 
@@ -120,10 +104,8 @@ def _window(positions: Tensor, length: int, window: int) -> Tensor:
     return (positions[:, None, :, None] - columns) < window
 
 
-for _name in (NAME, UNCAPPED, DECOMPOSED):
-    AttentionInterface.register(_name, functools.partial(_attention, name=_name))
-AttentionInterface.register(KERNEL, _kernel_attention)
 for _name in (NAME, UNCAPPED, DECOMPOSED, KERNEL):
+    AttentionInterface.register(_name, functools.partial(_attention, name=_name))
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
 
 

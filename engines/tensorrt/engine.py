@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.base import Engine, EngineSpec, Step
 from engines.graphs.capture import Work
 from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
-from engines.graphs.step_io import handed_over, named, pieces
+from engines.graphs.step_io import INPUTS, handed_over, named, pieces
 from engines.kv import write_columns
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 PREFILL, DECODE = 0, 1
 """Optimization profiles of a plan: one row of many tokens; many rows of a tree's tokens."""
-INPUTS = ("tokens", "positions", "mask", "write_at", "keep")
-"""Inputs of the graph beside the caches."""
 
 
 def open_tensorrt(folder: Path, spec: EngineSpec, device: str = "cuda") -> TensorRTEngine:
@@ -92,7 +90,6 @@ class TensorRTEngine(Engine):
         self.graphs = GraphRunner(self._recordable, self._once, memory, recorder, spec.capacity)
 
     def step(self, step: Step) -> Tensor:
-        """See `Engine.step`."""
         rows, tokens = step.tokens.shape
         if step.first_row == 0 and len(step.keep) > 0 and tokens <= self._plan.decode_tokens:
             return handed_over(self.graphs.replay(step), step)

@@ -6,11 +6,13 @@ is found by running it once without weights through the hook, its engine is comp
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import logging
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -82,12 +84,10 @@ class Checkpoint:
         Raises:
             InvalidInput: the weights are damaged or not all there.
         """
-        try:
+        with self._loading("weights"):
             model, found = AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
-        except Exception as error:  # transformers and safetensors have many for damaged files
-            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
         if found["missing_keys"]:  # transformers would go on with random ones
             missing = sorted(found["missing_keys"])
             raise InvalidInput(self.name, str(self.folder), f"{len(missing)} weights are missing, such as {missing[0]}")
@@ -103,10 +103,8 @@ class Checkpoint:
         Raises:
             InvalidInput: they are damaged or not all there.
         """
-        try:
+        with self._loading("weights"):
             found = stored_weights(self.folder, self.empty("float32"))
-        except Exception as error:  # safetensors and torch have many for damaged files
-            raise InvalidInput(self.name, str(self.folder), f"its weights cannot be loaded: {error}") from error
         if found is not None:
             return found
         loaded = self.load(stored_dtype(self.folder))
@@ -114,11 +112,21 @@ class Checkpoint:
         return model_weights(loaded)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The checkpoint's tokenizer."""
-        try:
+        """The tokenizer in its folder.
+
+        Raises:
+            InvalidInput: it cannot be loaded.
+        """
+        with self._loading("tokenizer"):
             return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except Exception as error:  # transformers and tokenizers have many for damaged files
-            raise InvalidInput(self.name, str(self.folder), f"its tokenizer cannot be loaded: {error}") from error
+
+    @contextlib.contextmanager
+    def _loading(self, what: str) -> Iterator[None]:
+        """Whatever the libraries raise for damaged files, each in its own way, as an `InvalidInput`."""
+        try:
+            yield
+        except Exception as error:
+            raise InvalidInput(self.name, str(self.folder), f"its {what} cannot be loaded: {error}") from error
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""

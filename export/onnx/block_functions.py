@@ -85,7 +85,7 @@ class Example:
         return logits, noise, places(self.rows, self.shape)[depth - 1], self.begun.holds, self.context, self.rows
 
     def decide_arguments(self, draft: Draft | None) -> tuple[Any, ...]:
-        """Of `decide`."""
+        """Arguments to trace `mtad.block.decide` on."""
         logits = self.target_logits if draft else self.target_logits[:, :1]
         noise = self.noise
         return draft, logits, logits.clone(), noise.accept, noise.bonus, self.context.committed, self.rows
@@ -239,7 +239,7 @@ def write_functions(folder: Path) -> None:
 
 @command
 def main() -> None:
-    """Entry point."""
+    """Compile all functions into the package."""
     Parser(
         prog="export.onnx.block_functions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

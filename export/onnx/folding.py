@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from torch._subclasses.fake_tensor import FakeTensor
 
 from export.checkpoint.weights import Weights
+from export.onnx.edit import lazy
 
 FOLDED = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Add", "Mul", "Cast"}
 """Operators on weights alone that are computed when the weights are written, and not in every step."""
@@ -70,7 +71,7 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
         graph.remove(node, safe=True)
     for value, read in reads.items():
         if value.uses():
-            value.const_value = _lazy(value, read)
+            value.const_value = lazy(value.name, value.dtype, value.shape, read)
         else:
             del graph.initializers[str(value.name)]
 
@@ -124,13 +125,6 @@ def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
 def _constant(value: ir.Value) -> np.ndarray:
     assert value.const_value is not None
     return value.const_value.numpy()
-
-
-def _lazy(value: ir.Value, read: Read) -> ir.LazyTensor:
-    dtype, shape = value.dtype, value.shape
-    assert dtype is not None
-    assert isinstance(shape, ir.Shape)
-    return ir.LazyTensor(lambda: ir.Tensor(read(), dtype=dtype), dtype=dtype, shape=shape, name=value.name)
 
 
 def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import KV_PAGE, EngineSpec
+from engines.graphs.step_io import INPUTS
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, frozen_rope
 from engines.tensorrt_plan import RUNTIMES
@@ -244,7 +245,7 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
             dynamic_shapes=shapes,
             verbose=False,
             optimize=False,
-            input_names=["tokens", "positions", "mask", "write_at", "keep", *cache_names(spec.layers, "past")],
+            input_names=[*INPUTS, *cache_names(spec.layers, "past")],
             output_names=["logits", *cache_names(spec.layers, outputs)],
         )
         assert program is not None

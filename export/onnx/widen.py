@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from export.checkpoint.weights import Weights
+from export.onnx.edit import initializer, lazy
 from export.onnx.folding import save
 
 NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
@@ -39,7 +39,7 @@ def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
         if not value.uses():
             del graph.initializers[name]
         elif value.const_value is not None and value.const_value.dtype in NARROW:
-            value.const_value = _lazy(value.const_value, partial(_wide, value.const_value))
+            value.const_value = lazy(name, WIDE, value.shape, partial(_wide, value.const_value))
             value.type = ir.TensorType(WIDE)
     for value in (*graph.inputs, *(out for node in graph.all_nodes() for out in node.outputs)):
         if value.dtype in NARROW:
@@ -62,9 +62,8 @@ def _settle(graph: ir.Graph, node: ir.Node, activations: bool) -> None:
     if values.const_value is not None:
         matrix, scale = values.const_value, steps.const_value
         assert scale is not None
-        made = ir.Value(name=f"{output.name}_wide", shape=values.shape, type=ir.TensorType(WIDE))
-        made.const_value = _lazy(matrix, lambda: _wide(matrix) * _wide(scale))
-        graph.initializers[str(made.name)] = made
+        shape = matrix.shape.numpy()
+        made = initializer(graph, f"{output.name}_wide", WIDE, shape, lambda: _wide(matrix) * _wide(scale))
     else:
         pair = values.producer()
         assert pair is not None
@@ -84,7 +83,8 @@ def _quantised(graph: ir.Graph, node: ir.Node, x: ir.Value, step: ir.Value) -> i
         rounded = [narrow, ir.node("Cast", [narrow.outputs[0]], {"to": int(WIDE)})]
     else:
         limits = [
-            _limit(graph, name, value) for name, value in (("least", float(kind.min)), ("largest", float(kind.max)))
+            initializer(graph, f"quantised_{name}", WIDE, (), partial(np.array, value))
+            for name, value in (("least", float(kind.min)), ("largest", float(kind.max)))
         ]
         whole = ir.node("Round", [scaled.outputs[0]])
         rounded = [whole, ir.node("Clip", [whole.outputs[0], *limits])]
@@ -95,22 +95,8 @@ def _quantised(graph: ir.Graph, node: ir.Node, x: ir.Value, step: ir.Value) -> i
     return nodes[-1].outputs[0]
 
 
-def _limit(graph: ir.Graph, name: str, value: float) -> ir.Value:
-    name = f"quantised_{name}"
-    if name not in graph.initializers:
-        tensor = ir.Tensor(np.array(value, np.float32), name=name)
-        graph.initializers[name] = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(WIDE), const_value=tensor)
-    return graph.initializers[name]
-
-
 def _wide(tensor: ir.TensorProtocol) -> np.ndarray:
     return tensor.numpy().astype(np.float32)
-
-
-def _lazy(tensor: ir.TensorProtocol, read: Callable[[], np.ndarray]) -> ir.LazyTensor:
-    """A float32 tensor of another's shape that is computed when it is written."""
-    assert isinstance(tensor.shape, ir.Shape)
-    return ir.LazyTensor(lambda: ir.Tensor(read(), dtype=WIDE), dtype=WIDE, shape=tensor.shape, name=tensor.name)
 
 
 def rounded(weights: Weights, dtype: torch.dtype) -> Weights:

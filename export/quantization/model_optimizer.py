@@ -62,7 +62,7 @@ def check_installed(field: str, precision: str) -> None:
 
 
 def optimizer_version() -> str:
-    """Of Model Optimizer."""
+    """Version of the installed Model Optimizer."""
     return version("nvidia-modelopt")
 
 

@@ -7,13 +7,14 @@ them; everything else stays in the graph's own type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from export.onnx.edit import initializer
 from export.onnx.folding import save
 from export.quantization.model_optimizer import MODES, Quantized
 from export.quantization.weight_only import matrices
@@ -36,7 +37,7 @@ def product_names(path: Path, copy: Path, parameters: Collection[str]) -> list[s
 
 def write_quantized(
     path: Path, copy: Path, precision: str, parameters: Collection[str], found: Mapping[str, Quantized]
-) -> int:
+) -> None:
     """Write a copy of a graph, of any type, with Q/DQ operators around its products; weights one at a time.
 
     Args:
@@ -45,20 +46,16 @@ def write_quantized(
         precision: one of `STATIC`.
         parameters: names of the model's parameters, which alone are quantised.
         found: by the names of the products' nodes, which are the same in graphs of every type.
-
-    Returns:
-        how many products there are.
     """
     model, kind = ir.load(path), TYPES[precision]
     graph, activations, weights = model.graph, dict[ir.Value, ir.Value](), dict[str, ir.Value]()
-    nodes = matrices(graph, parameters)
-    for node in nodes:
+    for node in matrices(graph, parameters):
         x, w = node.inputs
         assert x is not None
         assert w is not None
         own = found[str(node.name)]
         if x not in activations:
-            step = _initializer(graph, f"{x.name}_scale", w.dtype, (), partial(_step, own.activations))
+            step = initializer(graph, f"{x.name}_scale", w.dtype, (), partial(np.array, own.activations))
             zero = _zero(graph, kind, ())
             quantized = ir.node("QuantizeLinear", [x, step, zero], name=f"{x.name}_quantize")
             restored = ir.node("DequantizeLinear", [quantized.outputs[0], step, zero], name=f"{x.name}_dequantize")
@@ -68,8 +65,8 @@ def write_quantized(
         if str(w.name) not in weights:
             assert isinstance(w.shape, ir.Shape)
             shape = w.shape.numpy()
-            matrix = _initializer(graph, f"{w.name}{QUANTIZED}", kind, shape, own.weight)
-            steps = _initializer(graph, f"{w.name}_scale", w.dtype, shape[1:], own.steps)
+            matrix = initializer(graph, f"{w.name}{QUANTIZED}", kind, shape, own.weight)
+            steps = initializer(graph, f"{w.name}_scale", w.dtype, shape[1:], own.steps)
             inputs = [matrix, steps, _zero(graph, kind, shape[1:])]
             restored = ir.node("DequantizeLinear", inputs, {"axis": 1}, name=f"{w.name}_dequantize")
             restored.outputs[0].name = f"{w.name}_dequantized"
@@ -81,28 +78,9 @@ def write_quantized(
         if not w.uses():
             del graph.initializers[str(w.name)]
     save(model, copy)
-    return len(nodes)
-
-
-def _step(value: float) -> np.ndarray:
-    return np.array(value, np.float32)
 
 
 def _zero(graph: ir.Graph, kind: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
     """The zero point, which says the type of the quantised numbers."""
     name = f"zero_{kind.name.lower()}{''.join(f'_{size}' for size in shape)}"
-    return _initializer(graph, name, kind, shape, lambda: np.zeros(shape))
-
-
-def _initializer(
-    graph: ir.Graph, name: str, dtype: ir.DataType | None, shape: tuple[int, ...], read: Callable[[], np.ndarray]
-) -> ir.Value:
-    """An initializer of a graph that is read, and converted, when it is written; there already if it was made."""
-    if name not in graph.initializers:
-        assert dtype is not None
-        own = ir.Shape(shape)
-        lazy = ir.LazyTensor(
-            lambda: ir.Tensor(read().astype(dtype.numpy()), dtype=dtype), dtype=dtype, shape=own, name=name
-        )
-        graph.initializers[name] = ir.Value(name=name, shape=own, type=ir.TensorType(dtype), const_value=lazy)
-    return graph.initializers[name]
+    return initializer(graph, name, kind, shape, lambda: np.zeros(shape))

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
-from engines.base import Step, mask_length
+from engines.base import Step
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -76,11 +75,8 @@ def logits_on(engine: Engine, text: Sequence[int]) -> Tensor:
     parts = []
     for start in range(0, len(tokens), CHUNK):
         part = tokens[start : start + CHUNK][None]
-        positions = torch.arange(start, start + part.shape[1])[None]
-        size = mask_length(start + part.shape[1], engine.spec.capacity)
-        mask = (torch.arange(size) <= positions[:, :, None])[:, None]
-        keep = torch.arange(part.shape[1])
-        parts.append(engine.step(Step(part, positions, torch.tensor([start]), mask, keep))[0].float())
+        step = Step.causal(part, start, engine.spec.capacity, torch.arange(part.shape[1]))
+        parts.append(engine.step(step)[0].float())
     return torch.cat(parts)
 
 
@@ -135,15 +131,7 @@ def time_steps(reference: Engine, engine: Engine, steps: int) -> dict[str, Any]:
     """
     capacity = engine.spec.capacity
     start = min(CONTEXT, capacity - steps)
-    size = mask_length(start + steps, capacity)
-    positions = torch.arange(start, start + steps)[None]
-    step = Step(
-        torch.zeros(1, steps, dtype=torch.int64),
-        positions,
-        torch.tensor([start]),
-        (torch.arange(size) <= positions[:, :, None])[:, None],
-        torch.arange(steps),
-    )
+    step = Step.causal(torch.zeros(1, steps, dtype=torch.int64), start, capacity, torch.arange(steps))
     seconds: list[list[float]] = [[], []]
     for repeat in range(REPEATS + 5):
         for each, taken in zip((reference, engine), seconds, strict=True):
@@ -227,13 +215,3 @@ def compare_pairs(reference: Path, pair: Path, calibration: Calibration) -> dict
             "pair": block_efficiency(pair, prompts, method),
         }
     return figures
-
-
-def runtime_version() -> str:
-    """Of ONNX Runtime, whichever of its packages is installed."""
-    for name in ("onnxruntime-gpu", "onnxruntime"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"

@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from export.checkpoint.weights import Weights, parameter_names
+from export.onnx.edit import initializer, substitute
 from export.onnx.folding import TRANSPOSED, save
 
 ACCURACY = 4
@@ -46,7 +47,7 @@ QUANTIZED = (*WEIGHT_ONLY, "int8-dynamic")
 """Precisions made from a float32 graph by this module."""
 
 
-def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str] | None = None) -> int:
+def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str]) -> None:
     """Write a quantised copy of a float32 graph of `export.onnx.graph`.
 
     Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
@@ -57,10 +58,7 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
         source: the float32 graph.
         path: the file to write, in another folder.
         precision: one of `QUANTIZED`.
-        parameters: names of the model's parameters, which alone are quantised; None: every matrix there is.
-
-    Returns:
-        how many matrices were quantised.
+        parameters: names of the model's parameters, which alone are quantised.
     """
     model = ir.load(source)
     products = matrices(model.graph, parameters)
@@ -68,7 +66,7 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
         with _quiet():
             _quantize_blocks(model, products, WEIGHT_ONLY[precision])
         save(model, path)
-        return len(products)
+        return
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, _quiet():
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -90,15 +88,14 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
                 if not output.is_graph_output():
                     output.shape = None  # inferred meanwhile; the engine's dimensions are those of its inputs
         save(model, path)
-    return len(products)
 
 
-def matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.Node]:
+def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
     """The products with one parameter each, all made MatMul: the quantisers know no Gemm.
 
     Args:
         graph: changed in place.
-        parameters: names of the model's parameters, which alone count; None: every matrix there is.
+        parameters: names of the model's parameters, which alone count.
     """
     found = []
     for node in list(graph):
@@ -107,7 +104,7 @@ def matrices(graph: ir.Graph, parameters: Collection[str] | None) -> list[ir.Nod
             node = _without_gemm(graph, node)
         if node.op_type == "MatMul" and _parameter(node.inputs[1]):
             name = str(node.inputs[1] and node.inputs[1].name).removesuffix(TRANSPOSED)
-            if parameters is None or name in parameters:
+            if name in parameters:
                 found.append(node)
     return found
 
@@ -125,34 +122,24 @@ def _without_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
     if node.attributes.get_int("transB", 0):
         b = _transposed(graph, b)
     product = ir.node("MatMul", [a, b], name=f"{node.name}_product")
-    nodes, output = [product], product.outputs[0]
+    nodes = [product]
     if bias:
-        total = ir.node("Add", [output, bias[0]], name=f"{node.name}_sum")
-        nodes, output = [product, total], total.outputs[0]
-    output.type, output.shape = node.outputs[0].type, node.outputs[0].shape
-    product.outputs[0].type, product.outputs[0].shape = output.type, output.shape
-    name, node.outputs[0].name = node.outputs[0].name, None
-    output.name = name
-    graph.insert_before(node, nodes)
-    ir.convenience.replace_all_uses_with(node.outputs[0], output, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+        product.outputs[0].type, product.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        nodes.append(ir.node("Add", [product.outputs[0], bias[0]], name=f"{node.name}_sum"))
+    substitute(graph, node, nodes)
     return product
 
 
 def _transposed(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """An initializer with the axes of another exchanged; it takes its place if nobody else needs it."""
-    name = f"{value.name}{TRANSPOSED}"
-    if name not in graph.initializers:
-        tensor = value.const_value
-        assert tensor is not None
-        shape = ir.Shape(tensor.numpy().T.shape)
-        lazy = ir.LazyTensor(
-            lambda: ir.Tensor(np.ascontiguousarray(tensor.numpy().T)), dtype=tensor.dtype, shape=shape, name=name
-        )
-        graph.initializers[name] = ir.Value(name=name, shape=shape, type=value.type, const_value=lazy)
-        if len(value.uses()) == 1:
-            del graph.initializers[str(value.name)]
-    return graph.initializers[name]
+    name, tensor = f"{value.name}{TRANSPOSED}", value.const_value
+    assert tensor is not None
+    known = name in graph.initializers
+    shape = tuple(reversed(tensor.shape.numpy()))
+    found = initializer(graph, name, tensor.dtype, shape, lambda: np.ascontiguousarray(tensor.numpy().T))
+    if not known and len(value.uses()) == 1:
+        del graph.initializers[str(value.name)]
+    return found
 
 
 def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -> None:
@@ -178,13 +165,7 @@ def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -
             domain=CONTRIBUTED,
             name=node.name,
         )
-        ((output,), (replaced,)) = quantized.outputs, node.outputs
-        output.type, output.shape = replaced.type, replaced.shape
-        name, replaced.name = replaced.name, None
-        output.name = name
-        graph.insert_before(node, quantized)
-        ir.convenience.replace_all_uses_with(replaced, output, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        substitute(graph, node, [quantized])
         if not weight.uses():
             del graph.initializers[str(weight.name)]
     model.opset_imports[CONTRIBUTED] = 1

@@ -1,1 +1,1 @@
-"""Building TensorRT-LLM engines."""
+"""Planning and building the engines of TensorRT-LLM executors."""

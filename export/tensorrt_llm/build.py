@@ -52,7 +52,6 @@ class ExecutorPairPlan:
 
     @property
     def engines(self) -> tuple[EnginePlan, EnginePlan]:
-        """Both."""
         return self.target, self.auxiliary
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.cache + self.logits
 
 
@@ -183,7 +182,7 @@ def _convert(spec: ExecutorSpec, checkpoint: Checkpoint, calibration: str | None
 
 
 def _build(spec: ExecutorSpec) -> tuple[str, ...]:
-    """Arguments of `trtllm-build`."""
+    """Arguments that `trtllm-build` is started with."""
     values: dict[str, object] = {
         "checkpoint_dir": f"{spec.role}.checkpoint",
         "output_dir": spec.role,

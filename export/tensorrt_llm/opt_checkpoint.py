@@ -39,7 +39,7 @@ def write_opt_checkpoint(model: OPTForCausalLM, folder: Path, dtype: str, tensor
 
 
 def opt_config(model: OPTForCausalLM, dtype: str, tensor_parallel: int) -> dict[str, object]:
-    """The checkpoint's `config.json`."""
+    """Content of the checkpoint's `config.json`."""
     config = model.config
     return {
         "architecture": "OPTForCausalLM",

@@ -8,10 +8,11 @@ reference, in the order in which the engine computes them: the first one that di
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -113,14 +114,15 @@ class Check:
 
 
 class _Runner(BaseRunner):  # type: ignore[misc]
-    """What a case gives, to Polygraphy's comparator."""
+    """One side of a comparison, to Polygraphy's comparator: what it gives on a case, and where that is written."""
 
-    def __init__(self, name: str, compute: Callable[[Case], Outputs]) -> None:
+    def __init__(
+        self, name: str, compute: Callable[[Case], Outputs], places: Mapping[str, GraphLocation] = MappingProxyType({})
+    ) -> None:
         super().__init__(name)
-        self._compute = compute
+        self._compute, self.places = compute, places
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """A case's four tensors."""
         names = ("tokens", "lengths", "drafted", "parents")
         shapes = ((None, None), (None,), (None, None), (None, None))
         metadata = TensorMetadata()
@@ -129,20 +131,10 @@ class _Runner(BaseRunner):  # type: ignore[misc]
         return metadata
 
     def infer_impl(self, feed_dict: dict[str, Any]) -> dict[str, Any]:
-        """Outputs by name."""
         started = time.perf_counter()
         outputs = self._compute(Case(**{name: torch.as_tensor(value) for name, value in feed_dict.items()}))
         self.inference_time = time.perf_counter() - started
         return {name: value.numpy() for name, value in outputs.items()}
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """One side of a comparison: its name, how it computes, and where its outputs are written."""
-
-    name: str
-    compute: Callable[[Case], Outputs]
-    places: dict[str, GraphLocation]
 
 
 def check(
@@ -207,7 +199,7 @@ def check(
 
 def _engine(
     folder: Path, spec: EngineSpec, layers: bool, threads: int, each: Callable[[], None] = lambda: None
-) -> _Subject:
+) -> _Runner:
     engine = open_engine(folder, Placement(threads=threads), min(spec.rows, ROWS))
     run: Callable[[Case], Outputs]
     places: dict[str, GraphLocation] = {}
@@ -230,7 +222,7 @@ def _engine(
         each()
         return outputs
 
-    return _Subject(f"{folder} ({spec.format}, {spec.dtype})", compute, places)
+    return _Runner(f"{folder} ({spec.format}, {spec.dtype})", compute, places)
 
 
 def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
@@ -251,7 +243,7 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
     return source
 
 
-def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Subject:
+def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Runner:
     model = source.load(torch.float32)
     if model.config.get_text_config().vocab_size != spec.vocab_size:
         width = model.config.get_text_config().vocab_size
@@ -261,14 +253,12 @@ def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callab
     def compute(case: Case) -> Outputs:
         return checkpoint_layers(model, case, each) if layers else {"logits": run_checkpoint(model, case, each)}
 
-    return _Subject(f"{source.folder} (checkpoint, float32)", compute, {})
+    return _Runner(f"{source.folder} (checkpoint, float32)", compute)
 
 
-def _compare(
-    engine: _Subject, reference: _Subject, cases: tuple[Case, ...], limit: float, share: float | None
-) -> Check:
+def _compare(engine: _Runner, reference: _Runner, cases: tuple[Case, ...], limit: float, share: float | None) -> Check:
     feeds = [{name: value.numpy() for name, value in vars(case).items()} for case in cases]
-    runs = Comparator.run([_Runner(one.name, one.compute) for one in (engine, reference)], data_loader=feeds)
+    runs = Comparator.run([engine, reference], data_loader=feeds)
     (_, ours), (_, theirs) = runs
     names = [name for name in ours[0].keys() if name in theirs[0].keys() and name != "logits"]  # noqa: SIM118
     if share is not None and not names:

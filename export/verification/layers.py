@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engines.base import Engine, Step
+from engines.graphs.step_io import INPUTS, named
 from engines.pytorch.engine import TorchEngine
-from export.onnx.graph import SCOPES, cache_names
+from export.onnx.graph import SCOPES
 from export.verification.verify import Case, begin, compared, run_checkpoint, run_engine
 from mtad.errors import InvalidInput
 
@@ -129,11 +130,9 @@ class MarkedGraph:
 
     @staticmethod
     def _feed(engine: Engine, step: Step) -> dict[str, Any]:
-        rows, spec = step.tokens.shape[0], engine.spec
-        past = cache_names(spec.layers, "past")
-        cache = [engine.kv[layer, kind, :rows] for kind in (0, 1) for layer in range(spec.layers)]
-        inputs = {name: getattr(step, name) for name in ("tokens", "positions", "mask", "write_at", "keep")}
-        return {name: value.numpy() for name, value in {**inputs, **dict(zip(past, cache, strict=True))}.items()}
+        cache = named("past", engine.kv[:, :, : step.tokens.shape[0]])
+        inputs = {name: getattr(step, name) for name in INPUTS}
+        return {name: value.numpy() for name, value in {**inputs, **cache}.items()}
 
 
 @contextlib.contextmanager

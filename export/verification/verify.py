@@ -252,11 +252,7 @@ def compared(case: Case, values: Tensor) -> Tensor:
 
 def _prefill(engine: Engine, tokens: Tensor) -> None:
     """All but each row's last token, right-padded; padding is overwritten by later steps."""
-    rows, longest = tokens.shape
     nothing = torch.zeros(0, dtype=torch.int64)
-    for start in range(0, longest, CHUNK):
+    for start in range(0, tokens.shape[1], CHUNK):
         part = tokens[:, start : start + CHUNK].contiguous()
-        positions = torch.arange(start, start + part.shape[1]).repeat(rows, 1)
-        size = mask_length(start + part.shape[1], engine.spec.capacity)
-        mask = (torch.arange(size) <= positions[:, :, None])[:, None]
-        engine.step(Step(part, positions, torch.full((rows,), start), mask, nothing))
+        engine.step(Step.causal(part, start, engine.spec.capacity, nothing))

@@ -13,9 +13,10 @@ from transformers import LlamaForCausalLM
 
 from engines import Engine, open_engine
 from engines.base import DTYPES, mask_length
-from engines.kv import clear_row, copy_row, move_columns
+from engines.kv import move_columns
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
+from tests.support.mock_engine import MockEngine, mock_spec
 from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
 
 
@@ -187,20 +188,22 @@ def test_moved_columns_keep_their_bits() -> None:
 
 
 def test_copying_a_row_copies_its_first_columns_only() -> None:
-    cache = random_cache()
-    expected = cache.clone()
+    engine = MockEngine(mock_spec(3), 0.0)
+    engine.kv.normal_(generator=torch.Generator().manual_seed(0))
+    expected = engine.kv.clone()
     for column in range(7):
-        expected[:, :, 0, :, column] = cache[:, :, 2, :, column]
-    copy_row(cache, 2, 0, 7)
-    assert torch.equal(cache, expected)
+        expected[:, :, 0, :, column] = engine.kv[:, :, 2, :, column]
+    engine.copy_row(2, 0, 7)
+    assert torch.equal(engine.kv, expected)
 
 
 def test_clearing_a_row_leaves_the_others() -> None:
-    cache = random_cache()
-    expected = cache.clone()
+    engine = MockEngine(mock_spec(3), 0.0)
+    engine.kv.normal_(generator=torch.Generator().manual_seed(0))
+    expected = engine.kv.clone()
     expected[:, :, 1] = 0
-    clear_row(cache, 1)
-    assert torch.equal(cache, expected)
+    engine.clear_row(1)
+    assert torch.equal(engine.kv, expected)
 
 
 def test_a_step_in_memory_that_comes_again_reads_what_is_there_now(engine: Engine) -> None:

@@ -159,7 +159,7 @@ def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same
     largest = 448 if precision == "fp8" else 127
     found = {n.name: steps_of(stored[n.input[1]], largest, kind) for n in graph.graph.node if n.name in products}
     write_graph(checkpoint.empty(dtype), weights, spec, tmp_path / "half.onnx")
-    assert write_quantized(tmp_path / "half.onnx", tmp_path / "model.onnx", precision, names, found) == len(products)
+    write_quantized(tmp_path / "half.onnx", tmp_path / "model.onnx", precision, names, found)
     nodes = collections.Counter(
         node.op_type for node in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.node
     )

@@ -45,7 +45,9 @@ KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
 
 @pytest.fixture(scope="module")
 def quantized(
-    family_engine: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    family_engine: Callable[[str], Path],
+    family_checkpoint: Callable[[str], Checkpoint],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str, str], Path]:
     """A family's quantised engine folder."""
     parent = tmp_path_factory.mktemp("quantized")
@@ -54,7 +56,8 @@ def quantized(
     def write(family: str, precision: str) -> Path:
         source, folder = family_engine(family), parent / f"{family}-{precision}"
         folder.mkdir()
-        quantize_graph(source / "model.onnx", folder / "model.onnx", precision)
+        names = dict(family_checkpoint(family).empty("float32").named_parameters(remove_duplicate=False))
+        quantize_graph(source / "model.onnx", folder / "model.onnx", precision, names)
         write_spec(folder, replace(read_spec(source), precision=precision))
         return folder
 
