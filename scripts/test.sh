@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# Install, lint, type-check, test. Arguments go to pytest, which runs a file of tests on each of two cores.
+# Install, lint, type-check, test. With --fast first, only the daily tests: those not marked as slow. Other arguments go to
+# pytest, which runs a file of tests on each of two cores.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 ruff check .
 ruff format --check .
 mypy
-python -m pytest -n 2 --dist loadfile "$@"
+if [ "${1:-}" = --fast ]; then
+    set -- -m "not slow" "${@:2}"
+elif ! [ -d build/baselines/target ]; then
+    scripts/baselines.sh
+fi
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from tests.support.live_server import LiveServer
 
 
+SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
+"""Fixtures that export; tests with one of them are slow, marked so or not."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule() -> None:
     """Choose Triton's interpreter where there is no GPU; it must be chosen before a test file imports Triton."""
@@ -34,6 +39,18 @@ def pytest_pycollect_makemodule() -> None:
         import torch
 
         os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    if SLOW_FIXTURES.intersection(item.fixturenames):
+        item.add_marker("slow")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have most slow tests: where two processes take file by file, both then end together."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -180,7 +197,7 @@ def demo_pair() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["onnx", "torch"])
+@pytest.fixture(scope="session", params=["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Path]) -> Path:
     """The pair exported for each engine."""
     return pair_folders(str(request.param))

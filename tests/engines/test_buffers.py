@@ -77,6 +77,7 @@ def held(roots: Iterable[object], known: frozenset[int] = frozenset()) -> dict[i
     return found
 
 
+@pytest.mark.slow
 def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_were(
     pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

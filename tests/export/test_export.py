@@ -116,6 +116,7 @@ class TestGraph:
             },
         }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("family", "attention", "dtype", "limit"),
         [
@@ -249,6 +250,7 @@ class TestFolder:
         assert state(tmp_path / "pair") == before
         assert {name for name in names(tmp_path) if not name.startswith(".")} == ({"pair"} if existing else set())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("precision", "format"), [("float16", "onnx"), ("float16", "torch"), ("bfloat16", "torch")]
     )
@@ -265,6 +267,7 @@ class TestFolder:
         assert len(result.token_ids) == 9
         assert result.statistics.accepted > 0
 
+    @pytest.mark.slow
     def test_a_bfloat16_graph_is_verified_and_is_not_for_the_cpu(
         self, export: Callable[..., bool], tmp_path: Path
     ) -> None:
@@ -274,6 +277,7 @@ class TestFolder:
         with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 products; export --to torch"):
             open_pair(tmp_path / "pair")
 
+    @pytest.mark.slow
     def test_a_bfloat16_graph_with_a_wrong_weight_is_refused(
         self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

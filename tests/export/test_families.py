@@ -66,6 +66,7 @@ def exported(
     return export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
@@ -78,6 +79,7 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_module_of_an_engine_gives_what_the_checkpoints_gives(
     family: str, exported: Callable[[str, str], Path]
@@ -100,6 +102,7 @@ def generate(llm: LLM) -> list[Result]:
     return llm.generate([prompt for prompt in PROMPTS for _ in PARAMS], PARAMS * len(PROMPTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_is_the_torch_engines(family: str, exported: Callable[[str, str], Path]) -> None:
     ours, theirs = (generate(LLM(exported(family, format), RuntimeConfig(threads=1))) for format in ("onnx", "torch"))
@@ -107,6 +110,7 @@ def test_generation_is_the_torch_engines(family: str, exported: Callable[[str, s
     assert sum(result.statistics.accepted for result in ours) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MULTI_HEAD)
 def test_a_text_without_grouped_queries_has_the_same_bits_in_any_batch(
     family: str, exported: Callable[[str, str], Path]
@@ -119,6 +123,7 @@ def test_a_text_without_grouped_queries_has_the_same_bits_in_any_batch(
         assert alone.logprobs == together[number].logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rows_bits_do_not_depend_on_the_batch(family: str, exported: Callable[[str, str], Path]) -> None:
     engine = open_engine(exported(family, "onnx") / "target")
@@ -131,6 +136,7 @@ def test_a_rows_bits_do_not_depend_on_the_batch(family: str, exported: Callable[
         assert torch.equal(alone[0], whole[row, :steps])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_norms_rotations_and_attention_are_operators(family: str, exported: Callable[[str, str], Path]) -> None:
     graph = onnx.load(exported(family, "onnx") / "target" / "model.onnx", load_external_data=False)
@@ -143,6 +149,7 @@ def test_norms_rotations_and_attention_are_operators(family: str, exported: Call
     assert not kinds & {"ReduceMean", "Sqrt", "Rsqrt", "Softmax"}
 
 
+@pytest.mark.slow
 def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, str], Path]) -> None:
     engine = open_engine(exported("mistral", "onnx") / "target")
     length = 100
@@ -155,6 +162,7 @@ def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, s
     assert not torch.equal(engine.step(step), first)
 
 
+@pytest.mark.slow
 def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_drafts(tmp_path: Path) -> None:
     target, auxiliary = (str(DEMO / "opt" / name) for name in ("target", "auxiliary"))
     export_pair(tmp_path / "pair", ExportOptions(target, auxiliary, rows=8, capacity=512, format="torch"))
@@ -203,6 +211,7 @@ class TestRefusal:
             self.export(tmp_path, config)
         assert not (tmp_path / "pair").exists()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("format", ["onnx", "torch"])
     def test_an_unknown_family_that_computes_something_else_with_the_difference(
         self, tmp_path: Path, format: str

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from export.staging import FINISHED, staging_folder
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime.pair import open_pair
 from scripts.paths import ROOT
+from tests.support.forked import run_script
 
 OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
 SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 256, (0,), "torch", "a", {"torch": "2"})
@@ -191,6 +190,7 @@ class TestInterruption:
         assert hidden(tmp_path) == []
 
 
+@pytest.mark.slow
 class TestKilled:
     """An export in a process of its own, killed at moments from its start to its end."""
 
@@ -236,9 +236,7 @@ export_pair(Path(folder), ExportOptions(target, auxiliary, rows=2, capacity=128,
         stage: str,
         file: str,
     ) -> None:
-        command = [sys.executable, "-c", self.SCRIPT, str(tmp_path / "pair"), *map(str, checkpoints), stage, file]
-        killed = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert run_script(self.SCRIPT, tmp_path / "pair", *checkpoints, stage, file) == -signal.SIGKILL
         assert len(hidden(tmp_path)) == 1
         assert openable(tmp_path) == []
         assert export()

@@ -71,6 +71,7 @@ def test_a_streamed_engine_is_the_one_made_from_a_model_in_memory(
     assert_same_engine(family_engine(family), tmp_path / "loaded", tied=checkpoint.config.tie_word_embeddings)
 
 
+@pytest.mark.slow
 def test_weights_are_converted_one_at_a_time(family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
     for streamed in (True, False):
         write(tmp_path / str(streamed), family_checkpoint("gemma-2"), "float16", streamed)
@@ -94,6 +95,7 @@ def test_weights_have_the_checkpoints_names(
     assert len(found & names) > 15
 
 
+@pytest.mark.slow
 class TestShards:
     @pytest.fixture
     def folder(

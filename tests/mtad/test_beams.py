@@ -77,6 +77,7 @@ def p_value(one: Counter[Tokens], other: Counter[Tokens]) -> float:
     return float(chi2_contingency(table[table.sum(1) > 0]).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "eos"),
     [
@@ -105,6 +106,7 @@ def test_an_auxiliary_that_knows_nothing_changes_nothing() -> None:
     assert p_value(drafted(ignorant, BASE, TEXTS), sampled(PAIR, BASE, TEXTS)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eos", [(), (0, 3)])
 def test_without_randomness_it_is_beam_search_on_the_target(eos: tuple[int, ...]) -> None:
     differ = 0

@@ -48,7 +48,7 @@ def p_value(params: DecodingParams) -> float:
         replace(FREE, temperature=1.7, top_k=3, top_p=0.9, draft_len=3),
         replace(FREE, method="sample"),
         *(
-            replace(base, method=method, draft_confidence=confidence)
+            pytest.param(replace(base, method=method, draft_confidence=confidence), marks=pytest.mark.slow)
             for method in ("speculative", "block", "specinfer")
             for base in (
                 replace(FREE, draft_len=3, branching=(2, 2, 1)),
@@ -66,6 +66,7 @@ def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
     assert p_value(params) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mtad", "modal", "typical", "threshold", "bild"])
 def test_a_lossy_rule_is_noticed(method: str) -> None:
     assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
@@ -108,6 +109,7 @@ def test_modal_at_threshold_0_is_greedy_decoding() -> None:
         assert generate(pair, params, 9, 12) == [greedy] * len(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.5, 2.0])
 def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
     """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
@@ -139,6 +141,7 @@ def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
         assert generate(pair, params, 9, length) == [greedy] * len(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
     params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 5

@@ -31,6 +31,7 @@ def draft_paths(run: Run, row: int) -> list[Tokens]:
     ]
 
 
+@pytest.mark.slow
 def test_beams_of_a_level_are_distinct_and_no_more_than_asked_for() -> None:
     for cases, _, _, run in mixed_runs()[:12]:
         for row, case in enumerate(cases):

@@ -169,7 +169,7 @@ def run_schedule(seed: int) -> tuple[int, int, int]:
     return reasons["stop"] + reasons["length"], reasons["cancelled"], reasons["error"]
 
 
-@pytest.mark.parametrize("batch", range(20))
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, 20))])
 def test_every_request_of_a_random_schedule_ends_exactly_once_with_the_tokens_it_gets_alone(batch: int) -> None:
     torch.set_num_threads(1)
     outcomes = [run_schedule(seed) for seed in range(batch * 100, batch * 100 + 100)]

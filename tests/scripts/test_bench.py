@@ -118,6 +118,7 @@ def twins(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     return folder
 
 
+@pytest.mark.slow
 def test_hugging_face_is_given_the_same_task(llm: LLM, twins: Path) -> None:
     texts = [llm.pair.tokenizer(text).input_ids for text in TEXT]
     heads = [Prompt(0, tuple(text[:count])) for text in texts for count in range(1, len(text))]
@@ -134,6 +135,7 @@ def test_hugging_face_is_given_the_same_task(llm: LLM, twins: Path) -> None:
         assert all(0 < one.first <= one.whole <= theirs.seconds for one in theirs.finished)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (GENAI / "target").is_dir(), reason="optional: scripts/baselines.sh installs it")
 def test_onnxruntime_genai_is_given_the_same_task() -> None:
     genai, reference = GenAI(), HuggingFace(serving.CHECKPOINTS / "target")
@@ -191,6 +193,7 @@ def test_every_system_has_its_turn_in_every_place(prompts: list[Prompt]) -> None
     assert {name: len(taken) for name, taken in cells[1].items()} == dict.fromkeys(names, 3)
 
 
+@pytest.mark.slow
 def test_the_command_reports_every_system_at_every_load(
     llm: LLM,
     pair_folders: Callable[[str], Path],

@@ -26,7 +26,7 @@ BASE = DecodingParams(max_tokens=96)
 
 @pytest.fixture(scope="module")
 def demo(demo_pair: Path) -> LLM:
-    return LLM(demo_pair, RuntimeConfig(threads=2))
+    return LLM(demo_pair, RuntimeConfig(threads=1))
 
 
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:

@@ -11,6 +11,7 @@ import pytest
 from scripts.evaluation import distance
 
 
+@pytest.mark.slow
 def test_lossless_methods_are_at_the_floor_and_a_lower_threshold_is_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

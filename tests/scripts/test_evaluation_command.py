@@ -151,6 +151,7 @@ def test_our_own_answers_are_those_of_the_library_and_their_perplexity_is_the_ta
         assert one.seconds > 0
 
 
+@pytest.mark.slow
 def test_hugging_faces_searches_are_scored_in_the_same_way(
     llm: LLM, ids: list[Ids], target: LlamaForCausalLM, twins: Path
 ) -> None:
@@ -221,6 +222,7 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_setting_and_says_what_was_left_out(
     run: Callable[..., tuple[int, str, str]], lines: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ def test_the_report_holds_every_setting_and_says_what_was_left_out(
     assert "1 left out" in out
 
 
+@pytest.mark.slow
 def test_curves_have_a_point_a_value_and_their_references(
     run: Callable[..., tuple[int, str, str]], lines: Path, tmp_path: Path
 ) -> None:

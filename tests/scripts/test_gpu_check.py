@@ -31,6 +31,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return Report(path)
 
 
+@pytest.mark.slow
 def test_every_stage_runs_or_says_why_not(report: Report) -> None:
     stages = report.values["stages"]
     assert list(stages) == gpu_check.stage_names("tiny")
@@ -41,12 +42,14 @@ def test_every_stage_runs_or_says_why_not(report: Report) -> None:
     assert all(name in report.table() for name in stages)
 
 
+@pytest.mark.slow
 def test_every_method_is_compared_with_graphs_and_without(report: Report) -> None:
     names = [check.name for stage, check in report.checks if stage == "agreement"]
     assert {f"graphs on = off: {method}" for method in METHODS} < set(names)
     assert any(name.startswith("graphs on = off: mixed, 5 rows") for name in names)
 
 
+@pytest.mark.slow
 def test_times_and_floors_are_there_for_every_size(report: Report) -> None:
     rows = report.values["stages"]["steps tiny"]["rows"]
     assert [(row["rows"], row["context"], row["tokens"]) for row in rows[:3]] == [(1, 64, 1), (1, 64, 5), (2, 64, 1)]
@@ -58,6 +61,7 @@ def test_times_and_floors_are_there_for_every_size(report: Report) -> None:
         assert (parts[0] > 0) == (parts[3] > 0) == (row["method"] != "sample")
 
 
+@pytest.mark.slow
 def test_other_systems_give_the_same_greedy_tokens(report: Report) -> None:
     rows = report.values["stages"]["baselines tiny"]["rows"]
     assert [row["system"] for row in rows[3:]] == [
@@ -69,6 +73,7 @@ def test_other_systems_give_the_same_greedy_tokens(report: Report) -> None:
     assert {row.get("same_tokens") for row in lossless} == {"6 of 6"}, rows
 
 
+@pytest.mark.slow
 def test_energy_is_a_meters_or_none(report: Report) -> None:
     for name in ("energy demo", "energy tiny"):
         stage = report.values["stages"][name]
@@ -78,6 +83,7 @@ def test_energy_is_a_meters_or_none(report: Report) -> None:
             assert {row["joules_token"] for row in stage["rows"]} == {"none"}
 
 
+@pytest.mark.slow
 def test_drafts_of_a_made_pair_are_accepted_and_both_models_are_whole(report: Report) -> None:
     facts = report.values["stages"]["energy tiny"]["facts"]
     assert facts["acceptance_rate"] >= 0.7

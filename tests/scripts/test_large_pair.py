@@ -199,6 +199,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_calls_go_on_until_methods_are_compared_on_held_out_text(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
     return seen, totals, jobs, LLM(folder, RuntimeConfig(threads=1, rows=1, prefix_tokens=0))
 
 
+@pytest.mark.slow
 def test_a_short_soak_loses_nothing_and_gives_everyone_what_they_get_alone(ran: Ran) -> None:
     seen, totals, jobs, alone = ran
     check_ends(seen, totals, jobs)
@@ -64,6 +65,7 @@ def test_a_short_soak_loses_nothing_and_gives_everyone_what_they_get_alone(ran: 
     assert all(first <= whole for first, whole in zip(seen.firsts, seen.wholes, strict=True))
 
 
+@pytest.mark.slow
 def test_a_short_soak_meets_what_it_is_for(ran: Ran) -> None:
     seen, totals, jobs, _ = ran
     assert WAITING < CLIENTS_EXTRA
@@ -76,6 +78,7 @@ def test_a_short_soak_meets_what_it_is_for(ran: Ran) -> None:
     assert totals["requests"]["cancelled"] > 0
 
 
+@pytest.mark.slow
 def test_a_job_is_the_same_every_time_and_fits(ran: Ran) -> None:
     _, _, jobs, alone = ran
     prompts = [list(alone.pair.tokenizer(text).input_ids) for text in TEXT]
@@ -88,6 +91,7 @@ def test_a_job_is_the_same_every_time_and_fits(ran: Ran) -> None:
         assert job.prompt
 
 
+@pytest.mark.slow
 def test_other_tokens_than_alone_are_found(ran: Ran) -> None:
     seen, _, jobs, alone = ran
     number, choices = next(iter(seen.kept.items()))
@@ -97,6 +101,7 @@ def test_other_tokens_than_alone_are_found(ran: Ran) -> None:
     assert wrong.problems == [f"request {number} ({jobs[number].params.method}): other tokens or text than alone"]
 
 
+@pytest.mark.slow
 def test_a_lost_or_doubled_end_is_found(ran: Ran) -> None:
     seen, totals, jobs, _ = ran
     for change in (-1, 1):

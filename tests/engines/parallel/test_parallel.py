@@ -215,6 +215,7 @@ def parallel(llm: LLM) -> ParallelEngine:
     return llm.pair.target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "problem"), [(signal.SIGKILL, "was ended by SIGKILL"), (signal.SIGSTOP, "has not answered")]
 )
@@ -242,6 +243,7 @@ def test_a_rank_that_is_silent_while_it_ends_is_said_to_have_ended() -> None:
     assert ProcessRanks.diagnose(ranks, OSError("connection reset")) is ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", "gpt-2"])
 def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_process(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family](2)
@@ -259,6 +261,7 @@ def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_proce
         parallel(llm).close()
 
 
+@pytest.mark.slow
 def test_under_torchrun_one_process_prints_and_all_end(pair_folders: PairFolders) -> None:
     params = DecodingParams(method="mtad", max_tokens=8, seed=2)
     options = ["--method", "mtad", "--max-tokens", "8", "--seed", "2", "--json", "--tensor-parallel", "2"]
@@ -288,10 +291,12 @@ def one(pair_folders: PairFolders) -> LLM:
     return LLM(pair_folders("torch"), RuntimeConfig(max_prefill_tokens=32))
 
 
+@pytest.mark.slow
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(two: LLM, reference: LlamaForCausalLM) -> None:
     assert verify(parallel(two), expect(reference, parallel(two).spec, seed=1)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_each_rank_has_half_of_the_cache(two: LLM, one: LLM) -> None:
     params = DecodingParams(method="speculative", max_tokens=8, seed=1, ignore_eos=True)
     for llm in (one, two):
@@ -331,10 +336,12 @@ def course(llm: LLM) -> list[list[int]]:
     return [request.tokens for request in requests]
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_has_the_tokens_of_one_process(two: LLM, one: LLM) -> None:
     assert course(two) == course(one)
 
 
+@pytest.mark.slow
 def test_blocks_launched_without_waiting_are_done_on_every_rank(two: LLM, one: LLM) -> None:
     """As on a GPU, where the target of a divided pair runs its steps between the parts of a block."""
     launched = LLM(two.pair, RuntimeConfig(max_prefill_tokens=32), recorder=FakeRecorder())
@@ -343,6 +350,7 @@ def test_blocks_launched_without_waiting_are_done_on_every_rank(two: LLM, one: L
     assert not launched.blocks.records
 
 
+@pytest.mark.slow
 def test_ranks_that_have_not_done_the_same_are_found(two: LLM) -> None:
     engine = parallel(two)
     engine.check_integrity()

@@ -182,6 +182,7 @@ def test_models_give_the_logits_they_give_with_torchs_attention(
     torch.testing.assert_close(engines[0].kv, engines[1].kv, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mtad", "mmtad"])
 def test_a_text_is_the_one_that_torchs_attention_gives(pair_folders: Callable[[str], Path], method: str) -> None:
     params = DecodingParams(method=method, draft_len=2, beam_width=2, max_tokens=5, ignore_eos=True, seed=3)
@@ -258,6 +259,7 @@ def test_masks_that_are_no_multiple_of_a_block_are_no_step() -> None:
         replace(inputs, mask=mask).attend()
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     """No register spilled, no more shared memory than a program may have, tensor cores used, loads in flight."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -58,6 +58,7 @@ def tiny(family: str, dtype: torch.dtype = torch.float16) -> tuple[Any, EngineSp
     return model, replace(SPEC, architecture=family, dtype=str(dtype).split(".")[1], **shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "attention", "dtype"),
     [
@@ -79,6 +80,7 @@ def test_every_familys_graph_is_built_for_three_generations_of_gpus(
     assert (tmp_path / "model.engine").stat().st_size > weights
 
 
+@pytest.mark.slow
 def test_a_plan_grows_with_the_gpus_it_is_for_up_to_all_that_there_are(tmp_path: Path) -> None:
     model, spec = tiny("qwen2")
     write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
@@ -129,6 +131,7 @@ def _export(folder: Path, checkpoints: tuple[Path, Path], **changes: Any) -> boo
     return export_pair(folder, ExportOptions(*map(str, checkpoints), **{**options, **changes}))
 
 
+@pytest.mark.slow
 def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, checkpoints: tuple[Path, Path]) -> None:
     for name in ("target", "auxiliary"):
         files = {file.name for file in (rtx_pair / name).iterdir()}
@@ -140,6 +143,7 @@ def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, chec
         _export(rtx_pair, checkpoints, compute_capabilities=["8.6"])
 
 
+@pytest.mark.slow
 def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
     rtx_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_plan_is_taken_where_it_runs() -> None:
     check_plan("tensorrt", replace(PLAN, gpu=ADA.name), PLAN.version, ADA)
 
 
+@pytest.mark.slow
 def test_a_runtime_that_is_not_there_is_named_with_its_package(rtx_pair: Path, tmp_path: Path) -> None:
     assert importlib.util.find_spec("tensorrt") is None, "this test is for machines without TensorRT"
     shutil.copytree(rtx_pair / "target", tmp_path / "engine")
@@ -177,6 +182,7 @@ def test_a_runtime_that_is_not_there_is_named_with_its_package(rtx_pair: Path, t
         open_engine(tmp_path / "engine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan", [None, [], {}, {**PLAN.__dict__, "gpu": 3}, {**PLAN.__dict__, "decode_rows": 0}, {**PLAN.__dict__, "x": 1}]
 )
@@ -267,6 +273,7 @@ def test_profiles_span_the_engines_steps_and_the_static_capacity() -> None:
 # decomposed graphs, on ONNX Runtime
 
 
+@pytest.mark.slow
 def test_a_decomposed_graph_computes_what_the_checkpoint_computes(tmp_path: Path) -> None:
     model, spec = tiny("gemma-2", torch.float32)
     spec = replace(spec, attention="decomposed")
@@ -280,6 +287,7 @@ def test_a_decomposed_graph_computes_what_the_checkpoint_computes(tmp_path: Path
     assert verify(engine, expect(model, spec, seed=1)) <= TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 def test_capped_scores_are_decomposed_for_tensorrt_alone(tmp_path: Path) -> None:
     model, spec = tiny("gemma-2", torch.float32)
     write_graph(model, model_weights(model), replace(spec, format="tensorrt-rtx"), tmp_path / "model.onnx")
@@ -303,6 +311,7 @@ def test_a_decomposed_engine_writes_its_columns_and_nothing_else(target_graphs: 
     assert torch.equal(changed, written[None, None, :, None].expand_as(changed))
 
 
+@pytest.mark.slow
 def test_a_decomposed_pair_is_exported_verified_and_says_so(
     write_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -392,6 +401,7 @@ def test_a_plan_the_runtime_does_not_take_is_refused(tmp_path: Path) -> None:
         TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
 def test_the_real_runtime_says_on_the_log_why_it_takes_no_plan(
     rtx_pair: Path, caplog: pytest.LogCaptureFixture

@@ -71,6 +71,7 @@ def pair(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: py
 
 
 class TestPair:
+    @pytest.mark.slow
     def test_each_engine_is_a_plan_of_its_own_precision(self, pair: Path) -> None:
         for name, precision in (("target", "fp8"), ("auxiliary", "int8-static")):
             files = {file.name for file in (pair / name).iterdir()}
@@ -83,6 +84,7 @@ class TestPair:
             assert spec.plan.compute_capabilities == tuple(TARGETS)
             assert spec.versions["nvidia-modelopt"]
 
+    @pytest.mark.slow
     def test_a_report_tells_what_was_executed_and_no_time_that_was_not(self, pair: Path) -> None:
         for name, precision in (("target", "fp8"), ("auxiliary", "int8-static")):
             report = json.loads((pair / name / "quantization.json").read_text())
@@ -96,6 +98,7 @@ class TestPair:
             assert report["block_efficiency"]["precisions"] == ["fp8", "int8-static"]
             assert report["block_efficiency"]["mtad"]["pair"]["tokens_per_pass"] > 1
 
+    @pytest.mark.slow
     def test_the_same_export_again_touches_nothing(
         self, pair: Path, checkpoints: tuple[Path, Path], calibration: Path
     ) -> None:
@@ -134,6 +137,7 @@ def steps_of(matrix: np.ndarray, largest: float, number: np.dtype[Any]) -> Quant
     return Quantized(0.05, lambda: (np.round(values) if number == np.int8 else values).astype(number), lambda: steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "precision", "dtype"), [("opt", "fp8", "bfloat16"), ("tied", "int8-static", "float16")]
 )

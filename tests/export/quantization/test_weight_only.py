@@ -71,6 +71,7 @@ def reference_of(checkpoint: Checkpoint, path: Path) -> tuple[PreTrainedModel, W
     return model, quantized_weights(path, checkpoint.weights(), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "precision"), [*((family, "int4") for family in KINDS), ("opt", "int8"), ("tied", "int8")]
 )
@@ -88,6 +89,7 @@ def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
         assert verify(exact, expect(reference, exact.spec)) <= TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", QUANTIZED)
 @pytest.mark.parametrize("family", KINDS)
 def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
@@ -104,6 +106,7 @@ def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
         verify_activations(engine, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
     precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
@@ -123,6 +126,7 @@ def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
             assert (np.abs(ours[start : start + size] - block) > 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", WEIGHT_ONLY)
 @pytest.mark.parametrize("family", KINDS)
 def test_every_matrix_but_the_embedding_is_quantised(
@@ -139,6 +143,7 @@ def test_every_matrix_but_the_embedding_is_quantised(
     assert {t.name for t in large if min(t.dims) > 8} <= gathered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", WEIGHT_ONLY)
 def test_a_rows_logits_depend_on_the_batch_by_no_more_than_rounding(
     precision: str, quantized: Callable[[str, str], Path]
@@ -175,6 +180,7 @@ class TestReport:
         found = compare_on_text(engine, engine, [text.tolist()])
         assert found["perplexity"]["engine"] == pytest.approx(float(loss.exp()), rel=1e-4)
 
+    @pytest.mark.slow
     def test_differences_are_those_of_the_distributions(
         self, family_engine: Callable[[str], Path], quantized: Callable[[str, str], Path]
     ) -> None:
@@ -209,6 +215,7 @@ def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: p
 
 
 class TestPair:
+    @pytest.mark.slow
     def test_each_engine_has_its_own_precision(self, mixed: Path) -> None:
         specs = [read_spec(mixed / name) for name in ("target", "auxiliary")]
         assert [(spec.precision, spec.dtype) for spec in specs] == [("int4", "float32"), ("float32", "float32")]
@@ -218,12 +225,14 @@ class TestPair:
         assert "exact.onnx" not in files
         assert not (mixed / "auxiliary" / "quantization.json").exists()
 
+    @pytest.mark.slow
     def test_it_decodes(self, mixed: Path) -> None:
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
         result = LLM(mixed, RuntimeConfig(threads=1, max_draft_len=4, max_beam_width=4)).generate("SELECT", params)[0]
         assert len(result.token_ids) == 9
         assert result.statistics.accepted > 0
 
+    @pytest.mark.slow
     def test_a_check_wants_to_be_told_what_it_may_differ_by(self, mixed: Path) -> None:
         with pytest.raises(InvalidInput, match=r"tolerance.*int4.*quantization\.json"):
             check(mixed / "target")
@@ -232,6 +241,7 @@ class TestPair:
         assert found.outputs[-1].error > TOLERANCE["float32"]
         assert check(mixed / "auxiliary").same
 
+    @pytest.mark.slow
     def test_the_report_says_what_it_cost(self, mixed: Path) -> None:
         report = json.loads((mixed / "target" / "quantization.json").read_text())
         sizes = [sum(f.stat().st_size for f in (mixed / name).glob("model.*")) for name in ("target",)]
@@ -250,6 +260,7 @@ class TestPair:
             assert sorted(timed["ratio"]) == timed["ratio"]
             assert timed["ratio"][1] > 0
 
+    @pytest.mark.slow
     def test_its_block_efficiency_is_that_of_its_texts(self, mixed: Path, calibration: Path) -> None:
         report = json.loads((mixed / "target" / "quantization.json").read_text())["block_efficiency"]
         prompts = [json.loads(line)["prompt"] for line in calibration.read_text().splitlines()]
@@ -258,6 +269,7 @@ class TestPair:
         assert block_efficiency(mixed, ids, "mtad") == report["mtad"]["pair"]
         assert report["mtad"]["pair"]["tokens_per_pass"] > 1
 
+    @pytest.mark.slow
     def test_the_same_export_again_touches_nothing(
         self, mixed: Path, checkpoints: tuple[Path, Path], calibration: Path
     ) -> None:

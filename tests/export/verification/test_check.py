@@ -129,6 +129,7 @@ def test_engines_of_two_formats_are_the_same(pair_folders: Callable[[str], Path]
         assert len(found.outputs) == 23
 
 
+@pytest.mark.slow
 def test_half_precision_is_within_its_own_tolerance_and_not_within_single(
     pair_folders: Callable[[str], Path], checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:

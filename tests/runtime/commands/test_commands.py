@@ -251,6 +251,7 @@ def test_export_refuses_to_replace_without_being_told(run: Run, checkpoints: tup
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
 
 
+@pytest.mark.slow
 def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
     options = export_options(checkpoints, tmp_path / "pair")
     exported = run_installed("mtad export", *options, "--capacity", 192)

@@ -81,6 +81,7 @@ def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: st
     assert p_value(params, 1500) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_forbidden_token_is_never_emitted(method: str) -> None:
     vocab = 1 + len(LETTERS)

@@ -155,6 +155,7 @@ def mixed(constrainer: Constrainer) -> Iterator[Running]:
         yield Running(pair, params, seed, constrainer.constraint(seed, params, prompt), prompt)
 
 
+@pytest.mark.slow
 def test_a_request_is_the_same_alone_and_among_others(constrainer: Constrainer) -> None:
     together, alone = list(mixed(constrainer)), list(mixed(constrainer))
     finish(together, constrainer.vocab_size, [0])

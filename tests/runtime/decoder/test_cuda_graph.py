@@ -133,7 +133,7 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
     return entries
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3)), 3])
 def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(seed: int) -> None:
     """Methods mixed; rows join and leave; prompts are stored beside padded rows; several lengths of masks."""
     chance = random.Random(seed)
@@ -357,6 +357,7 @@ def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
     return replace(pair, **engines)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_recorded_blocks_of_a_llama_pair_give_the_tokens_of_unrecorded_ones(torch_pair: Pair) -> None:
     """`LLM` as it runs on a GPU, on memory of the host."""
     base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)

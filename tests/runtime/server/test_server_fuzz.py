@@ -18,6 +18,7 @@ EXAMPLES = 30
 """Requests for each operation that takes a body."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: str(mode.value))
 def test_no_request_breaks_the_server(mode: GenerationMode, server: LiveServer) -> None:
     statuses: dict[str, Counter[int]] = {}

@@ -195,6 +195,7 @@ def test_a_chain_alone_is_as_fast_as_with_the_best_fixed_length(kind: str, rate:
     assert statistics.mean(adaptive) <= 1.03 * best_fixed(kind, always(rate), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_beams_alone_are_as_fast_as_with_the_best_fixed_length_and_width(kind: str, rate: float) -> None:

@@ -143,6 +143,7 @@ def test_the_check_passes_engines_that_compute_what_their_checkpoints_compute(
     assert json.loads(json.dumps(check.report(found)))["passed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["logits", "log_probs", "graphs"])
 def test_the_check_notices_engines_that_compute_something_else(
     executor_pair: Path,
@@ -188,6 +189,7 @@ def test_the_check_refuses_a_machine_without_the_library(
         assert wrong[0].removeprefix("--") in message
 
 
+@pytest.mark.slow
 def test_the_check_builds_compares_and_ends_with_one_json(
     checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +214,7 @@ def test_the_check_builds_compares_and_ends_with_one_json(
     assert len([line for line in lines if line.startswith("ok")]) == len(result["checks"])
 
 
+@pytest.mark.slow
 def test_the_shell_script_says_the_same(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -221,6 +221,7 @@ def by(drafting: Drafting) -> list[tuple[list[int], DecodingParams, list[int], s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafting", ["steps", "search", "samples"])
 def test_every_request_of_a_random_schedule_ends_exactly_once_with_the_tokens_it_gets_alone(drafting: Drafting) -> None:
     alone = pool() if drafting == "steps" else by(drafting)

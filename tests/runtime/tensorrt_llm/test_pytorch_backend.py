@@ -283,6 +283,7 @@ def test_an_unknown_stop_criterion_is_refused(monkeypatch: pytest.MonkeyPatch) -
         pytorch.open_llm("folder", make_speculation(DecodingParams(), rows=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_the_check_compares_texts_with_graphs_and_without(
     library: SimpleNamespace,
