@@ -36,7 +36,7 @@ from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
 from runtime.scheduler.request import Request, Result
 from runtime.scheduler.scheduler import Scheduler
-from runtime.speculation.cost_cache import KnownCosts, machine
+from runtime.speculation.cost_cache import CostCache, machine
 from runtime.speculation.planner import Planner
 from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import StepCosts
@@ -228,7 +228,7 @@ class LLM:
         if loop.planner is not None and not again:
             return
         limits = loop.scheduler.max_draft_len, loop.scheduler.max_beam_width
-        known = KnownCosts(self._setting(*limits))
+        known = CostCache(self._setting(*limits))
         costs = None if again else known.load()
         if costs:
             log.info("step costs: from %s", known.path)

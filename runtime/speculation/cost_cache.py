@@ -40,7 +40,7 @@ def machine() -> dict[str, object]:
     }
 
 
-class KnownCosts:
+class CostCache:
     """The kept table of one pair in one setting on one machine.
 
     Args:

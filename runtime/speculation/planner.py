@@ -1,346 +1,274 @@
-"""How much to draft: the largest number of tokens a second, from what blocks cost and what was accepted. No torch."""
+"""How much to draft: the most tokens per second, by measured step costs and pooled acceptance. No torch."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 from mtad.params import DecodingParams
-from runtime.acceptance import Lengths, shift
-from runtime.speculation.acceptance_history import OFF, Choice, Planned, Row, missing
+from runtime.scheduler.request import Request
 from runtime.speculation.step_costs import BlockShape, StepCosts
-from runtime.speculation.step_times import BlockTimes
 
-PRIOR = 0.7
-"""Acceptance of a drafted token before anything is known of a pair."""
+INTERVAL = 8
+"""Blocks between two decisions."""
 
-WIDER = 1.25
-"""What twice the beams are taken to do to the odds of acceptance, where that width has not been tried."""
+GAIN = 1.02
+"""The choice is changed for one that promises this much more."""
 
-PROBE_SHARE = 0.0075
-"""Of all decoding time may be lost on blocks whose only purpose is to learn."""
+PROBE_BLOCKS = 4
+"""Blocks of a probe; the first is not timed."""
+
+LARGEST_ERROR = 1.3
+"""Factor by which the table is taken to misjudge blocks that draft, at most."""
+
+PROBE_SHARE = 0.01
+"""A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
+
+
+class Choice(NamedTuple):
+    """Largest draft of a block's adaptive rows."""
+
+    draft_len: int
+    width: int
+
+
+OFF = Choice(0, 0)
+
+
+class Acceptance:
+    """How often drafted tokens are accepted, given that all before were: by method and width, over all requests.
+
+    Args:
+        deepest: longest draft.
+    """
+
+    PRIOR, WEIGHT = 0.8, 4.0
+    """What is expected before anything is known, and the observations that an expectation counts for."""
+
+    FADING, LEFT = INTERVAL / 256, 16.0
+    """Share of what is known that a block makes out of date; observations that are left of it in any case."""
+
+    def __init__(self, deepest: int) -> None:
+        self._deepest = deepest
+        self._counts: dict[tuple[str, int], list[list[float]]] = {}
+
+    def add(self, method: str, width: int, drafted: int, accepted: int) -> None:
+        """One row's block. A draft accepted in full says nothing of greater depths."""
+        counts = self._counts.setdefault((method, width), [[0.0, 0.0] for _ in range(self._deepest)])
+        for depth in range(min(accepted + 1, drafted)):
+            counts[depth][0] += 1
+            counts[depth][1] += depth < accepted
+
+    def fade(self) -> None:
+        """A block has passed."""
+        for counts in self._counts.values():
+            if counts[0][0] > self.LEFT:
+                counts[:] = [[(1 - self.FADING) * number for number in count] for count in counts]
+
+    def rates(self, method: str, width: int) -> list[float]:
+        """Acceptance at each depth. What was not tried is taken to be as good as the next wider, or shallower, is."""
+        wider = min((w for m, w in self._counts if m == method and w > width), default=None)
+        prior = self.rates(method, wider) if wider else []
+        rates, rate = [], self.PRIOR
+        for depth, (tried, accepted) in enumerate(self._counts.get((method, width), [[0.0, 0.0]] * self._deepest)):
+            expected = prior[depth] if prior else rate
+            rate = (accepted + self.WEIGHT * expected) / (tried + self.WEIGHT)
+            rates.append(rate)
+        return rates
+
+    def gains(self, method: str, width: int) -> list[float]:
+        """Expected accepted tokens of drafts of 0, 1, .. tokens."""
+        return [0.0, *accumulate(accumulate(self.rates(method, width), mul))]
 
 
 class Planner:
     """Chooses each block's drafts.
 
     The choice is by past blocks alone, their accepted lengths and seconds, never by the noise of the block it is for;
-    so a lossless method stays lossless. One choice holds for the batch, since the block's cost is that of its largest
-    row; each row takes of it what its own parameters allow. The choice is made again every few blocks and changes only
-    for a gain that pays for the change.
+    so a lossless method stays lossless. One choice holds for the batch, since a block costs what its largest row
+    costs; each row takes of it what its own parameters allow. The first choice is the largest draft; it is made anew
+    every `INTERVAL` blocks.
 
-    Learning what is not tried costs time. Blocks run for it (probes) are those that would be best if the unknown came
-    out well, and their losses are kept below `PROBE_SHARE` of all time.
+    A block takes the seconds of the table, times one factor if it drafts and another if it does not. Shortly after a
+    change between the two, an error of the table is that factor's own; later it is the machine's speed and moves both.
+
+    Nothing is learnt of what is not run, so now and then a probe runs another width (0 drafts nothing), in turn.
+    `PROBE_SHARE` bounds what probes lose.
 
     Args:
         costs: of the pair's steps.
         max_draft_len: longest draft of any request.
+
+    Attributes:
+        costs: as given.
     """
 
     def __init__(self, costs: StepCosts, max_draft_len: int = 8) -> None:
-        self.times = BlockTimes(costs)
-        self._deepest = max_draft_len
-        self._rows: dict[int, Row] = {}
-        self._pool: dict[tuple[str, int], Lengths] = {}
-        self._pooled: dict[tuple[str, int], list[float]] = {}
+        self.costs = costs
+        self._block_seconds = lru_cache(4096)(costs.block)
+        self._acceptance = Acceptance(max_draft_len)
+        self._speed = self._draft_error = 1.0
+        self._rows: dict[int, tuple[int, dict[Choice, DecodingParams]]] = {}
+        self._text_tokens = 64.0
         self._ids: list[int] = []
-        self._batch: list[Row] = []
         self._used: list[DecodingParams] = []
-        self._drafts: list[tuple[int, int]] = []
-        self._shape = self._fixed = BlockShape(0, 0, 0)
-        self._columns = 0
-        self._timed: tuple[int, BlockShape] | None = None
-        self._choice = OFF
-        self._probe: Choice | None = None
-        self._probe_left = 0
-        self._countdown = 0
-        self._decided = 0
-        self._advantage = 0.0
+        self._timed = 0, BlockShape(0, 0, 0)
+        self._choice: Choice | None = None
+        self._now = Choice(max_draft_len, 1)
         self._rate = 0.0
-        self._bank = math.inf
+        self._countdown = 0
+        self._alike = INTERVAL
+        self._probes = 0
+        self._since_probe = math.inf
 
-    def plan(self, requests: Sequence[Planned]) -> list[DecodingParams]:
+    def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
         A fixed request's are its own, the same object. The list is the same object as long as nothing changes.
         """
         ids = [request.id for request in requests]
-        if ids != self._ids:
-            self._enter(requests, ids)
-        if self._countdown <= 0 and any(row.adaptive for row in self._batch):
+        due = self._countdown <= 0 and any(request.params.adaptive for request in requests)
+        if due:
             self._decide(requests)
-        self._columns = max((request.committed for request in requests), default=0)
+        if due or ids != self._ids:
+            self._ids, used = ids, [self._variant(request) for request in requests]
+            if len(used) != len(self._used) or any(a is not b for a, b in zip(used, self._used, strict=True)):
+                self._used = used
         return self._used
 
     @property
     def drafting(self) -> bool:
         """Whether adaptive requests are being drafted for, so that a new one's prompt had better be in both caches."""
-        return (self._probe or self._choice).draft_len > 0
+        return self._now.draft_len > 0
 
     def observe(
-        self, requests: Sequence[Planned], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
+        self, requests: Sequence[Request], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
     ) -> None:
         """Learn from a block.
 
         Args:
             requests: as given to `plan`.
-            used: what it returned.
+            used: what it returned, or what was run instead.
             accepted: drafted tokens the target accepted in each row, whether or not the text ended among them.
             seconds: of the whole block; without prefill, and without what brought an auxiliary cache up to date.
         """
-        batch = self._batch
-        drafts = self._drafts if used is self._used else [(p.drafted, p.draft_width) for p in used]
-        for row, (drafted, width), count in zip(batch, drafts, accepted, strict=True):
-            if drafted:
-                row.learn(drafted, width, count)
-                if len(row.fresh) >= 16:
-                    self._share(row)
-            else:
-                row.idle += 1
-        now = len(batch), self._shape if used is self._used else _largest(used)
-        if now == self._timed:
-            self.times.observe(*now, self._columns, seconds)
-        self._timed = now
-        self._countdown -= 1
-        if self._probe:
-            usual = min(seconds, 1.5 * self.times.expect(len(batch), self._shape, self._columns))
-            self._bank -= usual - (sum(accepted) + len(batch)) / self._rate
-            self._probe_left -= 1
-            if not self._probe_left:
-                self._probe, self._countdown = None, 0
-        elif self._bank < math.inf:  # no credit before there was a choice to make
-            self._bank = min(self._bank + PROBE_SHARE * seconds, 40 * seconds)
+        self._since_probe += seconds
+        self._countdown -= used is self._used  # else caches are being brought up to date first
+        for p, count in zip(used, accepted, strict=True):
+            if p.drafted:
+                self._acceptance.add(p.method, p.draft_width, p.drafted, count)
+        before, self._timed = self._timed, (len(used), _largest(used))
+        drafts = self._timed[1].draft_len > 0
+        self._alike = self._alike + 1 if drafts == (before[1].draft_len > 0) else 0
+        if self._timed == before:  # the first block of a shape makes tensors anew
+            error = seconds / self._expect(*before, max(request.committed for request in requests))
+            step = min(max(error, 0.5), 2.0) ** 0.2
+            if self._alike > INTERVAL or not drafts:
+                self._speed *= step
+            if self._alike <= INTERVAL:
+                self._draft_error *= step**0.5 if drafts else step**-0.5
+            self._draft_error = min(max(self._draft_error, 1 / LARGEST_ERROR), LARGEST_ERROR)
 
-    def forget(self, request: Planned) -> None:
+    def forget(self, request: Request) -> None:
         """A request has ended."""
-        row = self._rows.pop(request.id, None)
-        if row is not None:
-            self._share(row)
+        if request.id in self._rows:
+            start, _ = self._rows.pop(request.id)
+            self._text_tokens += 0.1 * (request.committed - start - self._text_tokens)
 
-    def predict(self, requests: Sequence[Planned], choice: Choice) -> tuple[float, float]:
-        """Expected tokens, and seconds, of a block in which every adaptive row drafts as `choice` says."""
-        rows = [self._row(request) for request in requests]
-        self._pooled.clear()
-        tokens = len(rows) + sum(self._gain(row, choice if row.adaptive else row.choice, False) for row in rows)
-        shape = _largest([row.variant(choice, joined=True) for row in rows])
-        return tokens, self.times.expect(len(rows), shape, max(request.committed for request in requests))
+    def _variant(self, request: Request) -> DecodingParams:
+        """The request's parameters, its draft as the present choice allows; none where catching up would cost more."""
+        p = request.params
+        start, variants = self._rows.setdefault(request.id, (request.committed, {}))
+        if not p.adaptive:
+            return p
+        own = Choice(min(self._now.draft_len, p.drafted), min(self._now.width, p.draft_width))
+        if own.draft_len:
+            left = min(p.max_tokens - (request.committed - start), self._text_tokens)
+            gain = self._acceptance.gains(p.method, own.width)[own.draft_len]
+            if self._catch_up(request) * self._rate > left * gain / (1 + gain):
+                own = OFF
+        if own == (p.drafted, p.draft_width):
+            return p
+        if own not in variants:
+            values = {"draft_len": own.draft_len, "beam_width": own.width} if own.draft_len else {"method": "sample"}
+            variants[own] = replace(p, **values)
+        return variants[own]
 
-    def _enter(self, requests: Sequence[Planned], ids: list[int]) -> None:
-        """The batch has changed: new rows take the present choice; it is made anew where the cost changed much."""
-        before = len(self._ids)
-        self._ids, self._batch = ids, [self._row(request) for request in requests]
-        self._fixed = _largest([row.params for row in self._batch if not row.adaptive])
-        for row, request in zip(self._batch, requests, strict=True):
-            if row.joined is None:
-                missed, choice = missing(request), self._probe or self._choice
-                row.joined = missed <= 0 or self._pays(row, request, missed, choice, hopeful=False) > 0
-        if len(ids) <= 2 or len(ids).bit_length() != before.bit_length():
-            self._countdown, self._advantage = 0, 0.5  # no loyalty to a choice made for another batch
-        self._apply(self._probe or self._choice)
+    def _decide(self, requests: Sequence[Request]) -> None:
+        """Make the choice anew, or begin a probe."""
+        self._acceptance.fade()
+        outcomes = self._outcomes(requests)
+        rates = {choice: tokens / seconds for choice, (tokens, seconds) in outcomes.items()}
+        best = max(rates, key=lambda choice: rates[choice])
+        first = self._choice is None
+        if self._choice not in rates or rates[best] > GAIN * rates[self._choice]:
+            self._choice = list(rates)[-1] if first else best
+        self._now, self._countdown = self._choice, PROBE_BLOCKS if first else INTERVAL
+        widths = sorted({width for _, width in rates})
+        width = widths[self._probes % len(widths)]
+        if width == self._choice.width:
+            self._probes += 1
+        elif not first:
+            probe = max((choice for choice in rates if choice.width == width), key=lambda choice: rates[choice])
+            tokens, seconds = outcomes[probe]
+            loss = PROBE_BLOCKS * max(0.0, seconds - tokens / rates[self._choice]) + seconds
+            loss += sum(self._catch_up(r, 0 if width else PROBE_BLOCKS) for r in requests if r.params.adaptive)
+            if loss <= PROBE_SHARE * self._since_probe:
+                self._now, self._countdown = probe, PROBE_BLOCKS
+                self._probes, self._since_probe = self._probes + 1, 0.0
+        self._rate = rates[self._now]
 
-    def _share(self, row: Row) -> None:
-        """Add what was seen of a row to what is known of all.
-
-        Late, because an estimate of the row from both would count it twice, and a few rejections would pass for many.
-        """
-        for drafted, width, accepted in row.fresh:
-            if (row.method, width) not in self._pool:
-                self._pool[row.method, width] = Lengths(self._deepest, memory=400)
-            self._pool[row.method, width].add(drafted, accepted)
-        row.fresh.clear()
-
-    def _row(self, request: Planned) -> Row:
-        row = self._rows.get(request.id)
-        if row is None or row.params is not request.params:
-            row = self._rows[request.id] = Row(request.params, request.committed, self._deepest)
-        return row
-
-    def _apply(self, choice: Choice) -> None:
-        used = [row.variant(choice, bool(row.joined)) for row in self._batch]
-        if len(used) != len(self._used) or any(a is not b for a, b in zip(used, self._used, strict=True)):
-            self._used, self._drafts = used, [(p.drafted, p.draft_width) for p in used]
-            self._shape = _largest(used)
-
-    def _decide(self, requests: Sequence[Planned]) -> None:
-        """Make the choice anew: keep it, change it, or learn about another."""
-        self._decided += 1
-        idle = self._choice == OFF and not self._fixed.draft_len  # nothing is learnt meanwhile
-        interval = self._countdown = max(
-            1, min(max(8, len(self._batch)) if idle else max(4, len(self._batch) // 2), self._decided // 4)
+    def _outcomes(self, requests: Sequence[Request]) -> dict[Choice, tuple[float, float]]:
+        """Tokens and seconds of a block of every choice, smaller drafts first."""
+        gains = cache(self._acceptance.gains)
+        columns, rows = max(request.committed for request in requests), len(requests)
+        fixed = [r.params for r in requests if not r.params.adaptive]
+        asked = Counter(
+            (p.method, p.drafted, p.draft_width, p.score_width) for p in (r.params for r in requests) if p.adaptive
         )
-        self._pooled.clear()
-        self._probe = None
-        rates = self._rates(requests, hopeful=False)
-        best = OFF
-        for choice, rate in rates.items():
-            if rate > rates[best] * (1.002 if best.draft_len else 1.01):
-                best = choice
-        now = self._choice if self._choice in rates else best
-        gain = rates[best] / rates[now] - 1
-        self._advantage = self._advantage + gain * interval if best != now else 0.0
-        price = 0.5  # blocks a change costs: tensors are made anew, and what goes off has to catch up when it returns
-        if best == OFF and now != OFF:
-            price += 0.5 + 0.5 * self._return(requests) * rates[OFF] / len(self._batch)
-        elif gain > 0.1:
-            price = 0.0
-        if self._advantage > price:
-            now, self._advantage = best, 0.0
-        self._choice, self._rate = now, rates[now]
-        for row, request in zip(self._batch, requests, strict=True):
-            missed = missing(request)
-            row.joined = missed <= 0 or self._pays(row, request, missed, now, hopeful=False) > 0
-        if self._bank == math.inf:  # a first credit
-            self._bank = (len(self._batch) + 3) / rates[OFF]
-        searching = self._decided < 32 or self._decided % 4 == 0  # looking costs more than deciding
-        if searching and (self._bank > 0 or self._unmeasured(requests)):
-            self._look_for_probe(requests, rates)
-        self._apply(self._probe or now)
-
-    def _rates(self, requests: Sequence[Planned], hopeful: bool) -> dict[Choice, float]:
-        """Tokens a second of every choice, smaller drafts first."""
-        count, columns = len(self._batch), max(request.committed for request in requests)
-        adaptive = [(row, request) for row, request in zip(self._batch, requests, strict=True) if row.adaptive]
-        certain = count + sum(self._gain(row, row.choice, False) for row in self._batch if not row.adaptive)
-        deepest = max(row.choice.draft_len for row, _ in adaptive)
-        trees = any(row.params.spec.tree for row, _ in adaptive)
-        beams = max(row.choice.width for row, _ in adaptive)
-        hope = {drafts: self.times.hope(count, drafts) if hopeful else 1.0 for drafts in (False, True)}
-        rates = {OFF: certain / self.times.expect(count, self._fixed, columns) / hope[self._fixed.draft_len > 0]}
-        if not hopeful:
-            self._rate = rates[OFF]
-        for width in _widths(beams):
-            catch_up, gains = 0.0, [0.0] * (deepest + 1)
-            for row, request in adaptive:
-                missed, own = missing(request), self._gains(row, min(width, row.choice.width), hopeful)
-                if missed > 0:
-                    if self._pays(row, request, missed, Choice(deepest, width), hopeful) <= 0:
-                        continue
-                    catch_up += self._catch_up(row, request, missed)
-                gains = [a + b for a, b in zip(gains, own, strict=False)]
-            for length, gain in enumerate(gains[1:], 1):
-                shape = BlockShape(
-                    max(length, self._fixed.draft_len),
-                    max(width, self._fixed.width),
-                    max(width if trees else 1, self._fixed.score_width),
+        certain = rows + sum(gains(p.method, p.draft_width)[p.drafted] for p in fixed if p.drafted)
+        least = _largest(fixed)
+        outcomes = {OFF: (certain, self._expect(rows, least, columns))}
+        prompt = sum(self._rows[id][0] for id in self._ids if id in self._rows) // max(1, len(self._ids))
+        stored = self._speed * self.costs.catch_up(prompt, prompt) / self._text_tokens
+        for width in _widths(max(widest for _, _, widest, _ in asked)):
+            scored = max(min(width, most) for _, _, _, most in asked)
+            for length in range(1, max(longest for _, longest, _, _ in asked) + 1):
+                shape = BlockShape(*map(max, least, (length, width, scored)))
+                tokens = sum(
+                    count * gains(method, min(width, widest))[min(length, longest)]
+                    for (method, longest, widest, _), count in asked.items()
                 )
-                seconds = self.times.expect(count, shape, columns) * hope[True] + catch_up
-                rates[Choice(length, width)] = (certain + gain) / seconds
-        return rates
+                # whoever drafts for a text stores its prompt in the auxiliary's cache, too
+                seconds = self._expect(rows, shape, columns) + stored * (asked.total() + tokens)
+                outcomes[Choice(length, width)] = certain + tokens, seconds
+        return outcomes
 
-    def _look_for_probe(self, requests: Sequence[Planned], rates: dict[Choice, float]) -> None:
-        """Start a probe of what would be best if the unknown came out well, if its loss can be afforded."""
-        now, affordable = self._choice, self._bank
-        hopes = self._rates(requests, hopeful=True)
-        block = len(self._batch) / rates[OFF]
+    def _expect(self, rows: int, shape: BlockShape, columns: int) -> float:
+        """Seconds of a block."""
+        return (
+            self._speed
+            * (self._draft_error if shape.draft_len > 0 else 1)
+            * self._block_seconds(rows, shape, -(-columns // 64) * 64)
+        )
 
-        def promise(choice: Choice) -> float:
-            """Hoped gain for each part of a block that is likely to be lost."""
-            lost = max(0.0, 1 - rates[choice] / rates[now]) + (
-                self._return(requests) / 4 / block if choice == OFF else 0
-            )
-            return (hopes[choice] / rates[now] - 1) / (0.05 + lost)
-
-        probe = max((choice for choice in hopes if choice != now), key=promise, default=now)
-        if now != OFF and self._unmeasured(requests) and hopes[OFF] > rates[now]:
-            probe, affordable = OFF, math.inf  # what drafts are to be measured by has to be known
-        if probe == now or hopes[probe] < 1.1 * rates[now]:
-            return
-        shape = _largest([row.variant(probe, joined=True) for row in self._batch])
-        columns = max(request.committed for request in requests)
-        seconds = self.times.expect(len(self._batch), shape, columns)
-        blocks = 2 if probe.draft_len else 4  # the first is not timed
-        loss = blocks * seconds * max(0.0, 1 - rates[probe] / rates[now])
-        loss += 0.0 if probe.draft_len else self._return(requests)
-        affordable -= loss
-        behind = [(missing(request), row) for request, row in zip(requests, self._batch, strict=True) if row.adaptive]
-        joining = []
-        for missed, row in sorted(behind, key=lambda pair: pair[0]):
-            cost = self.times.costs.catch_up(missed, columns) * self.times.scale() if probe.draft_len else 0.0
-            if cost > affordable:
-                break
-            affordable -= cost
-            joining.append(row)
-        if not joining:
-            return
-        self._bank = min(self._bank, affordable + loss)  # the blocks' own loss is charged when it is known
-        self._probe, self._probe_left = probe, blocks
-        self._countdown = blocks
-        for row in joining:
-            row.joined = True
-            row.doubt()
-
-    def _pays(self, row: Row, request: Planned, missed: int, choice: Choice, hopeful: bool) -> float:
-        """Tokens a block that drafting for a row brings beyond what bringing its cache up to date costs."""
-        return self._gain(row, choice, hopeful) - self._catch_up(row, request, missed) * self._rate
-
-    def _unmeasured(self, requests: Sequence[Planned]) -> bool:
-        """Whether blocks of about so many rows have been timed with a draft, but hardly without."""
-        count = len(self._batch)
-        plain, drafting = self.times.timed(count, False), self.times.timed(count, True)
-        if drafting < 5 * (1 + plain) or plain >= 9:
-            return False
-        return not plain or self._return(requests) < 0.5 * self.times.expect(count, self._shape, self._columns)
-
-    def _return(self, requests: Sequence[Planned]) -> float:
-        """Seconds to bring the rows' caches up to date that are so now, after some blocks without a draft."""
-        current = [request for request, row in zip(requests, self._batch, strict=True) if row.adaptive and row.joined]
-        return sum(self.times.costs.catch_up(4, request.committed) for request in current) * self.times.scale()
-
-    def _catch_up(self, row: Row, request: Planned, missed: int) -> float:
-        """Seconds a block to bring a row's cache up to date, over the blocks it will last."""
-        left = row.params.max_tokens - (request.committed - row.start)
-        blocks = max(1.0, min(64.0, left / 2))
-        return self.times.costs.catch_up(missed, request.committed) * self.times.scale() / blocks
-
-    def _gain(self, row: Row, choice: Choice, hopeful: bool) -> float:
-        length, width = min(choice.draft_len, row.choice.draft_len), min(choice.width, row.choice.width)
-        return self._gains(row, width, hopeful)[length] if length else 0.0
-
-    def _gains(self, row: Row, width: int, hopeful: bool) -> list[float]:
-        """Expected accepted tokens of drafts of 0, 1, .. tokens; constant beyond what the row asks for."""
-        if not row.choice.draft_len:
-            return [0.0] * (self._deepest + 1)
-        rates = row.acceptance(width, self._prior)
-        if hopeful:
-            pool = self._pool.get((row.method, width))
-            tried = pool.total() if pool else 0.0
-            doubt = max(row.stale(), 0.5 / (1 + tried / 8))
-            seen = min(row.seen(), tried / 2) if (row.params.spec.form == "beams") else row.seen()
-            rates = [rate + math.sqrt(rate * (1 - rate) / (4 + seen)) for rate in rates]
-            rates = [min(rate, 0.98) + max(0.0, 0.95 - rate) * doubt for rate in rates]
-        gains = [0.0, *accumulate(accumulate(rates, mul))]
-        return gains + gains[-1:] * (self._deepest + 1 - len(gains))
-
-    def _prior(self, method: str, width: int) -> list[float]:
-        """Acceptance of each token of a draft over all requests, given that those before were accepted."""
-        key = method, width
-        if key not in self._pooled:
-            self._pooled[key] = self._estimate(method, width)
-        return self._pooled[key]
-
-    def _estimate(self, method: str, width: int) -> list[float]:
-        tried = [w for m, w in self._pool if m == method and w != width]
-        if tried:  # what is known of the nearest width, until this one has been tried
-            near = min(tried, key=lambda w: (abs(math.log2(w / width)), w))
-            odds = WIDER ** math.log2(width / near)
-            other = self._pool[method, near].conditional([PRIOR] * self._deepest)
-            prior = [shift(rate, odds) for rate in other]
-        else:
-            prior = [shift(PRIOR, WIDER ** math.log2(width / 4))] * self._deepest
-        own = self._pool.get((method, width))
-        return own.conditional(prior) if own else prior
+    def _catch_up(self, request: Request, more: int = 0) -> float:
+        """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
+        missed = request.committed - 2 - request.auxiliary_held + more
+        return self._speed * self.costs.catch_up(missed, request.committed)
 
 
 def _widths(most: int) -> list[int]:
     """1, 2, 4, .. and `most`."""
-    return [*(1 << n for n in range(most.bit_length()) if 1 << n < most), most]
+    return sorted({min(1 << n, most) for n in range(most.bit_length() + 1)})
 
 
 def _largest(params: Sequence[DecodingParams]) -> BlockShape:
-    return BlockShape(
-        max((p.drafted for p in params), default=0),
-        max((p.draft_width for p in params), default=0),
-        max((p.score_width for p in params), default=0),
-    )
+    sizes = [(p.drafted, p.draft_width, p.score_width) for p in params]
+    return BlockShape(*map(max, zip(*sizes, strict=True))) if sizes else BlockShape(0, 0, 0)

@@ -6,19 +6,18 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mtad.errors import InvalidInput
 
 
 class BlockShape(NamedTuple):
-    """What decides a block's cost, the largest row of the batch.
+    """What decides a block's cost: the largest row of the batch.
 
     Attributes:
         draft_len: levels of the tree; 0 drafts nothing.
-        width: beams a level that the auxiliary runs.
-        score_width: nodes a level that the target scores.
+        width: beams per level that the auxiliary runs.
+        score_width: nodes per level that the target scores.
     """
 
     draft_len: int
@@ -26,75 +25,75 @@ class BlockShape(NamedTuple):
     score_width: int
 
 
+def _check(points: Sequence[Any], *lines: Sequence[Any]) -> None:
+    """Points are ascending positive integers, and each line has a number of seconds for each of them."""
+    if not points or any(type(p) is not int or p < 1 for p in points) or list(points) != sorted(set(points)):
+        raise ValueError(f"{points} are not ascending positive integers")
+    for line in lines:
+        if len(line) != len(points) or any(type(s) is not float or not 0 <= s < math.inf for s in line):
+            raise ValueError(f"{line} are not seconds at {points}")
+
+
 @dataclass(frozen=True)
 class StepTable:
-    """Seconds of one engine's step. Monotone in rows and in tokens.
+    """Seconds of one engine's step.
 
     Attributes:
         rows, tokens: measured points, ascending.
         seconds: by rows, then by tokens, for masks of up to `columns` columns.
-        columns: length of the mask that was measured; a short one.
-        per_column: further seconds for each row and column beyond `columns`.
-        per_token_column: the same for each row, token and column.
+        columns: length of the mask that was measured.
+        growth: further seconds per row and per column beyond `columns`, by tokens; () for none.
     """
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     columns: int
-    per_column: float = 0.0
-    per_token_column: float = 0.0
+    growth: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.tokens, *self.seconds, self.growth or self.seconds[0])
+        _check(self.rows, [line[0] for line in self.seconds])
+        _check((self.columns,))
 
     def at(self, rows: int, tokens: int, columns: int) -> float:
-        """Seconds of a step, linear between measured points.
-
-        Beyond the largest point the last segment goes on, but not below proportionality to what it measured last
-        divided by two: a flat segment (a device that is not full yet) does not stay flat for ever.
-        """
-        base = _along(self.rows, [_along(self.tokens, line, tokens) for line in self.seconds], rows)
-        return base + rows * max(0, columns - self.columns) * (self.per_column + self.per_token_column * tokens)
-
-
-@dataclass(frozen=True)
-class Outside:
-    """Seconds of a block that are spent outside the engines' steps, at a number of rows.
-
-    Attributes:
-        rows: measured points, ascending.
-        plain: of any block, by rows.
-        draft: further, of a block that drafts.
-        level: further, for each level of the draft.
-        beams: further, for each level of a draft of more than one beam.
-    """
-
-    rows: tuple[int, ...]
-    plain: tuple[float, ...]
-    draft: tuple[float, ...]
-    level: tuple[float, ...]
-    beams: tuple[float, ...]
-
-    def at(self, rows: int, shape: BlockShape) -> float:
-        """Seconds."""
-        seconds = _along(self.rows, self.plain, rows)
-        if shape.draft_len:
-            seconds += _along(self.rows, self.draft, rows) + shape.draft_len * _along(self.rows, self.level, rows)
-        if shape.width > 1:
-            seconds += shape.draft_len * _along(self.rows, self.beams, rows)
+        """Seconds of a step, linear between measured points; see `_along` for what lies beyond them."""
+        seconds = _along(self.rows, [_along(self.tokens, line, tokens) for line in self.seconds], rows)
+        if self.growth and columns > self.columns:
+            seconds += rows * (columns - self.columns) * _along(self.tokens, self.growth, tokens)
         return seconds
 
 
 @dataclass(frozen=True)
+class HostOverhead:
+    """Seconds of a block that are spent outside the engines' steps.
+
+    Attributes:
+        rows: measured points, ascending.
+        block: of any block, by rows.
+        level: further, per level of the draft, by rows.
+    """
+
+    rows: tuple[int, ...]
+    block: tuple[float, ...]
+    level: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.rows, self.block, self.level)
+
+
+@dataclass(frozen=True)
 class StepCosts:
-    """What the steps of a pair cost, in seconds; plain numbers; `runtime.speculation.cost_cache` keeps them.
+    """What a pair's blocks cost, in seconds.
 
     Attributes:
         target, auxiliary: of the engines' steps.
-        outside: of the loop around them.
+        host: of the loop around them.
     """
 
     target: StepTable
     auxiliary: StepTable
-    outside: Outside = Outside((1,), (0.0,), (0.0,), (0.0,), (0.0,))
+    host: HostOverhead = HostOverhead((1,), (0.0,), (0.0,))
 
     def block(self, rows: int, shape: BlockShape, columns: int) -> float:
         """Seconds of one block of `rows` rows whose longest has `columns` committed tokens."""
@@ -102,7 +101,8 @@ class StepCosts:
         if shape.draft_len:  # the first level runs the last two tokens, see `EngineAuxiliary`
             seconds += self.auxiliary.at(rows, 2, columns)
             seconds += (shape.draft_len - 1) * self.auxiliary.at(rows, shape.width, columns)
-        return seconds + self.outside.at(rows, shape)
+        host = self.host
+        return seconds + _along(host.rows, host.block, rows) + shape.draft_len * _along(host.rows, host.level, rows)
 
     def catch_up(self, missed: int, columns: int) -> float:
         """Seconds to store `missed` tokens of one row in the auxiliary's cache."""
@@ -120,54 +120,31 @@ class StepCosts:
             InvalidInput: fields are missing, unknown, or not what `to_dict` writes.
         """
         try:
-            parts = {name: dict(values[name]) for name in ("target", "auxiliary", "outside")}
-            for name in ("target", "auxiliary"):
-                parts[name]["seconds"] = tuple(tuple(map(_seconds, line)) for line in parts[name]["seconds"])
-                parts[name]["tokens"] = _points(parts[name]["tokens"])
-                if not isinstance(parts[name]["columns"], int) or parts[name]["columns"] < 1:
-                    raise ValueError("columns")
-                for field in ("per_column", "per_token_column"):
-                    parts[name][field] = _seconds(parts[name][field])
-                size = len(parts[name]["rows"]), len(parts[name]["tokens"])
-                if (len(parts[name]["seconds"]), *{len(line) for line in parts[name]["seconds"]}) != size:
-                    raise ValueError("seconds")
-            for name in parts:
-                parts[name]["rows"] = _points(parts[name]["rows"])
-            for field in ("plain", "draft", "level", "beams"):
-                parts["outside"][field] = tuple(map(_seconds, parts["outside"][field]))
-                if len(parts["outside"][field]) != len(parts["outside"]["rows"]):
-                    raise ValueError(field)
-            if set(values) != set(parts):
-                raise ValueError("unknown field")
-            return cls(StepTable(**parts["target"]), StepTable(**parts["auxiliary"]), Outside(**parts["outside"]))
-        except (KeyError, TypeError, ValueError) as error:
+            parts = {name: {field: _tuples(value) for field, value in values[name].items()} for name in values}
+            host = HostOverhead(**parts.pop("host"))
+            return cls(**{name: StepTable(**part) for name, part in parts.items()}, host=host)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             problem = f"not a table of step costs ({error}); measure it again"
             raise InvalidInput("costs", type(values).__name__, problem) from None
 
 
 def _along(points: Sequence[int], values: Sequence[float], at: int) -> float:
-    """Linear between points; beyond the last, the last segment goes on, at half of proportional growth at least."""
-    if len(points) == 1 or at <= points[0]:
-        return values[0] if at <= points[0] else values[0] * max(1.0, at / points[0] / 2)
-    right = min(bisect_right(points, at), len(points) - 1)
-    left = right - 1
-    slope = (values[right] - values[left]) / (points[right] - points[left])
-    if at > points[-1]:
-        slope = max(slope, values[-1] / points[-1] / 2)
+    """Linear between points, constant below the first.
+
+    Beyond the last, the last segment goes on, at half of proportional growth at least: a flat segment (a device that is
+    not full yet) does not stay flat for ever.
+    """
+    if at <= points[0]:
+        return values[0]
+    if at >= points[-1]:
+        slope = values[-1] / points[-1] / 2
+        if len(points) > 1:
+            slope = max(slope, (values[-1] - values[-2]) / (points[-1] - points[-2]))
         return values[-1] + slope * (at - points[-1])
-    return values[left] + slope * (at - points[left])
+    right = bisect_right(points, at)
+    share = (at - points[right - 1]) / (points[right] - points[right - 1])
+    return values[right - 1] + share * (values[right] - values[right - 1])
 
 
-def _points(values: Sequence[int]) -> tuple[int, ...]:
-    points = tuple(values)
-    if not points or any(isinstance(p, bool) or not isinstance(p, int) for p in points) or points[0] < 1:
-        raise ValueError("points")
-    if any(a >= b for a, b in pairwise(points)):
-        raise ValueError("points are not ascending")
-    return points
-
-
-def _seconds(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is not a number of seconds")
-    return float(value)
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value

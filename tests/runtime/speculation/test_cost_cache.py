@@ -12,20 +12,20 @@ import pytest
 import runtime.llm
 from engines.folder import cache_folder
 from runtime import LLM, RuntimeConfig
-from runtime.speculation.cost_cache import KnownCosts, machine
-from runtime.speculation.step_costs import Outside, StepCosts, StepTable
+from runtime.speculation.cost_cache import CostCache, machine
+from runtime.speculation.step_costs import HostOverhead, StepCosts, StepTable
 
 COSTS = StepCosts(StepTable((1,), (1, 2), ((2.0, 3.0),), 64), StepTable((1,), (1, 2), ((0.2, 0.3),), 64))
-OTHER = StepCosts(COSTS.auxiliary, COSTS.target, Outside((1,), (1.0,), (0.0,), (0.0,), (0.0,)))
+OTHER = StepCosts(COSTS.auxiliary, COSTS.target, HostOverhead((1,), (1.0,), (0.0,)))
 SETTING: dict[str, Any] = {"threads": 2, "target": {"rows": 8, "versions": {"torch": "2"}}, **machine()}
 
 
 def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
-    assert KnownCosts(SETTING, tmp_path).load() is None
-    KnownCosts(SETTING, tmp_path).save(COSTS)
-    assert KnownCosts(dict(reversed(SETTING.items())), tmp_path).load() == COSTS
-    KnownCosts(SETTING, tmp_path).save(OTHER)
-    assert KnownCosts(SETTING, tmp_path).load() == OTHER
+    assert CostCache(SETTING, tmp_path).load() is None
+    CostCache(SETTING, tmp_path).save(COSTS)
+    assert CostCache(dict(reversed(SETTING.items())), tmp_path).load() == COSTS
+    CostCache(SETTING, tmp_path).save(OTHER)
+    assert CostCache(SETTING, tmp_path).load() == OTHER
     assert len(list((tmp_path / "costs").iterdir())) == 1
 
 
@@ -34,7 +34,7 @@ def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
     [{"threads": 1}, {"processor": "another"}, {"host": "another"}, {"target": {"rows": 9}}, {"versions": {}}],
 )
 def test_another_setting_does_not_find_it(tmp_path: Path, change: dict[str, Any]) -> None:
-    known, other = KnownCosts(SETTING, tmp_path), KnownCosts({**SETTING, **change}, tmp_path)
+    known, other = CostCache(SETTING, tmp_path), CostCache({**SETTING, **change}, tmp_path)
     known.save(COSTS)
     assert other.load() is None
     other.path.write_bytes(known.path.read_bytes())  # even where names collide
@@ -43,7 +43,7 @@ def test_another_setting_does_not_find_it(tmp_path: Path, change: dict[str, Any]
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"setting": SETTING, "costs": {"target": 1}})])
 def test_a_damaged_file_is_named_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
-    known = KnownCosts(SETTING, tmp_path)
+    known = CostCache(SETTING, tmp_path)
     known.path.parent.mkdir()
     known.path.write_text(text, encoding="utf-8")
     assert known.load() is None
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_and_not_used(tmp_path: Path, caplog: pytest.Log
 
 def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    KnownCosts(SETTING, tmp_path / "file").save(COSTS)
+    CostCache(SETTING, tmp_path / "file").save(COSTS)
     assert "cannot be kept" in caplog.text
 
 
@@ -83,7 +83,7 @@ def test_a_pair_is_measured_once_on_a_machine_and_says_which_table_it_uses(
             fresh.measure()
             fresh.measure()
             assert fresh.loop.planner is not None
-            assert fresh.loop.planner.times.costs == COSTS
+            assert fresh.loop.planner.costs == COSTS
     assert [line.split(",")[0].split(" /")[0] for line in caplog.messages if line.startswith("step costs")] == [
         "step costs: measured",
         "step costs: from",

@@ -16,12 +16,10 @@ from runtime import LLM
 from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.target import EngineTarget
 from runtime.speculation.profiler import measure_costs
-from runtime.speculation.step_costs import BlockShape, Outside, StepCosts, StepTable
+from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 
-TABLE = StepTable((1, 4, 8), (1, 2, 5), ((2.0, 3.0, 3.5), (4.0, 5.0, 9.0), (7.0, 9.0, 16.0)), 64, 0.01, 0.001)
-COSTS = StepCosts(
-    TABLE, StepTable((1,), (1, 2), ((0.25, 0.5),), 64), Outside((1, 8), (1.0, 2.0), (0.5, 1.0), (0.1, 0.2), (0.0, 0.3))
-)
+TABLE = StepTable((1, 4, 8), (1, 2, 5), ((2.0, 3.0, 3.5), (4.0, 5.0, 9.0), (7.0, 9.0, 16.0)), 64, (0.01, 0.02, 0.05))
+COSTS = StepCosts(TABLE, StepTable((1,), (1, 2), ((0.25, 0.5),), 64), HostOverhead((1, 8), (1.0, 2.0), (0.1, 0.2)))
 
 
 def test_the_table_needs_no_torch() -> None:
@@ -40,7 +38,7 @@ def test_more_rows_tokens_or_columns_never_cost_less() -> None:
         grid = [[TABLE.at(rows, tokens, columns) for tokens in range(1, 40)] for rows in range(1, 40)]
         assert all(line == sorted(line) for line in grid)
         assert all(list(column) == sorted(column) for column in zip(*grid, strict=True))
-    assert TABLE.at(4, 3, 128) - TABLE.at(4, 3, 64) == pytest.approx(4 * 64 * (0.01 + 3 * 0.001))
+    assert TABLE.at(4, 3, 128) - TABLE.at(4, 3, 64) == pytest.approx(4 * 64 * 0.03)
 
 
 def test_a_flat_device_does_not_stay_flat_beyond_what_was_measured() -> None:
@@ -50,12 +48,12 @@ def test_a_flat_device_does_not_stay_flat_beyond_what_was_measured() -> None:
     assert flat.at(64, 1, 64) > 16.0
 
 
-def test_a_block_is_its_steps_and_what_is_outside_them() -> None:
+def test_a_block_is_its_steps_and_the_hosts_overhead() -> None:
     assert COSTS.block(1, BlockShape(0, 0, 0), 64) == 2.0 + 1.0
     chain = COSTS.block(1, BlockShape(4, 1, 1), 64)
-    assert chain == pytest.approx(0.5 + 3 * 0.25 + 3.5 + 1.0 + 0.5 + 4 * 0.1)
+    assert chain == pytest.approx(0.5 + 3 * 0.25 + 3.5 + 1.0 + 4 * 0.1)
     beams = COSTS.block(8, BlockShape(4, 2, 1), 64)
-    assert beams == pytest.approx(16.0 + 4 * COSTS.auxiliary.at(8, 2, 64) + 2.0 + 1.0 + 4 * 0.2 + 4 * 0.3)
+    assert beams == pytest.approx(16.0 + 4 * COSTS.auxiliary.at(8, 2, 64) + 2.0 + 4 * 0.2)
     assert COSTS.block(8, BlockShape(4, 2, 2), 64) > beams
     assert COSTS.catch_up(0, 64) == 0.0
     assert COSTS.catch_up(300, 64) > COSTS.catch_up(30, 64) > 0
@@ -78,10 +76,10 @@ def test_a_table_survives_json() -> None:
         (("target", "seconds"), [[1.0, 2.0, -3.0]] * 3),
         (("target", "seconds"), [[1.0, 2.0, "3"]] * 3),
         (("target", "columns"), 0),
-        (("target", "per_column"), float("nan")),
+        (("target", "growth"), [float("nan")] * 3),
         (("auxiliary", "other"), 1),
-        (("outside", "plain"), [1.0]),
-        (("outside", "level"), [True, False]),
+        (("host", "block"), [1.0]),
+        (("host", "level"), [True, False]),
         (("other",), {}),
     ],
 )
@@ -107,13 +105,13 @@ def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_zero
     auxiliary, target = EngineAuxiliary(pair.auxiliary, pair.vocab_size), EngineTarget(pair.target, pair.vocab_size)
     costs = measure_costs(auxiliary, target, 3, 2, budget=0.2)
     for table in (costs.target, costs.auxiliary):
-        assert table.rows == (1, 2, 4)
-        assert table.tokens[:2] == (1, 2)
+        assert table.rows == (1, 4)
+        assert table.tokens[:2] == (1, 4)
         assert all(list(line) == sorted(line) for line in table.seconds)
         assert all(list(column) == sorted(column) for column in zip(*table.seconds, strict=True))
         assert min(table.seconds[0]) > 0
-    assert costs.outside.rows == (1, 4)
-    assert min(costs.outside.plain) > 0
+    assert costs.host.rows == (1, 4)
+    assert min(costs.host.block) >= 0
     assert StepCosts.from_dict(costs.to_dict()) == costs
     for engine in (pair.auxiliary, pair.target):
         assert torch.count_nonzero(engine.kv) == 0
