@@ -27,8 +27,6 @@ PREFILL_TOKENS = 256
 """Of the prefill profile: what the runtime stores of a prompt at a time, where the capacity has room for it."""
 DECODE_TOKENS = 65
 """Of the decode profile: a root and the largest tree, `max_draft_len` x `max_beam_width` = 8 x 8."""
-DTYPES = ("float32", "float16", "bfloat16")
-"""What these graphs can be built in."""
 OLDEST = {
     ("tensorrt", "operator"): (10, 15),
     ("tensorrt", "decomposed"): (10, 3),
@@ -54,8 +52,6 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     Raises:
         InvalidInput: the runtime is missing or too old, or cannot build this for that; there is no GPU to build on.
     """
-    if spec.dtype not in DTYPES:
-        raise InvalidInput("dtype", spec.dtype, f"{format} plans are built in {', '.join(DTYPES)}")
     needed = FLOAT8 if spec.precision == "fp8" else BFLOAT16 if spec.dtype == "bfloat16" else (0, 0)
     trt = load_runtime(format)
     _check_polygraphy(format)
