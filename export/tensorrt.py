@@ -45,8 +45,6 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     """What a plan of `spec` would be built with and for; everything that can be refused is refused here.
 
     Args:
-        format: `tensorrt` or `tensorrt-rtx`.
-        spec: of the engine, with `attention` and `dtype`.
         capabilities: compute capabilities to build for, such as `8.6`; TensorRT-RTX alone. Default: all of its own.
 
     Raises:
@@ -103,11 +101,6 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
     TensorRT keeps the times of kernels it tried in the user's cache folder, one file per GPU and version: building
     again is faster, and makes the same choice. In float32 there is no attention kernel: the operator is built as its
     parts, which has to be asked for. With TensorRT: not executed.
-
-    Args:
-        graph: written by `export.onnx.graph.write_graph` for `spec`.
-        spec: with a plan.
-        path: file to write.
 
     Raises:
         InvalidInput: the parser or the builder refuses the graph; with what it said.

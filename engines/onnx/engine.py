@@ -46,8 +46,6 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     """Open `model.onnx` where it is to run. On a GPU: not executed.
 
     Args:
-        folder: engine folder.
-        spec: its specification.
         placement: where it runs; the provider is `cuda` by default on a GPU, else `cpu`.
 
     Raises:
@@ -102,8 +100,6 @@ class OnnxRuntimeEngine(Engine):
 
     Args:
         folder: engine folder that holds `model.onnx`.
-        spec: its specification.
-        threads: intra-op threads.
         graph: the file in the folder that is run.
         device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
         graphs: whether steps are recorded.
