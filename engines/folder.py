@@ -146,8 +146,6 @@ def open_engine(
     """Open an engine folder of any format.
 
     Args:
-        folder: what `mtad export` wrote for one model.
-        placement: where it runs, and how.
         rows: rows of its cache; default: what `engine.json` says.
         scratch: columns behind the capacity, see `engines.base.Engine`; torch engines only.
 

@@ -98,12 +98,6 @@ def current_gpu() -> Gpu | None:
 def check_plan(format: str, plan: TensorRtPlan, version: str, gpu: Gpu | None) -> None:
     """Whether a plan runs here; without this, a runtime that meets no GPU ends the process.
 
-    Args:
-        format: of the engine folder.
-        plan: what it was built for.
-        version: of the installed runtime.
-        gpu: what there is.
-
     Raises:
         InvalidInput: another version, no GPU, or another GPU than the plan's.
     """

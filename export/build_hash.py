@@ -45,7 +45,6 @@ def build_hash(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, measured_on
     """Sha256 over all that decides what is in an engine folder; where its checkpoint was does not.
 
     Args:
-        spec, tokenizer: of the engine.
         measured_on: hash of the text that a quantised engine's report is of.
     """
     values = {name: value for name, value in asdict(spec).items() if name not in ("source", "build_hash")}

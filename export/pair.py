@@ -34,8 +34,6 @@ def export_pair(
     (`export.build_hash`) is not that of one in the folder, nor of one that an interrupted export has finished.
 
     Args:
-        folder: the pair folder.
-        options: what to export, and as what.
         overwrite: replace an existing folder.
         progress: called with the name of each stage as it begins.
 

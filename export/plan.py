@@ -80,8 +80,6 @@ def plan_pair(
     """Check all input of `export.pair.export_pair` but the folder.
 
     Args:
-        options: what is asked for.
-        progress: called with the name of the stage.
         weights: download the weights of hub ids; without, the hashes of engines made of them are not an export's.
 
     Raises:

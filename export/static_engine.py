@@ -43,9 +43,7 @@ def write_static_engine(
         source: the float32 engine of the checkpoint.
         folder: where the plan is written.
         executed: folder for an engine of the graph with all of its quantisation, in float32, for ONNX Runtime.
-        checkpoint, spec: of the engine.
         texts: token ids to find ranges on.
-        progress: called with the name of each stage.
     """
     progress(f"{checkpoint.name}: quantise")
     for copy in (folder, executed):

@@ -27,8 +27,6 @@ PREFILL_TOKENS = 256
 """Of the prefill profile: what the runtime stores of a prompt at a time, where the capacity has room for it."""
 DECODE_TOKENS = 65
 """Of the decode profile: a root and the largest tree, `max_draft_len` x `max_beam_width` = 8 x 8."""
-DTYPES = ("float32", "float16", "bfloat16")
-"""What these graphs can be built in."""
 OLDEST = {
     ("tensorrt", "operator"): (10, 15),
     ("tensorrt", "decomposed"): (10, 3),
@@ -47,15 +45,11 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     """What a plan of `spec` would be built with and for; everything that can be refused is refused here.
 
     Args:
-        format: `tensorrt` or `tensorrt-rtx`.
-        spec: of the engine, with `attention` and `dtype`.
         capabilities: compute capabilities to build for, such as `8.6`; TensorRT-RTX alone. Default: all of its own.
 
     Raises:
         InvalidInput: the runtime is missing or too old, or cannot build this for that; there is no GPU to build on.
     """
-    if spec.dtype not in DTYPES:
-        raise InvalidInput("dtype", spec.dtype, f"{format} plans are built in {', '.join(DTYPES)}")
     needed = FLOAT8 if spec.precision == "fp8" else BFLOAT16 if spec.dtype == "bfloat16" else (0, 0)
     trt = load_runtime(format)
     _check_polygraphy(format)
@@ -107,11 +101,6 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
     TensorRT keeps the times of kernels it tried in the user's cache folder, one file per GPU and version: building
     again is faster, and makes the same choice. In float32 there is no attention kernel: the operator is built as its
     parts, which has to be asked for. With TensorRT: not executed.
-
-    Args:
-        graph: written by `export.onnx.graph.write_graph` for `spec`.
-        spec: with a plan.
-        path: file to write.
 
     Raises:
         InvalidInput: the parser or the builder refuses the graph; with what it said.

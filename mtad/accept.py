@@ -91,7 +91,6 @@ def accept(
         logits: the target's own logits, which the log-probabilities are reported from; may be the same tensor.
         q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; needed by the rules of chains.
         noise: the block's noise; `accept`, `nodes` and `bonus` are used.
-        rows: parameters of the rows.
         rules: acceptance rules of the rows that draft.
         above, live: see `mtad.scored.Scored`.
     """

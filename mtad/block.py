@@ -141,10 +141,6 @@ def grow(
         sees: bool [R, 1, B, L], the mask of its step; of the root, `Begun.sees`.
         logits: the auxiliary's logits after each of its slots, under the requests' constraints: float [R, B, V].
         noise: Gumbel noise [R, W, K].
-        place: of the level.
-        holds: as of `begin`.
-        context, rows: of the block.
-        branches: whether some row's draft branches.
         live: beams to go on with; None where no row has any.
         depth: of the level, from 1; where there are any.
     """
@@ -164,7 +160,6 @@ def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]
 
     Args:
         levels: the stacked levels (`mtad.draft.stack`).
-        rows: of the block.
         selects: whether some row is scored along its best beam only, out of several.
     """
     tree = assemble(levels)

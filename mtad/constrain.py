@@ -79,8 +79,6 @@ def constrain(
 
     Args:
         logits: float32 [R, S, V], after each of S nodes.
-        paths: of the S nodes.
-        terms: what the rows ask.
         barrier: float32 [R, S, V] of `barrier`, inf for forbidden tokens, 0 for others; None where no row forbids any.
             A node whose distribution is used must be left with a token, which is for the caller to see to.
         out: float32 [R, S, V] to write to, `logits` itself if that is no longer needed; None for new memory.

@@ -42,7 +42,6 @@ def process(logits: Tensor, rows: Rows) -> Candidates:
 
     Args:
         logits: float [R, S, V].
-        rows: parameters of the R rows.
 
     Returns:
         Candidates of shape [R, S, K].
@@ -79,7 +78,6 @@ def alternatives(logits: Tensor, path: Tensor, count: int) -> tuple[Tensor, Tens
     Args:
         logits: the target's logits after root and nodes, float [R, 1 + N, V].
         path: int64 [R, draft_len], scored-tree node of each accepted token (`Accepted.path`).
-        count: tokens per position.
 
     Returns:
         ids int64 and log-probabilities float32, [R, 1 + draft_len, count], likeliest first.

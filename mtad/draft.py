@@ -60,8 +60,6 @@ def expand(
         candidates: the auxiliary's distributions after each of them, [R, B, K].
         noise: Gumbel noise [R, W, K], of which the first B beams' is used; 0 gives deterministic beam search.
         rows: parameters of the rows; a row whose own width or support is smaller than W has dead slots.
-        place: of the level.
-        branches: whether some row's draft branches.
     """
     (_, beams, k), width = candidates.ids.shape, noise.shape[1]
     conditional = torch.where(above.growing[:, :, None], candidates.log_prob, rows.itself)

@@ -59,11 +59,7 @@ def replay(level: Level, above: Level, live: Live, depth: int, place: Place, row
     Their weight is the target's, which the draft then goes on from.
 
     Args:
-        level: as `mtad.draft.expand` draws it.
-        above: the level above.
-        live: of the rows.
         depth: of the level, from 1.
-        place, rows: as of `expand`.
     """
     replayed = live.lengths.amax(1, keepdim=True) >= depth
     has = live.lengths >= depth

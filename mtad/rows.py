@@ -161,11 +161,7 @@ def stack_rows(
     noise 0 (`mtad.noise`), which turns beam sampling into beam search and the bonus draw into an argmax.
 
     Args:
-        params: parameters of the R requests.
         shape: at least as large as each request's own.
-        vocab_size: V.
-        eos: tokens that end a text.
-        device: of the result.
     """
 
     def column(values: list[float]) -> Tensor:

@@ -115,7 +115,6 @@ def keep_best(tree: TokenTree, rows: Rows) -> tuple[TokenTree, Tensor]:
     """What the target scores of a draft: the whole tree of some rows, one path of the others.
 
     Args:
-        tree: the draft.
         rows: parameters; `tree`, whose own width must be <= the result's, `drawn`, and `slots`, as many as the result
             has nodes per level. Other rows' path is in slot 0.
 

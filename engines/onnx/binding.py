@@ -31,8 +31,6 @@ def open_session(
     """A session.
 
     Args:
-        path: an ONNX file.
-        threads: intra-op threads.
         shared: take the memory of intermediate results from one arena that all such sessions of this process share:
             for sessions that are many and small, and run one at a time. Else the session has an arena of its own.
             Either grows to the largest step seen and stays.

@@ -46,8 +46,6 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     """Open `model.onnx` where it is to run. On a GPU: not executed.
 
     Args:
-        folder: engine folder.
-        spec: its specification.
         placement: where it runs; the provider is `cuda` by default on a GPU, else `cpu`.
 
     Raises:
@@ -102,8 +100,6 @@ class OnnxRuntimeEngine(Engine):
 
     Args:
         folder: engine folder that holds `model.onnx`.
-        spec: its specification.
-        threads: intra-op threads.
         graph: the file in the folder that is run.
         device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
         graphs: whether steps are recorded.
@@ -163,10 +159,7 @@ class OnnxRuntimeEngine(Engine):
             binding = self._bound(step)
         else:
             binding = self._binding(step, logits)
-        self._bind_step(binding, step, logits)
-        new = self._bind_columns(binding, step)
-        binding.run()
-        self._write(step, new)
+        self._work(step, logits, binding)()
         return logits
 
     def _binding(self, step: Step, out: Tensor) -> Binding:
@@ -186,15 +179,8 @@ class OnnxRuntimeEngine(Engine):
         """The work of a step whose memory stays: its first run records it under an id of its own."""
         assert static.out is not None
         binding, number = self._bound(static), next(self._ids)
-        self._bind_step(binding, static, static.out)
-        new, options = self._bind_columns(binding, static, self._new), _run_options(number)
         weakref.finalize(binding, self._session.release_captured_graph, number).atexit = False
-
-        def work() -> None:
-            binding.run(options)
-            self._write(static, new)
-
-        return work
+        return self._work(static, static.out, binding, _run_options(number), self._new)
 
     def _refuse(self, static: Step) -> None:
         raise AssertionError("steps that are not recorded run on the memory they come in")
@@ -214,11 +200,7 @@ class OnnxRuntimeEngine(Engine):
             )
             shape = placed.tokens.shape[0], len(placed.keep), self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype, device=device)
-            binding = self._bound(placed)
-            self._bind_step(binding, placed, logits)
-            new = self._bind_columns(binding, placed)
-            binding.run(self._unrecorded)
-            self._write(placed, new)
+            self._work(placed, logits, self._bound(placed), self._unrecorded)()
         return logits[:, :kept]
 
     def _bound(self, step: Step) -> Binding:
@@ -231,21 +213,30 @@ class OnnxRuntimeEngine(Engine):
                 binding.output(name, part)
         return binding
 
-    @staticmethod
-    def _bind_step(binding: Binding, step: Step, logits: Tensor) -> None:
+    def _work(
+        self,
+        step: Step,
+        logits: Tensor,
+        binding: Binding,
+        options: ort.RunOptions | None = None,
+        memory: Tensor | None = None,
+    ) -> Work:
+        """What runs a step; a graph that returns new columns puts them into `memory`, or into new memory."""
         for name in INPUTS:
             binding.input(name, getattr(step, name))
         binding.output("logits", logits)
-
-    def _bind_columns(self, binding: Binding, step: Step, memory: Tensor | None = None) -> Tensor | None:
-        """Where a graph that returns the new columns of the cache puts them: into `memory`, or into new memory."""
-        if not self._returns_columns:
-            return None
         rows, steps = step.tokens.shape
-        new = self._columns(rows, steps, memory)
-        for name, part in named("new", new).items():
-            binding.output(name, part)
-        return new
+        new = self._columns(rows, steps, memory) if self._returns_columns else None
+        if new is not None:
+            for name, part in named("new", new).items():
+                binding.output(name, part)
+
+        def work() -> None:
+            binding.run(options)
+            if new is not None:
+                write_columns(self._rows(step), new, step.write_at)
+
+        return work
 
     def _columns(self, rows: int, steps: int, memory: Tensor | None = None) -> Tensor:
         """Columns of the cache, [layers, 2, R, kv_heads, S, head_dim]."""
@@ -254,10 +245,6 @@ class OnnxRuntimeEngine(Engine):
         if memory is None:
             return torch.empty(shape, dtype=spec.torch_dtype, device=self.kv.device)
         return memory[: torch.Size(shape).numel()].view(shape)
-
-    def _write(self, step: Step, new: Tensor | None) -> None:
-        if new is not None:
-            write_columns(self._rows(step), new, step.write_at)
 
     def _rows(self, step: Step) -> Tensor:
         return self.kv[:, :, step.first_row : step.first_row + step.tokens.shape[0]]

@@ -20,6 +20,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from engines.parallel.follower import follow
 from engines.parallel.launch import Launched, check_launch, serve_store, start
 from engines.parallel.process_group import TIMEOUT, ProcessRanks, RankFailed
 from engines.parallel.sharding import load_share
-from engines.parallel.worker import Op, Worker, move_shapes, step_shapes
+from engines.parallel.worker import Op, Tensors, Worker
 from engines.placement import Placement
 from engines.prefix_cache import PrefixCache
 
@@ -60,32 +61,25 @@ class ParallelEngine(Engine):
         rows, steps = step.tokens.shape
         sizes = rows, steps, step.mask.shape[3], len(step.keep)
         given = step.tokens, step.positions, step.write_at, step.keep, step.mask
-        with self.mirrored(Op.STEP, *sizes, step.first_row):
-            self.worker.broadcast(step_shapes(*sizes), given)
-            return self.worker.engine.step(step)
+        logits: Tensor = self.run(Op.STEP, *sizes, step.first_row, given=given)
+        return logits
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
-        with self.mirrored(Op.MOVE, *source.shape):
-            self.worker.broadcast(move_shapes(*source.shape), (source, to))
-            self.worker.engine.move_columns(source, to)
+        self.run(Op.MOVE, *source.shape, given=(source, to))
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
-        with self.mirrored(Op.COPY, source, to, columns):
-            self.worker.engine.copy_row(source, to, columns)
+        self.run(Op.COPY, source, to, columns)
 
     def clear_row(self, row: int) -> None:
-        with self.mirrored(Op.CLEAR, row):
-            self.worker.engine.clear_row(row)
+        self.run(Op.CLEAR, row)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        with self.mirrored(Op.SAVE):
-            self.worker.save()
+        self.run(Op.SAVE)
         try:
             yield
         finally:
-            with self.mirrored(Op.LOAD):
-                self.worker.load()
+            self.run(Op.LOAD)
 
     def check_integrity(self) -> None:
         """All ranks have done the same, in the same order.
@@ -93,27 +87,25 @@ class ParallelEngine(Engine):
         Raises:
             RankFailed: one has not, or is gone.
         """
-        with self.mirrored(Op.CHECK):
-            ours, *theirs = self.worker.ranks.compare(self.worker.state())
-            apart = [rank for rank, state in enumerate(theirs, 1) if state != ours]
-            if apart:
-                raise RankFailed(apart, "has not done what rank 0 has, so its cache is of other texts")
+        ours, *theirs = self.run(Op.CHECK)
+        apart = [rank for rank, state in enumerate(theirs, 1) if state != ours]
+        if apart:
+            self._broken.append(RankFailed(apart, "has not done what rank 0 has, so its cache is of other texts"))
+            raise self._broken[0]
 
-    @contextlib.contextmanager
-    def mirrored(self, op: Op, *about: int, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Tell the others to do what is done inside.
+    def run(self, op: Op, *about: int, tokens: Sequence[int] = (), given: Tensors | None = None) -> Any:
+        """Run a command on all ranks; what it is about, and what it returns on rank 0, `Worker.run` says.
 
         Raises:
             RankFailed: one of them has failed, now or before.
         """
         if self._broken:
             if self._broken[0].ranks == (0,) and op in (Op.COPY, Op.CLEAR):  # rows are given back; nobody reads them
-                yield
-                return
+                return None
             raise self._broken[0]
         try:
             self.worker.send_command(op, about, tokens)
-            yield
+            return self.worker.run(op, about, tokens, given)
         except RankFailed as error:
             self._broken.append(error)
             raise
@@ -142,30 +134,23 @@ def _close(worker: Worker, broken: list[RankFailed]) -> None:
 
 
 class ParallelPrefixCache(PrefixCache):
-    """The kept prefixes of a divided target: each rank keeps those of its own part.
-
-    Args:
-        engine: the target's.
-        tokens: see `PrefixCache`.
-    """
+    """The kept prefixes of a divided target: each rank keeps those of its own part."""
 
     def __init__(self, engine: ParallelEngine, tokens: int) -> None:
-        with engine.mirrored(Op.PREFIXES, tokens):
-            super().__init__(engine.kv, tokens)
-        engine.worker.prefixes = self
+        engine.run(Op.PREFIXES, tokens)
+        self.bytes = engine.worker.prefixes.bytes
         self._engine = weakref.proxy(engine)  # which has this, and ends its followers when it is collected
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0) -> int:
-        with self._engine.mirrored(Op.RESTORE, row, start, len(tokens), tokens=tokens):
-            return super().restore(row, tokens, start)
+        columns: int = self._engine.run(Op.RESTORE, row, start, len(tokens), tokens=tokens)
+        return columns
 
     def store(self, row: int, tokens: Sequence[int]) -> None:
-        with self._engine.mirrored(Op.STORE, row, 0, len(tokens), tokens=tokens):
-            super().store(row, tokens)
+        self._engine.run(Op.STORE, row, 0, len(tokens), tokens=tokens)
 
     def check_integrity(self) -> None:
         """Check rank 0's prefixes, and that all ranks have done the same."""
-        super().check_integrity()
+        self._engine.worker.prefixes.check_integrity()
         self._engine.check_integrity()
 
 
@@ -185,9 +170,7 @@ def open_parallel(
     The others are those that `torchrun` has started, else new ones on this machine.
 
     Args:
-        folder: the engine's.
         spec: of each part, see `engines.parallel.sharding.share`.
-        world: how many.
         placement: of each part. Ranks take GPUs from `cuda:0` on, and threads as torch has them.
 
     Raises:

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import torch
 
-from engines.base import Step
 from engines.folder import read_spec
 from engines.parallel.launch import Launched
 from engines.parallel.process_group import ProcessRanks
 from engines.parallel.sharding import load_share
-from engines.parallel.worker import Op, Worker, move_shapes, step_shapes
-from engines.prefix_cache import PrefixCache
+from engines.parallel.worker import Op, Worker
 from engines.pytorch.hook import quiet_transformers
 
 
@@ -45,48 +43,14 @@ def follow(launched: Launched) -> None:
         ranks.init_groups()
         worker = Worker(load_share(folder, spec, ranks, ranks.device, job["attention"]), ranks)
         ranks.publish("ready")
-        while _run_command(worker):
-            pass
+        while (command := worker.recv_command())[0] is not Op.STOP:
+            worker.run(*command)
     except Exception as error:
         with contextlib.suppress(RuntimeError):  # the store, and so rank 0, may be gone
             ranks.publish("failed", json.dumps(f"{type(error).__name__}: {error}"))
         raise
     finally:
         ranks.leave()
-
-
-def _run_command(worker: Worker) -> bool:
-    """Run the next command; returns False if that was to stop."""
-    op, about = worker.recv_command()
-    match op:
-        case Op.STOP:
-            return False
-        case Op.STEP:
-            tokens, positions, write_at, keep, mask = worker.broadcast(step_shapes(*about[:4]))
-            worker.engine.step(Step(tokens, positions, write_at, mask, keep, first_row=about[4]))
-        case Op.MOVE:
-            worker.engine.move_columns(*worker.broadcast(move_shapes(*about[:2])))
-        case Op.COPY:
-            worker.engine.copy_row(*about[:3])
-        case Op.CLEAR:
-            worker.engine.clear_row(about[0])
-        case Op.SAVE:
-            worker.save()
-        case Op.LOAD:
-            worker.load()
-        case Op.PREFIXES:
-            worker.prefixes = PrefixCache(worker.engine.kv, about[0])
-        case Op.STORE | Op.RESTORE:
-            row, start, count = about[:3]
-            tokens_of_prompt = worker.recv_tokens(count)
-            assert worker.prefixes is not None, "no prefixes are kept"
-            if op is Op.STORE:
-                worker.prefixes.store(row, tokens_of_prompt)
-            else:
-                worker.prefixes.restore(row, tokens_of_prompt, start)
-        case Op.CHECK:
-            worker.ranks.compare(worker.state())
-    return True
 
 
 def main() -> None:

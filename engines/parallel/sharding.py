@@ -277,11 +277,7 @@ def load_share(
     files once, and each takes memory for its own part.
 
     Args:
-        folder: the engine's.
         spec: of the part, see `Share`.
-        ranks: all of them.
-        device: torch's name of where the part lies.
-        attention: see `TorchEngine`.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=spec.torch_dtype, local_files_only=True)
     shard(model, ranks)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from engines.base import Step
 from engines.buffers import size_of, views
 from engines.parallel.process_group import ProcessRanks
 from engines.prefix_cache import PrefixCache
 from engines.pytorch.engine import TorchEngine
+
+Tensors = tuple[Tensor, ...]
 
 WORDS = 8
 """Integers in a command: its number, an `Op`, what it is about."""
@@ -43,12 +47,12 @@ class Worker:
 
     Attributes:
         number: of the last command.
-        prefixes: kept prefixes of this part, once there are some.
+        prefixes: kept prefixes of this part; none before `Op.PREFIXES`.
     """
 
     def __init__(self, engine: TorchEngine, ranks: ProcessRanks) -> None:
         self.engine, self.ranks, self.number = engine, ranks, 0
-        self.prefixes: PrefixCache | None = None
+        self.prefixes = PrefixCache(engine.kv, 0)
         self._saved: list[Tensor] = []
         self._buffer = torch.empty(0, dtype=torch.uint8, device=engine.kv.device)
         self._seen = torch.zeros((), dtype=torch.int64, device=engine.kv.device)
@@ -61,8 +65,8 @@ class Worker:
         if tokens:
             self.ranks.broadcast_words(torch.tensor(tokens))
 
-    def recv_command(self) -> tuple[Op, list[int]]:
-        """The others: what to do next.
+    def recv_command(self) -> tuple[Op, list[int], list[int]]:
+        """The others: what to do next, what it is about, and the tokens that belong to it.
 
         Raises:
             RuntimeError: it is not the next command.
@@ -73,17 +77,42 @@ class Worker:
         self.number += 1
         if number != self.number:
             raise RuntimeError(f"fell out of step: command {self.number} was due, and {number} came")
-        return Op(op), about
+        tokens = torch.zeros(about[2] if op in (Op.STORE, Op.RESTORE) else 0, dtype=torch.int64)
+        if len(tokens):
+            self.ranks.broadcast_words(tokens)
+        return Op(op), about, tokens.tolist()
 
-    def recv_tokens(self, count: int) -> list[int]:
-        """Tokens that belong to the command received last."""
-        if not count:
-            return []
-        words = torch.zeros(count, dtype=torch.int64)
-        self.ranks.broadcast_words(words)
-        return words.tolist()
+    def run(self, op: Op, about: Sequence[int], tokens: Sequence[int] = (), given: Tensors | None = None) -> Any:
+        """Run a command on this rank's part; rank 0 gives the tensors that follow it.
 
-    def broadcast(self, shapes: tuple[Tensor, ...], given: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
+        Returns:
+            what the command gives on rank 0: logits of a step, columns of a restored prefix, fingerprints of all ranks.
+        """
+        match op:
+            case Op.STEP:
+                ids, positions, write_at, keep, mask = self.broadcast(step_shapes(*about[:4]), given)
+                return self.engine.step(Step(ids, positions, write_at, mask, keep, first_row=about[4]))
+            case Op.MOVE:
+                self.engine.move_columns(*self.broadcast(move_shapes(*about[:2]), given))
+            case Op.COPY:
+                self.engine.copy_row(*about[:3])
+            case Op.CLEAR:
+                self.engine.clear_row(about[0])
+            case Op.SAVE:
+                self._saved.append(self.engine.kv.clone())
+            case Op.LOAD:
+                self.engine.kv.copy_(self._saved.pop())
+            case Op.PREFIXES:
+                self.prefixes = PrefixCache(self.engine.kv, about[0])
+            case Op.STORE:
+                self.prefixes.store(about[0], tokens)
+            case Op.RESTORE:
+                return self.prefixes.restore(about[0], tokens, about[1])
+            case Op.CHECK:
+                return self.ranks.compare(self.state())
+        return None
+
+    def broadcast(self, shapes: Tensors, given: Tensors | None = None) -> Tensors:
         """Tensors of rank 0 on every rank, in one exchange of device memory; valid until the next.
 
         Args:
@@ -94,7 +123,7 @@ class Worker:
         if len(self._buffer) < size:
             self._buffer = torch.zeros(size, dtype=torch.uint8, device=self._buffer.device)
         memory = self._buffer[:size]
-        found: tuple[Tensor, ...] = views(shapes, memory)
+        found: Tensors = views(shapes, memory)
         for view, tensor in zip(found, given or (), strict=given is not None):
             view.copy_(tensor)
         self.ranks.broadcast(memory)
@@ -103,26 +132,18 @@ class Worker:
                 self._seen.mul_(1_000_003).add_(view.sum())  # a fingerprint; that it wraps around does not matter
         return found
 
-    def save(self) -> None:
-        """Keep the cache as it is."""
-        self._saved.append(self.engine.kv.clone())
-
-    def load(self) -> None:
-        """Make it again what it was at the last `save`."""
-        self.engine.kv.copy_(self._saved.pop())
-
     def state(self) -> list[int]:
         """A fingerprint of all that was done: equal on all ranks, or one has fallen out of step."""
-        return [self.number, int(self._seen), crc32(self.prefixes.fingerprint) if self.prefixes else 0]
+        return [self.number, int(self._seen), crc32(self.prefixes.fingerprint)]
 
 
-def step_shapes(rows: int, steps: int, length: int, kept: int) -> tuple[Tensor, ...]:
+def step_shapes(rows: int, steps: int, length: int, kept: int) -> Tensors:
     """Tokens, positions, write_at, keep and mask of a step."""
     sizes = (rows, steps), (rows, steps), (rows,), (kept,)
     integers = (torch.empty(size, dtype=torch.int64, device="meta") for size in sizes)
     return (*integers, torch.empty(rows, 1, steps, length, dtype=torch.bool, device="meta"))
 
 
-def move_shapes(rows: int, columns: int) -> tuple[Tensor, ...]:
+def move_shapes(rows: int, columns: int) -> Tensors:
     """Where columns are moved from, and to."""
     return tuple(torch.empty(rows, columns, dtype=torch.int64, device="meta") for _ in range(2))

@@ -90,11 +90,6 @@ def split_columns(programs: int, length: int, processors: int) -> int:
 def require(attention: str, device: torch.device, head_dim: int) -> None:
     """Refuse an attention that cannot run.
 
-    Args:
-        attention: one of `ATTENTION`.
-        device: where.
-        head_dim: size of a head.
-
     Raises:
         InvalidInput: unknown; or for `triton`: it is not installed, the head is too wide, or the device is a CPU and
             Triton's interpreter was not asked for.

@@ -26,9 +26,7 @@ class TorchEngine(Engine):
 
     Args:
         source: a folder with the checkpoint, or the model.
-        spec: its specification.
         device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it.
-        scratch: see `Engine`.
         attention: one of `engines.pytorch.attention.ATTENTION`; default: see
             `engines.pytorch.attention.default_attention`.
 

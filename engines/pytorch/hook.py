@@ -7,9 +7,8 @@ operators of ONNX opset 24).
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -115,30 +114,16 @@ def quiet_transformers() -> None:
     logging.set_verbosity_error()
 
 
-@contextlib.contextmanager
-def frozen_rope(model: torch.nn.Module) -> Iterator[None]:
-    """The model with rotary frequencies that do not follow the longest text of a batch.
+def freeze_rope(model: torch.nn.Module) -> None:
+    """Keep rotary frequencies from following the longest text of a batch; in place.
 
     Some kinds change them behind a limit, which a fixed cache cannot follow; capacities are kept below it, so that the
     check of every forward pass, which a graph cannot hold, is never needed.
     """
-    changed = freeze_rope(model)
-    try:
-        yield
-    finally:
-        for module, kind in changed:
-            module.rope_type = kind
-
-
-def freeze_rope(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
-    """The same for good, see `frozen_rope`; the modules changed, and what their `rope_type` was."""
-    changed: list[tuple[torch.nn.Module, Any]] = []
     for module in model.modules():
-        if hasattr(module, "rope_type"):
-            changed.append((module, module.rope_type))
-            still: Any = dict.fromkeys(module.rope_type, "default") if isinstance(module.rope_type, dict) else "default"
-            module.rope_type = still
-    return changed
+        if isinstance(kind := getattr(module, "rope_type", None), (str, dict)):
+            frozen: Any = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+            module.rope_type = frozen
 
 
 def _logits(
@@ -181,7 +166,7 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     """(layers, KV heads, head dimension, width of the logits) of a model, found by running it through the hook once.
 
     Args:
-        model: on any device; on "meta" it takes no memory and no time.
+        model: on any device; on "meta" it takes no memory and no time. Its attention is replaced.
 
     Raises:
         TypeError: the model does not run through the hook, or its cache is not one array of keys and values per layer.
@@ -190,8 +175,8 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     model.set_attn_implementation(NAME)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    with frozen_rope(model.eval()):
-        logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
+    freeze_rope(model.eval())
+    logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
     found = {shape for pair in cache.shapes.values() for shape in pair}
     if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:
         raise TypeError("its layers do not keep keys and values of one shape")

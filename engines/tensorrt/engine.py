@@ -55,8 +55,6 @@ class TensorRTEngine(Engine):
         folder: engine folder that holds `model.engine`.
         spec: its specification, with a plan that this process can run (`open_tensorrt`).
         trt: the runtime's module, `tensorrt` or `tensorrt_rtx`.
-        recorder: what records graphs.
-        device: torch's name of the GPU.
 
     Raises:
         InvalidInput: more rows than the plan has, or a plan that the runtime does not take.

@@ -156,8 +156,6 @@ def filled(model: PreTrainedModel, weights: Weights, dtype: torch.dtype) -> Iter
     """An empty model that reads each module's weights when the module runs, and forgets them again.
 
     Args:
-        model: of `empty_model`.
-        weights: where they come from.
         dtype: what they are converted to, one module's at a time.
     """
     handles = []

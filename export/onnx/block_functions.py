@@ -168,14 +168,7 @@ def _rebuild(like: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def compile_function(path: Path, function: Callable[..., Any], arguments: tuple[Any, ...], shape: Shape) -> None:
-    """Write the graph of one function.
-
-    Args:
-        path: file to write.
-        function: of nested tuples of tensors.
-        arguments: to trace it on.
-        shape: of the block they are from.
-    """
+    """Write the graph of one function."""
     nodes = {LEVELS * width: width for width in (shape.width, shape.score_width) if width > 1}
     tensors, split = [], []
     for tensor in leaves(arguments):

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from engines.base import KV_PAGE, EngineSpec
 from engines.graphs.step_io import INPUTS
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
-from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, frozen_rope
+from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.tensorrt_plan import RUNTIMES
 from export.checkpoint.weights import Weights
 from export.onnx.folding import fill, save, set_aside
@@ -30,9 +30,6 @@ OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
-DIMENSIONS = ("rows", "steps", "length", "kept")
-"""Dynamic dimensions: rows of the batch, tokens per row, mask columns, positions with logits. Capacity is static, as
-TensorRT's KVCacheUpdate asks."""
 
 
 class _RMSNormalization(torch.nn.Module):
@@ -160,8 +157,7 @@ def _operators(model: PreTrainedModel) -> Iterator[None]:
     for module in rotating:
         module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
     try:
-        with frozen_rope(model):
-            yield
+        yield
     finally:
         for module, function in originals:
             module.apply_rotary_pos_emb = function  # type: ignore[attr-defined]
@@ -190,8 +186,6 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
     Args:
         model: of `export.checkpoint.weights.empty_model`, in the engine's dtype.
         weights: its weights, in any dtype.
-        spec: the engine it becomes.
-        path: the file to write.
 
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.
@@ -220,23 +214,18 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
         buffers(),
         buffers(),
     )
-    dim: dict[str, Any] = dict.fromkeys(DIMENSIONS, torch.export.Dim.DYNAMIC)
-    cache = [{0: dim["rows"]} for _ in range(spec.layers)]
-    shapes = (
-        {0: dim["rows"], 1: dim["steps"]},
-        {0: dim["rows"], 1: dim["steps"]},
-        {0: dim["rows"], 2: dim["steps"], 3: dim["length"]},
-        {0: dim["rows"]},
-        {0: dim["kept"]},
-        cache,
-        cache,
-    )
-    if spec.attention == "decomposed":
-        step_model, operators, outputs = StepModel(model, scatter_copy, DECOMPOSED), frozen_rope(model), "new"
-    else:
-        attention = UNCAPPED if spec.format in RUNTIMES else NAME
-        step_model, operators, outputs = StepModel(model, scatter_operator, attention), _operators(model), "present"
-    with operators, quiet(), torch.no_grad():
+    dims = _dimensions(spec)
+
+    def dynamic(name: str) -> dict[int, Any]:
+        return {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(dims[name]) if isinstance(size, str)}
+
+    cache = [dynamic("past_key.0")] * spec.layers
+    shapes = (*map(dynamic, INPUTS), cache, cache)
+    freeze_rope(model)
+    decomposed = spec.attention == "decomposed"
+    attention = DECOMPOSED if decomposed else UNCAPPED if spec.format in RUNTIMES else NAME
+    step_model = StepModel(model, scatter_copy if decomposed else scatter_operator, attention)
+    with contextlib.nullcontext() if decomposed else _operators(model), quiet(), torch.no_grad():
         program = torch.onnx.export(
             step_model,
             example,
@@ -246,7 +235,7 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
             verbose=False,
             optimize=False,
             input_names=[*INPUTS, *cache_names(spec.layers, "past")],
-            output_names=["logits", *cache_names(spec.layers, outputs)],
+            output_names=["logits", *cache_names(spec.layers, "new" if decomposed else "present")],
         )
         assert program is not None
         parameters = set_aside(program.model)
@@ -254,14 +243,14 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
     return program.model, parameters
 
 
-def _tidy(path: Path, spec: EngineSpec) -> None:
-    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor.
+def _dimensions(spec: EngineSpec) -> dict[str, tuple[str | int, ...]]:
+    """Shape of each input and output of a graph; named dimensions are dynamic.
 
-    Of what it notes beside each node only the module it came from stays: the rest, most of the file, quotes lines of
-    source code with the paths of this machine.
+    They are rows of the batch, tokens per row, columns of the mask, and positions with logits. Capacity is static, as
+    TensorRT's KVCacheUpdate asks.
     """
     cache = ("rows", spec.kv_heads, spec.capacity, spec.head_dim)
-    names: dict[str, tuple[str | int, ...]] = {
+    return {
         "tokens": ("rows", "steps"),
         "positions": ("rows", "steps"),
         "mask": ("rows", 1, "steps", "length"),
@@ -271,6 +260,15 @@ def _tidy(path: Path, spec: EngineSpec) -> None:
         **{name: cache for when in ("past", "present") for name in cache_names(spec.layers, when)},
         **dict.fromkeys(cache_names(spec.layers, "new"), ("rows", spec.kv_heads, "steps", spec.head_dim)),
     }
+
+
+def _tidy(path: Path, spec: EngineSpec) -> None:
+    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor.
+
+    Of what it notes beside each node only the module it came from stays: the rest, most of the file, quotes lines of
+    source code with the paths of this machine.
+    """
+    names = _dimensions(spec)
     graph = onnx.load(path, load_external_data=False)
     del graph.graph.value_info[:]  # intermediate shapes still carry the invented names
     for value in [*graph.graph.input, *graph.graph.output]:

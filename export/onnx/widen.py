@@ -26,7 +26,6 @@ def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
 
     Args:
         path: a graph of `export.onnx.graph` or `export.quantization.qdq`.
-        copy: the file to write.
         activations: quantise activations as well; without, their pairs of QuantizeLinear and DequantizeLinear go.
     """
     model = ir.load(path)

@@ -74,7 +74,6 @@ def calibrate(
     Args:
         source: a float32 graph of `export.onnx.graph`.
         folder: for the files of Model Optimizer, which what is returned reads from.
-        spec: of the engine.
         names: of the MatMul nodes, whose second inputs are initializers.
         texts: token ids; the first `TOKENS` of them, `LONGEST` of each.
 

@@ -84,8 +84,6 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
     """How far an engine's next-token distributions are from another's, and both perplexities.
 
     Args:
-        reference: what it is compared with.
-        engine: what is compared.
         texts: token ids; cut to the capacity, and after `TOKENS` in all.
 
     Returns:
@@ -177,9 +175,6 @@ def measure(
 
     Args:
         reference: the pair folder in float32.
-        pair: the folder that is measured.
-        name: `target` or `auxiliary`.
-        calibration: text.
         engine: folder of the engine, if what the pair has in its place is run for it; its steps are not timed then.
     """
     engines = open_engine(reference / name), open_engine(pair / name)

@@ -229,11 +229,6 @@ def quantized_weights(path: Path, weights: Weights, model: PreTrainedModel) -> W
     """The weights a checkpoint would have if it were what a quantised graph says.
 
     A tied embedding is quantised where it is the head and stays as it is where tokens are looked up.
-
-    Args:
-        path: the quantised graph.
-        weights: the checkpoint's.
-        model: the model, for its names.
     """
     matrices, stand = dequantized(path), dict[str, tuple[Callable[[], np.ndarray], bool]]()
     tables = {f"{prefix}.weight" for prefix, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}

@@ -151,13 +151,9 @@ def check(
     """Compare an engine with its checkpoint, or with another engine of the same model.
 
     Args:
-        folder: the engine's folder.
         other: another engine's; without it the checkpoint is what the engine is compared with.
         checkpoint: where the checkpoint is, a folder or hub id; default: where the engine was exported from.
-        layers: compare what every module gives as well.
         allowed: accepted difference of a logit, instead of the one for the engines' dtypes.
-        seed: of the random batches and trees.
-        threads: CPU threads of an engine.
         progress: called with how many texts the reference has to run, and how many it ran since the last call.
 
     Raises:

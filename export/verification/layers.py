@@ -93,7 +93,6 @@ class MarkedGraph:
 
     Args:
         folder: engine folder of a format that keeps `model.onnx`.
-        threads: intra-op threads.
 
     Raises:
         InvalidInput: the graph does not say which modules its nodes came from.

@@ -100,7 +100,6 @@ def make_cases(spec: EngineSpec, window: int | None, seed: int = 0) -> tuple[Cas
     Args:
         spec: rows, capacity and vocabulary they must fit.
         window: the model's sliding window; where the capacity exceeds it, one row is longer than it.
-        seed: of the random tokens and trees.
     """
     generator = torch.Generator().manual_seed(seed)
     rows, window = min(3, spec.rows), window or 0
@@ -154,7 +153,6 @@ def run_checkpoint(
 
     Args:
         model: the checkpoint in float32, with its own attention.
-        case: what to run.
         each: called after each pass with the lengths of its sequences, in the order of what is compared.
     """
     ancestors, paths = case.ancestors, []

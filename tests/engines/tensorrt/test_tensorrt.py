@@ -226,7 +226,6 @@ class FakeModule:
         ("10.16.2.1", None, {}, "builds on the GPU that will run the plan.*tensorrt-rtx needs no GPU"),
         ("10.16.2.1", Gpu("Tesla T4", "7.5"), {"dtype": "bfloat16"}, r"compute capability 7\.5 has none; give float16"),
         ("11.4.0.106", Gpu("NVIDIA Thor", "11.0"), {}, "TensorRT 11 has no JetPack"),
-        ("10.16.2.1", ADA, {"dtype": "int4"}, "plans are built in float32, float16, bfloat16"),
     ],
 )
 def test_what_a_devices_tensorrt_cannot_build_is_refused(
