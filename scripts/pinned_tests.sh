@@ -11,7 +11,7 @@ install=("$folder/bin/python" -m pip install --quiet --disable-pip-version-check
 "${install[@]}" "${TORCH:-torch==2.9.1}"
 "${install[@]}" -c constraints-tensorrt-llm.txt -e . pytest scipy 'setuptools<80'
 "$folder/bin/python" -m pip check
-tests=(tests/test_{export,export_tensorrt_llm,engines,functions,families,runtime,schedules,async_llm,prefix,memory}.py
-    tests/test_{speculation,tune,constraints,constrained_decoding,pins,pytorch_backend}.py
-    tests/test_mtad_*.py tests/test_executor_*.py)
+tests=(tests/test_pins.py tests/mtad tests/engines/test_{engines,memory,prefix_cache}.py tests/export/test_{export,families}.py
+    tests/export/tensorrt_llm tests/runtime/test_{llm,schedules,async_llm}.py tests/runtime/decoder/test_compiled.py
+    tests/runtime/{constraints,speculation,tuning,tensorrt_llm})
 "$folder/bin/python" -m pytest -p no:cacheprovider "${@:-${tests[@]}}"

@@ -50,7 +50,7 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that have most slow tests: where two processes take file by file, both then end together."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (-slow[item.path], item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -73,7 +73,7 @@ def test_a_requests_tokens_do_not_depend_on_the_batch(
         assert result.logprobs == pytest.approx(expected.logprobs, abs=tolerance, rel=0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     llm: LLM, alone: list[tuple[str, DecodingParams, Result]], seed: int
 ) -> None:
@@ -252,6 +252,7 @@ def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
         torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @every_method
 def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, method: str) -> None:
     params = replace(BASE, method=method, n=3, top_k=0, top_p=1.0)

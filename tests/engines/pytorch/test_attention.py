@@ -165,6 +165,7 @@ def test_a_steps_keys_and_values_are_stored_as_scattering_does(case: Case) -> No
     assert torch.equal(inputs.cache, torch.stack(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma-2", "opt", "phi-3"])
 def test_models_give_the_logits_they_give_with_torchs_attention(
     family: str, family_checkpoint: Callable[[str], Checkpoint]

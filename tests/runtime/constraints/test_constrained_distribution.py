@@ -74,6 +74,7 @@ def p_value(params: DecodingParams, texts: int) -> float:
     return float(chisquare([*observed, texts - sum(observed)], [*expected, rest]).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("method", ["speculative", "sample"])
 def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:

@@ -293,6 +293,7 @@ def test_a_round_is_one_request_a_row_and_one_a_leaf_of_a_tree() -> None:
         assert (pair.target.counts["enqueued"] > passes) == (most > 1)
 
 
+@pytest.mark.slow
 def test_no_row_waits_for_the_slowest_one() -> None:
     """While one row's answer does not come, the others run to their end. In step, all wait for it."""
     params = DecodingParams(method="mtad", draft_len=2, beam_width=2, max_tokens=12, ignore_eos=True, seed=1)
