@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mtad.params import DecodingParams
-from runtime.scheduler.request import Request
 from runtime.speculation.step_costs import BlockShape, StepCosts
 
 INTERVAL = 8
@@ -29,6 +28,19 @@ LARGEST_ERROR = 1.3
 
 PROBE_SHARE = 0.01
 """A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
+
+
+class Planned(Protocol):
+    """What the planner looks at of a request; see `runtime.scheduler.request.Request`."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def params(self) -> DecodingParams: ...
+    @property
+    def committed(self) -> int: ...
+    @property
+    def auxiliary_held(self) -> int: ...
 
 
 class Choice(NamedTuple):
@@ -127,7 +139,7 @@ class Planner:
         self._probes = 0
         self._since_probe = math.inf
 
-    def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
+    def plan(self, requests: Sequence[Planned]) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
         A fixed request's are its own, the same object. The list is the same object as long as nothing changes.
@@ -148,7 +160,7 @@ class Planner:
         return self._now.draft_len > 0
 
     def observe(
-        self, requests: Sequence[Request], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
+        self, requests: Sequence[Planned], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
     ) -> None:
         """Learn from a block.
 
@@ -175,13 +187,13 @@ class Planner:
                 self._draft_error *= step**0.5 if drafts else step**-0.5
             self._draft_error = min(max(self._draft_error, 1 / LARGEST_ERROR), LARGEST_ERROR)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: Planned) -> None:
         """A request has ended."""
         if request.id in self._rows:
             start, _ = self._rows.pop(request.id)
             self._text_tokens += 0.1 * (request.committed - start - self._text_tokens)
 
-    def _variant(self, request: Request) -> DecodingParams:
+    def _variant(self, request: Planned) -> DecodingParams:
         """The request's parameters, its draft as the present choice allows; none where catching up would cost more."""
         p = request.params
         start, variants = self._rows.setdefault(request.id, (request.committed, {}))
@@ -200,7 +212,7 @@ class Planner:
             variants[own] = replace(p, **values)
         return variants[own]
 
-    def _decide(self, requests: Sequence[Request]) -> None:
+    def _decide(self, requests: Sequence[Planned]) -> None:
         """Make the choice anew, or begin a probe."""
         self._acceptance.fade()
         outcomes = self._outcomes(requests)
@@ -224,7 +236,7 @@ class Planner:
                 self._probes, self._since_probe = self._probes + 1, 0.0
         self._rate = rates[self._now]
 
-    def _outcomes(self, requests: Sequence[Request]) -> dict[Choice, tuple[float, float]]:
+    def _outcomes(self, requests: Sequence[Planned]) -> dict[Choice, tuple[float, float]]:
         """Tokens and seconds of a block of every choice, smaller drafts first."""
         gains = cache(self._acceptance.gains)
         columns, rows = max(request.committed for request in requests), len(requests)
@@ -258,7 +270,7 @@ class Planner:
             * self._block_seconds(rows, shape, -(-columns // 64) * 64)
         )
 
-    def _catch_up(self, request: Request, more: int = 0) -> float:
+    def _catch_up(self, request: Planned, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
         missed = request.committed - 2 - request.auxiliary_held + more
         return self._speed * self.costs.catch_up(missed, request.committed)

@@ -48,6 +48,13 @@ def measure_costs(
     near, levels = min(128, spec.capacity), min(4, max_draft_len)
     run_block = blocks.run_block if blocks else partial(run_block_on_host, auxiliary, target)
     batches = blocks.batches if blocks else BatchBuilder(target.vocab_size, spec.eos_token_ids)
+
+    def block(rows: int, length: int) -> object:
+        """Run a block of chains of that length, whose rows end in the last of the near columns."""
+        asked = [DecodingParams(method="speculative" if length else "sample", draft_len=max(1, length))] * rows
+        keys = [(row, 0) for row in range(rows)]
+        return run_block(batches.build(asked, [(0, 0)] * rows, [near - length - 1] * rows, keys))
+
     runs: dict[_Point, Callable[[], float]] = {}
     memory, end = Slab(), time.perf_counter() + budget
     with torch.inference_mode():
@@ -66,16 +73,13 @@ def measure_costs(
                     break
         for rows in (1, spec.rows):
             for length in (0, levels):
-                asked = [DecodingParams(method="speculative" if length else "sample", draft_len=max(1, length))] * rows
-                given = [(0, 0)] * rows, [near - length - 1] * rows, [(row, 0) for row in range(rows)]
-                run = partial(_seconds, lambda asked=asked, given=given: run_block(batches.build(asked, *given)))
+                run = runs["block", rows, length, near] = partial(_seconds, partial(block, rows, length))
                 run()
-                runs["block", rows, length, near] = run
         taken = _least(runs, end)
         for row in range(spec.rows):
             auxiliary.clear_row(row)
             target.clear_row(row)
-    costs = StepCosts(*(_table(taken, name, near, spec.capacity) for name in ("target", "auxiliary")))
+    costs = StepCosts(_table(taken, "target", near, spec.capacity), _table(taken, "auxiliary", near, spec.capacity))
     overhead = []
     for rows in sorted({1, spec.rows}):
         plain, drafted = (
