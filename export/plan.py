@@ -32,9 +32,12 @@ class ExportOptions:
 
     Attributes:
         target, auxiliary: local checkpoint folders or hub ids.
+        revision, auxiliary_revision: branch, tag or commit of a hub id; by default, its main branch.
         rows: requests at once, of both engines.
-        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit.
-        precision: one of `PRECISIONS`, of the target.
+        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 1024,
+            or as many as both models have positions for.
+        precision: one of `PRECISIONS`, of the target. By default float32, and float16 for TensorRT, whose oldest GPUs
+            take nothing else.
         auxiliary_precision: of the auxiliary; default: the target's.
         calibration: text to measure a quantised pair on, JSON lines with `prompt` and perhaps `answer`; asked for if
             and only if something is quantised.
@@ -48,9 +51,11 @@ class ExportOptions:
     target: str
     auxiliary: str
     _: KW_ONLY
+    revision: str | None = None
+    auxiliary_revision: str | None = None
     rows: int = 8
-    capacity: int = 1024
-    precision: str = "float32"
+    capacity: int | None = None
+    precision: str | None = None
     auxiliary_precision: str | None = None
     calibration: Path | None = None
     format: str = "onnx"
@@ -85,15 +90,17 @@ def plan_pair(
     Raises:
         InvalidInput: something is wrong with it.
     """
-    rows, capacity, format, attention = options.rows, options.capacity, options.format, options.attention
+    rows, format, attention = options.rows, options.format, options.attention
     calibration, capabilities = options.calibration, options.compute_capabilities
     if rows < 1:
         raise InvalidInput("rows", rows, "give at least 1")
-    if capacity < 2 * KV_PAGE or capacity % KV_PAGE:
+    capacity = options.capacity
+    if capacity is not None and (capacity < 2 * KV_PAGE or capacity % KV_PAGE):
         raise InvalidInput("capacity", capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
     if format not in FORMATS:
         raise InvalidInput("to", format, f"choose one of {', '.join(FORMATS)}")
-    precisions = options.precision, options.auxiliary_precision or options.precision
+    precision = options.precision or ("float16" if format in RUNTIMES else "float32")
+    precisions = precision, options.auxiliary_precision or precision
     for name, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
         _check_precision(name, value, format, attention)
     quantized = any(value in MEASURED for value in precisions)
@@ -110,7 +117,13 @@ def plan_pair(
         raise InvalidInput("compute-capability", " ".join(capabilities), "only for --to tensorrt-rtx")
     checked = DecodingParams.from_dict(dict(options.defaults))
     progress("checking")
-    models = [find("target", options.target, weights), find("auxiliary", options.auxiliary, weights)]
+    models = [
+        find("target", options.target, weights, options.revision),
+        find("auxiliary", options.auxiliary, weights, options.auxiliary_revision),
+    ]
+    if capacity is None:
+        fewest = min([1024, *(model.positions for model in models if model.positions)])
+        capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
     specs = [
         replace(model.spec(rows, capacity, own, format), attention=attention)
         for model, own in zip(models, precisions, strict=True)

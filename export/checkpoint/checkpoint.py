@@ -191,13 +191,14 @@ class Checkpoint:
             noisy.setLevel(level)
 
 
-def find(name: str, source: str, weights: bool = True) -> Checkpoint:
+def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:
     """Find a checkpoint and check that it can be exported; no weights are read into memory.
 
     Args:
         name: the option's name, for messages.
         source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
         weights: without, a hub id's weights are not downloaded, and the digest is empty where they are not there.
+        revision: branch, tag or commit of a hub id; by default, its main branch.
 
     Raises:
         InvalidInput: not there, incomplete, or no causal language model that transformers knows.
@@ -205,7 +206,10 @@ def find(name: str, source: str, weights: bool = True) -> Checkpoint:
     folder, size = Path(source), 0
     origin = str(folder.absolute()) if folder.is_dir() else source
     if not folder.is_dir():
-        folder, size = _download(name, source, weights)
+        folder, size = _download(name, source, weights, revision)
+    elif revision is not None:
+        field = "revision" if name == "target" else f"{name}_revision"
+        raise InvalidInput(field, revision, f"{source} is a local folder; leave it out")
     path = folder / "config.json"
     if not path.is_file():
         raise InvalidInput(name, source, "the folder has no config.json; give a Hugging Face checkpoint")
@@ -232,7 +236,7 @@ def find(name: str, source: str, weights: bool = True) -> Checkpoint:
     return Checkpoint(name, folder, config, digest.hexdigest(), origin)
 
 
-def _download(name: str, source: str, weights: bool) -> tuple[Path, int]:
+def _download(name: str, source: str, weights: bool, revision: str | None) -> tuple[Path, int]:
     """The folder a hub id was downloaded to, and how many bytes of weights were left there."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -242,13 +246,13 @@ def _download(name: str, source: str, weights: bool) -> tuple[Path, int]:
     try:
         common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
         if not weights:
-            files = HfApi().model_info(source, files_metadata=True).siblings or []
+            files = HfApi().model_info(source, revision=revision, files_metadata=True).siblings or []
             sizes = [sum(f.size or 0 for f in files if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
             if not any(sizes):
                 raise InvalidInput(name, source, f"the hub has no weights of it ({' or '.join(WEIGHTS)})")
-            return Path(snapshot_download(source, allow_patterns=common)), next(filter(None, sizes))
+            return Path(snapshot_download(source, revision=revision, allow_patterns=common)), next(filter(None, sizes))
         for kind in WEIGHTS:
-            folder = Path(snapshot_download(source, allow_patterns=[*common, kind]))
+            folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*common, kind]))
             if any(folder.glob(kind)):
                 break
         return folder, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +24,16 @@ def main() -> None:
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
     parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
+    parser.add_argument("--revision", help="branch, tag or commit of a target on the hub")
+    parser.add_argument("--auxiliary-revision", help="branch, tag or commit of an auxiliary on the hub")
     parser.add_argument("--rows", type=int, default=8, help="requests at once (default %(default)s)")
     parser.add_argument(
-        "--capacity", type=int, default=1024, help="KV columns per row, a multiple of 64 (default %(default)s)"
+        "--capacity", type=int, help="KV columns per row, a multiple of 64 (default: 1024, or what the models allow)"
     )
     parser.add_argument(
         "--precision",
-        default="float32",
         help="of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static and "
-        "fp8 for TensorRT (default %(default)s)",
+        "fp8 for TensorRT (default: float32; float16 for TensorRT and TensorRT-LLM)",
     )
     parser.add_argument("--auxiliary-precision", help="of the auxiliary (default: the target's)")
     parser.add_argument(
@@ -94,12 +96,15 @@ def main() -> None:
 
     from tqdm import tqdm
 
+    from engines.memory import format_bytes
     from export.pair import export_pair
     from export.plan import ExportOptions
 
     asked = ExportOptions(
         options.target,
         options.auxiliary,
+        revision=options.revision,
+        auxiliary_revision=options.auxiliary_revision,
         rows=options.rows,
         capacity=options.capacity,
         precision=options.precision,
@@ -128,12 +133,20 @@ def main() -> None:
     ) as bar:
 
         def progress(stage: str) -> None:
-            bar.update(next(stages) > 0)
+            number = next(stages)
+            bar.update(number > 0)
             bar.set_description_str(stage)
+            if number and not sys.stderr.isatty():
+                print(f"export: {stage}", file=sys.stderr, flush=True)
 
+        began = time.monotonic()
         written = export_pair(options.pair, asked, options.overwrite, progress)
         bar.n, bar.leave = bar.total, True
         bar.set_description_str("done" if written else "up to date")
+    if written:
+        size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
+        print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"next: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
     print(options.pair)
 
 
@@ -157,8 +170,8 @@ def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
         options.target,
         options.auxiliary,
         rows=options.rows,
-        capacity=options.capacity,
-        precision=options.precision,
+        capacity=options.capacity or 1024,
+        precision=options.precision or "float16",
         draft_len=options.draft_len,
         beam_width=options.beam_width,
         drafting=options.drafting,

@@ -26,7 +26,7 @@ from export.engine import expectation
 from export.onnx.graph import OPSET, write_graph
 from export.onnx.widen import rounded, write_widened
 from export.pair import export_pair
-from export.plan import ExportOptions
+from export.plan import ExportOptions, plan_pair
 from export.verification.verify import verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
@@ -383,6 +383,23 @@ class TestRefusal:
             export(target="owner/name")
         assert (caught.value.field, caught.value.value) == ("target", "owner/name")
 
+    def test_a_revision_goes_to_the_hub_and_is_refused_for_a_folder(
+        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def download(source: str, **options: object) -> str:
+            asked.append((source, options["revision"]))
+            return str(checkpoints[0])
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        plan_pair(ExportOptions("owner/name", str(checkpoints[1]), revision="v2"))
+        assert asked == [("owner/name", "v2")]
+        for name in ("revision", "auxiliary_revision"):
+            with pytest.raises(InvalidInput, match="local folder") as caught:
+                export(**{name: "v2"})
+            assert caught.value.field == name
+
     @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
     def test_another_architecture_is_refused_by_name(
         self, export: Callable[..., bool], checkpoint: Path, architecture: str
@@ -492,3 +509,9 @@ class TestOpening:
     def test_no_threads_is_refused(self, pair_folder: Path) -> None:
         with pytest.raises(InvalidInput, match="threads"):
             LLM(pair_folder, RuntimeConfig(threads=0))
+
+
+def test_the_capacity_is_by_default_what_both_models_allow(checkpoints: tuple[Path, Path]) -> None:
+    plan = plan_pair(ExportOptions(*map(str, checkpoints)))
+    assert [spec.capacity for _, spec, _ in plan.engines] == [512, 512], "the checkpoints have 512 positions"
+    assert [spec.precision for _, spec, _ in plan.engines] == ["float32", "float32"]
