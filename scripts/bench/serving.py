@@ -42,8 +42,9 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.options import placed_config
 from runtime.llm import LLM
+from scripts.bench.gate import compare_adaptive, gate_table
 from scripts.bench.methods import BASE, KINDS, methods
-from scripts.bench.serving_tables import LATENCIES, check_table, latency_table, plot, throughput_table
+from scripts.bench.serving_tables import LATENCIES, align, check_table, latency_table, plot, throughput_table
 from scripts.demo import dataset
 from scripts.demo.dataset import Example, matches
 from scripts.evaluation.decoders import mean_nll
@@ -256,10 +257,14 @@ def run(options: argparse.Namespace) -> None:
         used = {system.name: params.get(system.name, replace(BASE, max_tokens=max_tokens)) for system in systems}
         cells = measure(systems, used, prompts, loads, rounds, seconds, name)
         load = {count: summarise(slices, references) for count, slices in cells.items()}
+        gate = {
+            count: compare_adaptive({n: [one.tokens / one.seconds for one in taken] for n, taken in slices.items()})
+            for count, slices in cells.items()
+        }
         eight = measure_eight(fixed, used, prompts, 1 if quick else 3, f"{name}, the same 8")
         checked = prompts[: 8 if quick else 64 if kind == "sql" else 16]
         answers = check(systems, used, checked, examples, judge, tokenizer.decode, f"{name}, answers")
-        print(f"\n{name}\n\n{throughput_table(load)}\n\n{latency_table(load)}\n")
+        print(f"\n{name}\n\n{throughput_table(load)}\n\n{latency_table(load)}\n\n{align(gate_table(gate))}\n")
         print("the same 8 prompts at once against one after another:")
         for system_name, row in eight.items():
             s, same = row["speedup"], "the same tokens" if row["same_tokens"] else "DIFFERENT TOKENS"
@@ -268,6 +273,7 @@ def run(options: argparse.Namespace) -> None:
         report[kind] = {
             "params": {n: {"method": p.method, "accept_threshold": p.accept_threshold} for n, p in params.items()},
             "load": {str(count): rows for count, rows in load.items()},
+            "adaptive": {str(count): rows for count, rows in gate.items()},
             "same_eight": eight,
             "check": answers,
         }

@@ -17,6 +17,7 @@ from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.bench import __main__ as bench
 from scripts.bench import serving
+from scripts.bench.gate import compare_adaptive, median_interval
 from scripts.bench.serving import measure, measure_eight, summarise
 from scripts.bench.serving_tables import throughput_table
 from scripts.demo import dataset
@@ -237,3 +238,25 @@ def test_a_load_of_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit, match="2"):
         bench.main()
     assert "loads" in capsys.readouterr().err
+
+
+def test_adaptive_drafts_are_compared_round_by_round_with_their_best_fixed_setting() -> None:
+    noise = [1.0, 3.0, 0.5, 2.0, 1.5, 4.0, 0.7]
+    factors = {"sample": 10.0, "mtad": 20.0, "mtad adaptive": 19.0, "block": 5.0, "block adaptive": 9.0}
+    rates = {
+        name: [factor * one for one in noise]
+        for name, factor in {
+            "sample": 10.0,
+            "mtad": 20.0,
+            "mtad adaptive": 19.0,
+            "block": 5.0,
+            "block adaptive": 9.0,
+        }.items()
+    }
+    found = compare_adaptive(rates)
+    assert {name: cell["best"] for name, cell in found.items()} == {"mtad adaptive": "mtad", "block adaptive": "sample"}
+    for name, sample, fixed in (("mtad adaptive", 1.9, 0.95), ("block adaptive", 0.9, 0.9)):
+        assert found[name]["sample"] == pytest.approx({"median": sample, "low": sample, "high": sample})
+        assert found[name]["fixed"] == pytest.approx({"median": fixed, "low": fixed, "high": fixed})
+    assert median_interval([3, 1, 2, 5, 4]) == {"median": 3, "low": 1, "high": 5}
+    assert median_interval(range(1, 11)) == {"median": 5.5, "low": 2, "high": 9}
