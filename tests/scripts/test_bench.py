@@ -243,16 +243,7 @@ def test_a_load_of_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_adaptive_drafts_are_compared_round_by_round_with_their_best_fixed_setting() -> None:
     noise = [1.0, 3.0, 0.5, 2.0, 1.5, 4.0, 0.7]
     factors = {"sample": 10.0, "mtad": 20.0, "mtad adaptive": 19.0, "block": 5.0, "block adaptive": 9.0}
-    rates = {
-        name: [factor * one for one in noise]
-        for name, factor in {
-            "sample": 10.0,
-            "mtad": 20.0,
-            "mtad adaptive": 19.0,
-            "block": 5.0,
-            "block adaptive": 9.0,
-        }.items()
-    }
+    rates = {name: [factor * one for one in noise] for name, factor in factors.items()}
     found = compare_adaptive(rates)
     assert {name: cell["best"] for name, cell in found.items()} == {"mtad adaptive": "mtad", "block adaptive": "sample"}
     for name, sample, fixed in (("mtad adaptive", 1.9, 0.95), ("block adaptive", 0.9, 0.9)):
