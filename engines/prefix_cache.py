@@ -11,11 +11,11 @@ from torch import Tensor
 from engines.base import KV_PAGE
 
 Key = tuple[int, tuple[int, ...]]
-"""Slot of the preceding block (-1 for none), and the block's own tokens: together, all tokens from the start."""
+"""Slot of the preceding page (-1 for none), and the page's own tokens: together, all tokens from the start."""
 
 
 class PrefixCache:
-    """Blocks of 64 tokens of one engine's cache, found by all tokens from the start; the least recently used go first.
+    """Pages of 64 tokens of one engine's cache, found by all tokens from the start; the least recently used go first.
 
     It belongs to one engine in one process, so it can never serve another pair. Only prompts are kept: their keys and
     values are those of a plain forward pass, to the bit on engines whose logits do not depend on how a prompt is cut
@@ -23,7 +23,7 @@ class PrefixCache:
 
     Args:
         kv: the engine's cache, [layers, 2, rows, kv_heads, capacity, head_dim].
-        tokens: tokens to keep at most; rounded down to blocks; allocated at once.
+        tokens: tokens to keep at most; rounded down to pages; allocated at once.
 
     Attributes:
         bytes: size of the store.
@@ -34,7 +34,7 @@ class PrefixCache:
         self._kv = kv
         self._pool = torch.zeros(tokens // KV_PAGE, layers, pair, heads, KV_PAGE, dim, dtype=kv.dtype, device=kv.device)
         self._free = list(range(len(self._pool)))
-        # a block is touched before the one it follows, so the least recently used one never has a follower
+        # a page is touched before the one it follows, so the least recently used one never has a follower
         self._slots: OrderedDict[Key, int] = OrderedDict()
         self.bytes = self._pool.nbytes
 
@@ -44,40 +44,36 @@ class PrefixCache:
         Columns before `start` are right already and are left alone.
         """
         chain = self._find(tokens)
-        for number, slot in enumerate(chain):
+        for number, key in enumerate(chain):
             if (number + 1) * KV_PAGE > start:
-                self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
+                self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[self._slots[key]]
         return max(start, len(chain) * KV_PAGE)
 
     def store(self, row: int, tokens: Sequence[int]) -> None:
-        """Keep the whole blocks of `tokens`, whose keys and values are columns 0 .. len - 1 of `row`."""
+        """Keep the whole pages of `tokens`, whose keys and values are columns 0 .. len - 1 of `row`."""
         chain = self._find(tokens)
-        keys = self._keys(tokens, chain)
         for number in range(len(chain), min(len(tokens) // KV_PAGE, len(self._pool))):
+            columns = slice(number * KV_PAGE, (number + 1) * KV_PAGE)
+            key = self._slots[chain[-1]] if chain else -1, tuple(tokens[columns])
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-            self._pool[slot] = self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE]
-            keys.append((chain[-1] if chain else -1, tuple(tokens[number * KV_PAGE : (number + 1) * KV_PAGE])))
-            self._slots[keys[-1]] = slot
-            chain.append(slot)
-        self._touch(keys)
+            self._pool[slot] = self._kv[:, :, row, :, columns]
+            self._slots[key] = slot
+            chain.append(key)
+        self._touch(chain)
 
-    def _find(self, tokens: Sequence[int]) -> list[int]:
-        """Slots of the longest known chain of blocks, marked as used."""
-        chain: list[int] = []
+    def _find(self, tokens: Sequence[int]) -> list[Key]:
+        """The longest known chain of pages, marked as used."""
+        chain: list[Key] = []
         for start in range(0, len(tokens) - KV_PAGE + 1, KV_PAGE):
-            slot = self._slots.get((chain[-1] if chain else -1, tuple(tokens[start : start + KV_PAGE])))
-            if slot is None:
+            key = self._slots[chain[-1]] if chain else -1, tuple(tokens[start : start + KV_PAGE])
+            if key not in self._slots:
                 break
-            chain.append(slot)
-        self._touch(self._keys(tokens, chain))
+            chain.append(key)
+        self._touch(chain)
         return chain
 
-    @staticmethod
-    def _keys(tokens: Sequence[int], chain: Sequence[int]) -> list[Key]:
-        return [(chain[n - 1] if n else -1, tuple(tokens[n * KV_PAGE : (n + 1) * KV_PAGE])) for n in range(len(chain))]
-
-    def _touch(self, keys: Sequence[Key]) -> None:
-        for key in reversed(keys):
+    def _touch(self, chain: Sequence[Key]) -> None:
+        for key in reversed(chain):
             self._slots.move_to_end(key)
 
     @property
@@ -88,11 +84,11 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
         used = list(self._slots.values())
-        assert sorted(used + self._free) == list(range(len(self._pool))), "a block is lost or in two places"
+        assert sorted(used + self._free) == list(range(len(self._pool))), "a page is lost or in two places"
         order = {slot: age for age, slot in enumerate(used)}
         for (parent, tokens), slot in self._slots.items():
             assert len(tokens) == KV_PAGE
-            assert parent == -1 or order[parent] > order[slot], "a block would outlive the one it follows"
+            assert parent == -1 or order[parent] > order[slot], "a page would outlive the one it follows"
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -6,7 +6,6 @@ what they were measured on is written beside each figure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,36 +104,30 @@ class PairEstimate:
 
 def estimate_pair(folder: Path, plan: PairPlan) -> PairEstimate:
     """Estimate the export of a plan to `folder`; nothing is read but configurations."""
-    engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
-    target, auxiliary = (spec for _, spec, _ in plan.engines)
-    weights = sum(one.disk for one in engines)
-    return PairEstimate((engines[0], engines[1]), Memory.of(target, auxiliary, weights, NODES + 1, 2 * target.capacity))
-
-
-def _parameters(model: Checkpoint) -> tuple[int, int]:
-    """Parameters of a model, tied ones once, and those of its input embeddings."""
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(model.config)
-    return sum(p.numel() for p in empty.parameters()), empty.get_input_embeddings().weight.numel()
+    target, auxiliary = (_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines)
+    specs = [spec for _, spec, _ in plan.engines]
+    memory = Memory.of(specs[0], specs[1], target.disk + auxiliary.disk, NODES + 1, 2 * specs[0].capacity)
+    return PairEstimate((target, auxiliary), memory)
 
 
 def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
-    parameters, embeddings = _parameters(model)
-    each = BITS[spec.precision] / 8 if spec.precision in BITS else DTYPES[spec.dtype].itemsize
-    kept = embeddings * (DTYPES[spec.dtype].itemsize - each)
-    form = "torch" if spec.format == "torch" else "onnx"  # a plan's build comes on top: not measured
-    graph, trace = (
-        (GRAPH + spec.layers * GRAPH_LAYER, TRACE + TRACE_LAYER * spec.layers) if form == "onnx" else (0, 0.0)
-    )
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(model.config)
+    parameters = sum(parameter.numel() for parameter in empty.parameters())  # tied ones count once
+    wide = DTYPES[spec.dtype].itemsize
+    each = BITS[spec.precision] / 8 if spec.precision in BITS else wide
+    kept = empty.get_input_embeddings().weight.numel() * (wide - each)
+    is_torch = spec.format == "torch"
+    form = "torch" if is_torch else "onnx"  # a plan's build comes on top: not measured
     return Estimate(
         name=model.name,
         architecture=spec.architecture,
         parameters=parameters,
         unchanged=not model.download and not engine_differs(folder, spec),
         download=model.download,
-        disk=int(parameters * each + kept) + graph,
+        disk=int(parameters * each + kept) + (0 if is_torch else GRAPH + spec.layers * GRAPH_LAYER),
         exporting=IMPORTS + int(COPIES.get(spec.precision, COPIES[form]) * parameters * 4),
-        seconds=trace + PER_BILLION[form] * parameters / 1e9,
+        seconds=(0 if is_torch else TRACE + TRACE_LAYER * spec.layers) + PER_BILLION[form] * parameters / 1e9,
         kv_row=spec.kv_bytes // spec.rows,
         plan=spec.plan is not None,
         calibrated=spec.precision in STATIC,
@@ -142,38 +135,23 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
 
 
 def describe(found: PairEstimate) -> str:
-    """An estimate for people."""
-    head = ["", "parameters", "on disk", "download", "KV per row", "memory", "CPU time"]
-    table = [head]
+    """An estimate for people: a table of the engines, totals, and what comes on top of the figures."""
+    table: list[tuple[str, ...]] = [("", "parameters", "on disk", "download", "KV per row", "memory", "CPU time")]
     for one in found.engines:
-        memory, time = format_bytes(one.exporting), _duration(one.seconds)
-        last = ["unchanged", "-"] if one.unchanged else [memory, time]
-        sizes = [format_bytes(one.disk), format_bytes(one.download) if one.download else "-", format_bytes(one.kv_row)]
-        table.append([f"{one.name} ({one.architecture})", f"{one.parameters:,}", *sizes, *last])
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"disk: {format_bytes(found.disk)}",
-            f"export: {format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time; estimated from"
-            " parameters and layers, half or twice as much is possible",
-            *_unknown([one for one in found.engines if not one.unchanged]),
-            f"run: {str(found.running).removeprefix('memory: ')}",
-            "nothing was written",
-        ]
-    )
-
-
-def _unknown(engines: Sequence[Estimate]) -> list[str]:
-    """What comes on top of the figures, and was not estimated."""
-    lines = []
-    if any(one.plan for one in engines):
+        sizes = (format_bytes(size) if size else "-" for size in (one.disk, one.download, one.kv_row))
+        last = ("unchanged", "-") if one.unchanged else (format_bytes(one.exporting), _duration(one.seconds))
+        table.append((f"{one.name} ({one.architecture})", f"{one.parameters:,}", *sizes, *last))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    lines += ["", f"disk: {format_bytes(found.disk)}"]
+    cost = f"{format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time"
+    lines.append(f"export: {cost}; estimated from parameters and layers, half or twice as much is possible")
+    made = [one for one in found.engines if not one.unchanged]
+    if any(one.plan for one in made):
         lines.append("plans: on disk are the weights, kernels come on top; the time lacks the build; both are unknown")
-    if any(one.calibrated for one in engines):
+    if any(one.calibrated for one in made):
         lines.append("calibration: the memory and time of NVIDIA Model Optimizer come on top, and are unknown")
-    return lines
+    return "\n".join([*lines, f"run: {str(found.running).removeprefix('memory: ')}", "nothing was written"])
 
 
 def _duration(seconds: float) -> str:

@@ -46,7 +46,7 @@ class StepShape(NamedTuple):
         return cls(rows, steps, step.mask.shape[3], max(1, len(step.keep)))
 
     def bucket(self, capacity: int) -> StepShape:
-        """The shape it is recorded as: masks of a power of two blocks, or of the whole capacity.
+        """The shape it is recorded as: masks of a power of two pages, or of the whole capacity.
 
         Rows, tokens and kept positions stay: a row more would be written to, and it may belong to a request.
         """
@@ -54,9 +54,9 @@ class StepShape(NamedTuple):
 
 
 def bucket_length(length: int, capacity: int) -> int:
-    """Columns of the mask that a step of `length` columns is recorded with: a power of two blocks, or the capacity."""
-    blocks = -(-length // KV_PAGE)
-    return min(KV_PAGE << (blocks - 1).bit_length(), capacity)
+    """Columns of the mask that a step of `length` columns is recorded with: a power of two pages, or the capacity."""
+    pages = -(-length // KV_PAGE)
+    return min(KV_PAGE << (pages - 1).bit_length(), capacity)
 
 
 class StaticMemory:

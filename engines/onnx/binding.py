@@ -79,11 +79,11 @@ class Binding:
             self._bind(self._binding.bind_input, name, kept, shape)
             self._bound[name] = kept
 
-    def output(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+    def output(self, name: str, tensor: Tensor) -> None:
         """Write `name` to `tensor`, contiguous."""
         if self._bound.get(name) is not tensor:
             assert tensor.is_contiguous(), name
-            self._bind(self._binding.bind_output, name, tensor, shape)
+            self._bind(self._binding.bind_output, name, tensor, None)
             self._bound[name] = tensor
 
     def run(self, options: ort.RunOptions | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,14 +73,11 @@ class TorchEngine(Engine):
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """The model of a folder, on a device; a GPU's is never in the host's memory as a whole."""
-    model: PreTrainedModel
-    if torch.device(device).type == "cpu":
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        return model
-    if find_spec("accelerate") is None:
-        problem = "loading weights on a GPU needs the package accelerate: pip install 'mtad[gpu]'"
-        raise InvalidInput("device", device, problem)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, device_map={"": torch.device(device)}
-    )
+    options: dict[str, Any] = {}
+    if torch.device(device).type != "cpu":
+        if find_spec("accelerate") is None:
+            problem = "loading weights on a GPU needs the package accelerate: pip install 'mtad[gpu]'"
+            raise InvalidInput("device", device, problem)
+        options = {"device_map": {"": torch.device(device)}}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
     return model

@@ -62,13 +62,13 @@ def stored_weights(folder: Path, model: PreTrainedModel) -> Weights | None:
 
     Their names must be the model's own, perhaps without the prefix of its body, as transformers allows.
     """
-    if _converted(model) or any(True for name, _ in _persistent_buffers(model)):
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    if _converted(model) or model.state_dict().keys() - shapes.keys():  # of persistent buffers
         return None
     files = _files(folder)
     if files is None:
         return None
     stored: dict[str, tuple[Path, str]] = {}
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
     body = model.base_model_prefix + "."
     for names in parameter_names(model).values():
         found = next((n for name in names for n in (name, name.removeprefix(body)) if n in files), None)
@@ -99,11 +99,6 @@ def _converted(model: PreTrainedModel) -> bool:
     except ImportError:  # transformers 4
         return False
     return bool(get_model_conversion_mapping(model, add_legacy=False))
-
-
-def _persistent_buffers(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return ((name, tensor) for name, tensor in model.state_dict().items() if name not in parameters)
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
@@ -158,31 +153,24 @@ def filled(model: PreTrainedModel, weights: Weights, dtype: torch.dtype) -> Iter
     Args:
         dtype: what they are converted to, one module's at a time.
     """
-    handles = []
-    empty = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
-    for prefix, module in model.named_modules():
-        own = [name for name, parameter in module._parameters.items() if parameter is not None]
-        if not own:
-            continue
-        path = f"{prefix}." if prefix else ""
+    empty = {module: dict(module._parameters) for module in model.modules() if module._parameters}
+    paths = {module: f"{name}." if name else "" for name, module in model.named_modules()}
 
-        def fill(module: torch.nn.Module, _: object, own: list[str] = own, path: str = path) -> None:
-            for name in own:
-                tensor = weights(path + name).to(dtype)
+    def fill(module: torch.nn.Module, *_: object) -> None:
+        for name, parameter in empty[module].items():
+            if parameter is not None:
+                tensor = weights(paths[module] + name).to(dtype)
                 module._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
 
-        def drain(
-            module: torch.nn.Module, _: object, output: object, kept: dict[str, torch.nn.Parameter | None]
-        ) -> None:
-            module._parameters.update(kept)
+    def drain(module: torch.nn.Module, *_: object) -> None:
+        module._parameters.update(empty[module])
 
-        handles.append(module.register_forward_pre_hook(fill))
-        kept = dict(module._parameters)
-        handles.append(module.register_forward_hook(lambda m, i, o, kept=kept: drain(m, i, o, kept)))
+    handles = [module.register_forward_pre_hook(fill) for module in empty]
+    handles += [module.register_forward_hook(drain) for module in empty]
     try:
         yield model
     finally:
         for handle in handles:
             handle.remove()
-        for module, name, parameter in empty:
-            module._parameters[name] = parameter
+        for module in empty:
+            drain(module)

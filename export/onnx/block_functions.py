@@ -91,10 +91,6 @@ class Example:
         return draft, logits, logits.clone(), noise.accept, noise.bonus, self.context.committed, self.rows
 
 
-def _branching(*arguments: Any) -> Grown:
-    return partial(block.grow, branches=True)(*arguments)
-
-
 def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shape]]:
     """Every function to compile: name, the function, arguments to trace it on, and the block's shape."""
     base = DecodingParams(method="mtad", draft_len=LEVELS, beam_width=WIDTH, top_k=CANDIDATES)
@@ -107,13 +103,11 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     yield "grow_first", block.grow, first, mixed.shape
     yield "grow", block.grow, mixed.grow_arguments, mixed.shape
     first = (root(branches.rows, branches.shape), branches.begun.sees, *branches._grow_arguments(1, 1))
-    yield "grow_branches_first", _branching, first, branches.shape
-    yield "grow_branches", _branching, branches.grow_arguments, branches.shape
+    grow_branches = partial(block.grow, branches=True)
+    yield "grow_branches_first", grow_branches, first, branches.shape
+    yield "grow_branches", grow_branches, branches.grow_arguments, branches.shape
     for name, example in (("best", best), ("mixed", mixed), ("whole", whole)):
-
-        def finish(levels: Level, rows: Rows, selects: bool = example.shape.selects) -> Any:
-            return block.finish(levels, rows, selects)
-
+        finish = partial(block.finish, selects=example.shape.selects)
         yield f"finish_{name}", finish, (example.levels, example.rows), example.shape
     for name, example, tree in (
         ("root", best, None),
@@ -121,29 +115,26 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
         ("tree", mixed, mixed.draft.tree),
     ):
         yield f"arrange_{name}", block.arrange, (tree, example.context, example.rows), example.shape
-    yield "decide_root", _decide(()), best.decide_arguments(None), best.shape
+    yield "decide_root", partial(_decide, ()), best.decide_arguments(None), best.shape
     for rule in COMPILED:
         for name, example in (("chain", best), ("tree", mixed)):
             arguments = example.decide_arguments(example.draft)
-            yield f"decide_{rule}_{name}", _decide((rule,)), arguments, example.shape
+            yield f"decide_{rule}_{name}", partial(_decide, (rule,)), arguments, example.shape
 
 
-def _decide(rules: tuple[Rule, ...]) -> Callable[..., Any]:
+def _decide(
+    rules: tuple[Rule, ...],
+    draft: Draft | None,
+    adjusted: Tensor,
+    logits: Tensor,
+    accept: Tensor,
+    bonus: Tensor,
+    committed: Tensor,
+    rows: Rows,
+) -> Any:
     """`mtad.block.decide` for rows of one rule, on tensors alone."""
-
-    def decide(
-        draft: Draft | None,
-        adjusted: Tensor,
-        logits: Tensor,
-        accept: Tensor,
-        bonus: Tensor,
-        committed: Tensor,
-        rows: Rows,
-    ) -> Any:
-        noise = Noise((), accept, bonus, accept[:, :0])
-        return block.decide(draft, adjusted, logits, noise, committed, rows, rules)
-
-    return decide
+    noise = Noise((), accept, bonus, accept[:, :0])
+    return block.decide(draft, adjusted, logits, noise, committed, rows, rules)
 
 
 class _Flat(torch.nn.Module):

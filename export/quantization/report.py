@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,8 +147,7 @@ def time_steps(reference: Engine, engine: Engine, steps: int) -> dict[str, Any]:
 
 
 def _quartiles(values: list[float]) -> list[float]:
-    found = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
-    return [round(float(value), 4) for value in found]
+    return [round(value, 4) for value in statistics.quantiles(values, method="inclusive")]
 
 
 def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], method: str) -> dict[str, float]:

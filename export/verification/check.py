@@ -31,12 +31,12 @@ from export.quantization.report import REPORT
 from export.verification.layers import GraphLocation, MarkedGraph, checkpoint_layers, torch_layers
 from export.verification.verify import (
     ACTIVATIONS,
+    TOLERANCE,
     Case,
     make_cases,
     run_checkpoint,
     run_engine,
     sliding_window,
-    tolerance,
 )
 from mtad.errors import InvalidInput
 
@@ -187,7 +187,7 @@ def check(
         reference = _checkpoint(source, spec, layers, lambda lengths: each(len(lengths)))
     else:
         reference = _engine(other, second, layers, threads, lambda: each(1))
-    limit = sum(map(tolerance, specs)) if allowed is None else allowed
+    limit = sum(TOLERANCE[one.dtype] for one in specs) if allowed is None else allowed
     share = sum(LAYER_TOLERANCE[one.dtype] for one in specs) if layers else None
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         return _compare(engine, reference, cases, limit, share)

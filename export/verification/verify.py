@@ -71,11 +71,6 @@ class Case:
         return rows, positions
 
 
-def tolerance(spec: EngineSpec) -> float:
-    """Largest difference of a logit that is accepted of an engine, against its checkpoint in float32."""
-    return TOLERANCE[spec.dtype]
-
-
 def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
     """Parents of random trees, int64 [R, N]; -1 is the root."""
     draws = torch.rand(rows, nodes, generator=generator)
@@ -199,7 +194,7 @@ def _differences(engine: Engine, expected: Expectation) -> Tensor:
 
 
 def verify(engine: Engine, expected: Expectation, allowed: float | None = None) -> float:
-    """Refuse an engine whose logits are further off than `allowed`, or than `tolerance` says.
+    """Refuse an engine whose logits are further off than `allowed`, or than `TOLERANCE` says.
 
     Returns:
         the largest absolute difference of a logit.
@@ -208,7 +203,7 @@ def verify(engine: Engine, expected: Expectation, allowed: float | None = None) 
         VerificationFailed: it exceeds the tolerance, or is not a number.
     """
     spec, worst = engine.spec, float(_differences(engine, expected).abs().max())
-    limit = tolerance(spec) if allowed is None else allowed
+    limit = TOLERANCE[spec.dtype] if allowed is None else allowed
     if not worst <= limit:
         raise VerificationFailed(
             f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
