@@ -55,7 +55,7 @@ NAMES = {
 """Sizes of the example a function is traced on. They all differ, so that a size names its dimension."""
 
 
-class Example:
+class TracedBatch:
     """A batch to trace on; `first` and `others` are the parameters of one row and of the others."""
 
     def __init__(self, first: DecodingParams, others: DecodingParams) -> None:
@@ -96,8 +96,8 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     base = DecodingParams(method="mtad", draft_len=LEVELS, beam_width=WIDTH, top_k=CANDIDATES)
     narrow = DecodingParams(method="mmtad", draft_len=LEVELS - 1, beam_width=NARROW, top_k=CANDIDATES)
     branching = DecodingParams(method="specinfer", draft_len=LEVELS, branching=BRANCHING, top_k=CANDIDATES)
-    best, mixed, branches = Example(base, base), Example(narrow, base), Example(branching, base)
-    whole = Example(branching, branching)
+    best, mixed, branches = TracedBatch(base, base), TracedBatch(narrow, base), TracedBatch(branching, base)
+    whole = TracedBatch(branching, branching)
     yield "begin", block.begin, (mixed.context, mixed.rows), mixed.shape
     first = (root(mixed.rows, mixed.shape), mixed.begun.sees, *mixed._grow_arguments(1, 1))
     yield "grow_first", block.grow, first, mixed.shape

@@ -30,7 +30,7 @@ LEAST_TOKENS = 2048
 
 
 @dataclass(frozen=True)
-class Memory:
+class ExecutorMemory:
     """What one engine takes on each GPU, in bytes; its activations are the library's own and not counted.
 
     Attributes:
@@ -66,7 +66,7 @@ class EnginePlan:
     checkpoint: Checkpoint
     convert: dict[str, Any]
     build: tuple[str, ...]
-    memory: Memory
+    memory: ExecutorMemory
 
     def __str__(self) -> str:
         spec, memory = self.spec, self.memory
@@ -203,7 +203,7 @@ def _build(spec: ExecutorSpec) -> tuple[str, ...]:
     return "trtllm-build", *(str(part) for name, value in values.items() for part in (f"--{name}", value))
 
 
-def _memory(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> Memory:
+def _memory(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> ExecutorMemory:
     """What the engine takes on each GPU."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(checkpoint.config)
@@ -222,7 +222,7 @@ def _memory(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> Me
     heads = max(1, math.ceil(shape.kv_heads / parallel))
     cache = 2 * shape.layers * heads * shape.head_dim * 2 * tokens
     logits = spec.max_batch_size * (spec.max_draft_len + spec.max_beam_width) * shape.vocab_size * 4
-    return Memory(math.ceil(weights), tokens, cache, logits)
+    return ExecutorMemory(math.ceil(weights), tokens, cache, logits)
 
 
 def _bytes(size: int) -> str:

@@ -85,7 +85,6 @@ class EngineAuxiliary(Drafter):
         self._target = Drafter(target, vocab_size, functions, device) if target else None
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
-        """See `Auxiliary.draft`."""
         if batch.by_target is None:
             levels = self.grow(batch)
         else:
@@ -104,7 +103,7 @@ class EngineAuxiliary(Drafter):
         return batch, draft if batch.live is None else draft._replace(live=batch.live)
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
-        """See `Auxiliary.commit`. The last level was never run; its column is rewritten by the next draft."""
+        """The last level was never run; its column is rewritten by the next draft."""
         if batch.shape.width > 1 and accepted.moves is not None:
             self._move(batch, accepted.moves.auxiliary, accepted.moves.to)
 

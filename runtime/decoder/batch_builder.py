@@ -112,7 +112,7 @@ class BatchBuilder:
         return buffers.padded(batch, layout, self._buckets) if self._buckets else batch
 
     def _cut(self, params: Sequence[DecodingParams], batch: Batch, levels: int) -> Batch:
-        """See `Batch.cut`. A row's noise is what it has drawn for its whole draft."""
+        """A row's noise is what it has drawn for its whole draft."""
         if levels == batch.shape.draft_len:
             return batch
         assert self._current is not None, "a batch has been laid out"

@@ -26,8 +26,7 @@ from mtad.tree import TokenTree
 class BlockFunctions(Protocol):
     """The functions of `mtad.block` for blocks of one shape."""
 
-    def begin(self, context: Context, rows: Rows) -> Begun:
-        """See `mtad.block.begin`."""
+    def begin(self, context: Context, rows: Rows) -> Begun: ...
 
     def grow(
         self,
@@ -41,19 +40,15 @@ class BlockFunctions(Protocol):
         context: Context,
         rows: Rows,
         live: Live | None = None,
-    ) -> Grown:
-        """See `mtad.block.grow`."""
+    ) -> Grown: ...
 
-    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
-        """See `mtad.block.finish`."""
+    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft: ...
 
-    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
-        """See `mtad.block.arrange`."""
+    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs: ...
 
     def decide(
         self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
-    ) -> Accepted:
-        """See `mtad.block.decide`."""
+    ) -> Accepted: ...
 
 
 class Functions(Protocol):
@@ -64,10 +59,9 @@ class Functions(Protocol):
 
 
 class TorchFunctions:
-    """Eager."""
+    """The functions of `mtad.block`, run by torch as they are."""
 
     def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
-        """See `Functions.of`."""
         return EagerBlock(shape)
 
 

@@ -14,7 +14,7 @@ from runtime.decoder.batch import Batch
 
 
 class Auxiliary(Protocol):
-    """Drafts."""
+    """Drafts: grows a token tree under each row, over a KV cache of its own."""
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
@@ -33,11 +33,11 @@ class Auxiliary(Protocol):
         """Move a request's first `columns` columns to another row."""
 
     def clear_row(self, row: int) -> None:
-        """Zero a row."""
+        """Zero a row's keys and values."""
 
 
 class Target(Protocol):
-    """Scores."""
+    """Scores a draft in one pass and decides what is accepted, over a KV cache of its own."""
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
@@ -61,4 +61,4 @@ class Target(Protocol):
         """Move a request's first `columns` columns to another row."""
 
     def clear_row(self, row: int) -> None:
-        """Zero a row."""
+        """Zero a row's keys and values."""

@@ -21,7 +21,6 @@ class EngineTarget(EngineRole):
     """
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
-        """See `Target.score`."""
         nodes = batch.shape.scored
         context = self._context(batch, nodes)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
@@ -37,7 +36,7 @@ class EngineTarget(EngineRole):
         return mixed
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
-        """See `Target.accept`. Both models are filtered under the same constraints; log-probabilities are without."""
+        """Both models are filtered under the same constraints; log-probabilities are without."""
         adjusted = logits
         if batch.constraints:
             paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed), self.device)
@@ -47,6 +46,6 @@ class EngineTarget(EngineRole):
         return functions.decide(draft, adjusted, logits, batch.noise, batch.committed, batch.rows)
 
     def commit(self, batch: Batch, accepted: Accepted) -> None:
-        """See `Target.commit`. A chain is written where it belongs."""
+        """A chain is written where it belongs."""
         if batch.shape.score_width > 1 and accepted.moves is not None:
             self._move(batch, accepted.moves.target, accepted.moves.to)

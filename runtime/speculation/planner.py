@@ -43,14 +43,14 @@ class Planned(Protocol):
     def auxiliary_held(self) -> int: ...
 
 
-class Choice(NamedTuple):
+class DraftSize(NamedTuple):
     """Largest draft of a block's adaptive rows."""
 
     draft_len: int
     width: int
 
 
-OFF = Choice(0, 0)
+OFF = DraftSize(0, 0)
 
 
 class Acceptance:
@@ -126,13 +126,13 @@ class Planner:
         self._block_seconds = lru_cache(4096)(costs.block)
         self._acceptance = Acceptance(max_draft_len)
         self._speed = self._draft_error = 1.0
-        self._rows: dict[int, tuple[int, dict[Choice, DecodingParams]]] = {}
+        self._rows: dict[int, tuple[int, dict[DraftSize, DecodingParams]]] = {}
         self._text_tokens = 64.0
         self._ids: list[int] = []
         self._used: list[DecodingParams] = []
         self._timed = 0, BlockShape(0, 0, 0)
-        self._choice: Choice | None = None
-        self._now = Choice(max_draft_len, 1)
+        self._choice: DraftSize | None = None
+        self._now = DraftSize(max_draft_len, 1)
         self._rate = 0.0
         self._countdown = 0
         self._alike = INTERVAL
@@ -199,7 +199,7 @@ class Planner:
         start, variants = self._rows.setdefault(request.id, (request.committed, {}))
         if not p.adaptive:
             return p
-        own = Choice(min(self._now.draft_len, p.drafted), min(self._now.width, p.draft_width))
+        own = DraftSize(min(self._now.draft_len, p.drafted), min(self._now.width, p.draft_width))
         if own.draft_len:
             left = min(p.max_tokens - (request.committed - start), self._text_tokens)
             gain = self._acceptance.gains(p.method, own.width)[own.draft_len]
@@ -236,7 +236,7 @@ class Planner:
                 self._probes, self._since_probe = self._probes + 1, 0.0
         self._rate = rates[self._now]
 
-    def _outcomes(self, requests: Sequence[Planned]) -> dict[Choice, tuple[float, float]]:
+    def _outcomes(self, requests: Sequence[Planned]) -> dict[DraftSize, tuple[float, float]]:
         """Tokens and seconds of a block of every choice, smaller drafts first."""
         gains = cache(self._acceptance.gains)
         columns, rows = max(request.committed for request in requests), len(requests)
@@ -259,7 +259,7 @@ class Planner:
                 )
                 # whoever drafts for a text stores its prompt in the auxiliary's cache, too
                 seconds = self._expect(rows, shape, columns) + stored * (asked.total() + tokens)
-                outcomes[Choice(length, width)] = certain + tokens, seconds
+                outcomes[DraftSize(length, width)] = certain + tokens, seconds
         return outcomes
 
     def _expect(self, rows: int, shape: BlockShape, columns: int) -> float:

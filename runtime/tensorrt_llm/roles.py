@@ -58,13 +58,11 @@ class ExecutorTarget:
         return found
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
-        """See `runtime.decoder.roles.Target.score`."""
         sequences = self.sequences(batch)
         self.tokens.update(enumerate(sequences))  # a block without a draft is never committed
         return self.exchange.run(courses.score(batch, sequences, tree, self.client))
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
-        """See `runtime.decoder.roles.Target.accept`."""
         return courses.decide(batch, draft, logits)
 
     def commit(self, batch: Batch, accepted: Accepted) -> None:
@@ -96,7 +94,7 @@ class ExecutorAuxiliary:
         """Nothing: see the class."""
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
-        """See `runtime.decoder.roles.Auxiliary.draft`. A draft that stops early asks for less, but keeps its shape."""
+        """A draft that stops early asks for less, but keeps its shape."""
         sequences = self.target.sequences(batch)
         course = courses.draft(batch, sequences, self.client, self.target.client, self.drafting)
         return batch, self.target.exchange.run(course)

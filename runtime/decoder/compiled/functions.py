@@ -27,7 +27,7 @@ from mtad.tree import TokenTree
 from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, GraphFolder
 from runtime.decoder.eager import BlockFunctions, EagerBlock, filtered_levels
 
-PLANS = 64
+SHAPES = 64
 """Block shapes whose bindings are kept. All have the same memory."""
 
 
@@ -47,23 +47,22 @@ class CompiledFunctions:
     def __init__(self, folder: Path = GRAPHS, threads: int = 1) -> None:
         self._folder, self._threads = GraphFolder(folder), threads
         self._sessions: dict[str, Any] = {}
-        self._plans: OrderedDict[tuple[int, Shape, int], _Plan] = OrderedDict()
+        self._shapes: OrderedDict[tuple[int, Shape, int], _ShapeCalls] = OrderedDict()
         self._slabs = Slab(), Slab()
 
     def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
-        """See `Functions.of`."""
         key = rows, shape, length
-        plan = self._plans.get(key)
-        if plan is None:
+        calls = self._shapes.get(key)
+        if calls is None:
             if shape.candidates < shape.width:
                 problem = "the vocabulary is smaller; give at most its size"
                 raise InvalidInput("beam_width", shape.width, problem)
-            if len(self._plans) >= PLANS:
-                self._plans.popitem(last=False)
-            plan = self._plans[key] = _Plan(self.session, shape, *self._slabs)
+            if len(self._shapes) >= SHAPES:
+                self._shapes.popitem(last=False)
+            calls = self._shapes[key] = _ShapeCalls(self.session, shape, *self._slabs)
         else:
-            self._plans.move_to_end(key)
-        return plan
+            self._shapes.move_to_end(key)
+        return calls
 
     def session(self, name: str) -> Any:
         """The session of a graph, opened when first asked for."""
@@ -72,7 +71,7 @@ class CompiledFunctions:
         return self._sessions[name]
 
 
-class _Plan:
+class _ShapeCalls:
     """The calls of one block shape, in order, each on its part of the memory."""
 
     def __init__(self, session: Callable[[str], Any], shape: Shape, drafting: Slab, scoring: Slab) -> None:
@@ -187,7 +186,7 @@ class _Plan:
 
 
 class _Memory:
-    """One plan's part of a slab, from its beginning on."""
+    """The part of a slab that one shape's calls have, from its beginning on."""
 
     def __init__(self, slab: Slab) -> None:
         self._slab, self._end = slab, 0
