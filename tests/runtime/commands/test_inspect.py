@@ -238,7 +238,7 @@ class TestDryRun:
     ) -> None:
         asked: list[Any] = []
 
-        def download(source: str, allow_patterns: list[str]) -> str:
+        def download(source: str, allow_patterns: list[str], revision: str | None) -> str:
             asked.extend(allow_patterns)
             patterns = shutil.ignore_patterns("*.safetensors")
             return str(shutil.copytree(checkpoints[0], tmp_path / "hub", ignore=patterns))
