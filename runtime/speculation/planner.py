@@ -14,20 +14,18 @@ from typing import NamedTuple, Protocol
 from mtad.params import DecodingParams
 from runtime.speculation.step_costs import BlockShape, StepCosts
 
-INTERVAL = 8
-"""Blocks between two decisions."""
+INTERVAL, PROBE_BLOCKS = 16, 4
+"""Blocks from one decision to the next, and of a probe."""
 
 GAIN = 1.02
 """The choice is changed for one that promises this much more."""
 
-PROBE_BLOCKS = 4
-"""Blocks of a probe; the first is not timed."""
-
-LARGEST_ERROR = 1.3
-"""Factor by which the table is taken to misjudge blocks that draft, at most."""
-
 PROBE_SHARE = 0.01
 """A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
+
+
+MOST_ERROR = 1.3
+"""Factor by which the table is at most taken to be wrong about blocks that draft, against those that do not."""
 
 
 class Planned(Protocol):
@@ -54,17 +52,10 @@ OFF = DraftSize(0, 0)
 
 
 class Acceptance:
-    """How often drafted tokens are accepted, given that all before were: by method and width, over all requests.
+    """How often drafted tokens are accepted, given that all before were: by method and width, over all requests."""
 
-    Args:
-        deepest: longest draft.
-    """
-
-    PRIOR, WEIGHT = 0.8, 4.0
-    """What is expected before anything is known, and the observations that an expectation counts for."""
-
-    FADING, LEFT = INTERVAL / 256, 16.0
-    """Share of what is known that a block makes out of date; observations that are left of it in any case."""
+    PRIOR, WEIGHT, FADING, LEFT = 0.8, 4.0, 1 / 16, 16.0
+    """What is expected of a pair; observations that an expectation counts for; share that fades; what never fades."""
 
     def __init__(self, deepest: int) -> None:
         self._deepest = deepest
@@ -78,7 +69,7 @@ class Acceptance:
             counts[depth][1] += depth < accepted
 
     def fade(self) -> None:
-        """A block has passed."""
+        """Some time has passed."""
         for counts in self._counts.values():
             if counts[0][0] > self.LEFT:
                 counts[:] = [[(1 - self.FADING) * number for number in count] for count in counts]
@@ -87,12 +78,11 @@ class Acceptance:
         """Acceptance at each depth. What was not tried is taken to be as good as the next wider, or shallower, is."""
         wider = min((w for m, w in self._counts if m == method and w > width), default=None)
         prior = self.rates(method, wider) if wider else []
-        rates, rate = [], self.PRIOR
+        rates = [self.PRIOR]
         for depth, (tried, accepted) in enumerate(self._counts.get((method, width), [[0.0, 0.0]] * self._deepest)):
-            expected = prior[depth] if prior else rate
-            rate = (accepted + self.WEIGHT * expected) / (tried + self.WEIGHT)
-            rates.append(rate)
-        return rates
+            expected = prior[depth] if prior else rates[-1]
+            rates.append((accepted + self.WEIGHT * expected) / (tried + self.WEIGHT))
+        return rates[1:]
 
     def gains(self, method: str, width: int) -> list[float]:
         """Expected accepted tokens of drafts of 0, 1, .. tokens."""
@@ -107,8 +97,8 @@ class Planner:
     costs; each row takes of it what its own parameters allow. The first choice is the largest draft; it is made anew
     every `INTERVAL` blocks.
 
-    A block takes the seconds of the table, times one factor if it drafts and another if it does not. Shortly after a
-    change between the two, an error of the table is that factor's own; later it is the machine's speed and moves both.
+    A block takes the seconds of the table, times the machine's speed and, if it drafts, one more factor. In the first
+    blocks after a change between drafting and not, an error of the table is that factor's; later it is the speed's.
 
     Nothing is learnt of what is not run, so now and then a probe runs another width (0 drafts nothing), in turn.
     `PROBE_SHARE` bounds what probes lose.
@@ -116,9 +106,6 @@ class Planner:
     Args:
         costs: of the pair's steps.
         max_draft_len: longest draft of any request.
-
-    Attributes:
-        costs: as given.
     """
 
     def __init__(self, costs: StepCosts, max_draft_len: int = 8) -> None:
@@ -130,12 +117,15 @@ class Planner:
         self._text_tokens = 64.0
         self._ids: list[int] = []
         self._used: list[DecodingParams] = []
-        self._timed = 0, BlockShape(0, 0, 0)
+        self._run: Sequence[DecodingParams] = []
+        self._drafts: list[tuple[str, int, int]] = []
+        self._block = 0, BlockShape(1, 1, 1)
         self._choice: DraftSize | None = None
         self._now = DraftSize(max_draft_len, 1)
         self._rate = 0.0
         self._countdown = 0
-        self._alike = INTERVAL
+        self._alike = 8
+        self._timed = [1, 1]
         self._probes = 0
         self._since_probe = math.inf
 
@@ -150,7 +140,7 @@ class Planner:
             self._decide(requests)
         if due or ids != self._ids:
             self._ids, used = ids, [self._variant(request) for request in requests]
-            if len(used) != len(self._used) or any(a is not b for a, b in zip(used, self._used, strict=True)):
+            if [*map(id, used)] != [*map(id, self._used)]:
                 self._used = used
         return self._used
 
@@ -172,29 +162,32 @@ class Planner:
         """
         self._since_probe += seconds
         self._countdown -= used is self._used  # else caches are being brought up to date first
-        for p, count in zip(used, accepted, strict=True):
-            if p.drafted:
-                self._acceptance.add(p.method, p.draft_width, p.drafted, count)
-        before, self._timed = self._timed, (len(used), _largest(used))
-        drafts = self._timed[1].draft_len > 0
+        before = self._block
+        if used is not self._run:
+            self._run, self._block = used, (len(used), BlockShape.of(used))
+            self._drafts = [(p.method, p.draft_width, p.drafted) for p in used]
+        for (method, width, drafted), count in zip(self._drafts, accepted, strict=True):
+            if drafted:
+                self._acceptance.add(method, width, drafted, count)
+        drafts = self._block[1].draft_len > 0
         self._alike = self._alike + 1 if drafts == (before[1].draft_len > 0) else 0
-        if self._timed == before:  # the first block of a shape makes tensors anew
-            error = seconds / self._expect(*before, max(request.committed for request in requests))
-            step = min(max(error, 0.5), 2.0) ** 0.2
-            if self._alike > INTERVAL or not drafts:
-                self._speed *= step
-            if self._alike <= INTERVAL:
-                self._draft_error *= step**0.5 if drafts else step**-0.5
-            self._draft_error = min(max(self._draft_error, 1 / LARGEST_ERROR), LARGEST_ERROR)
+        if self._block == before:  # else tensors were made anew
+            off = math.log(max(seconds, 1e-9) / self._expect(*before, max(request.committed for request in requests)))
+            off, changed = min(max(off, -0.7), 0.7), self._alike <= 8
+            self._timed[changed] += 1
+            if not (drafts and changed):
+                self._speed *= math.exp(off * max(0.2, 1 / self._timed[False]))
+            if changed:
+                off *= max(0.1, 1 / self._timed[True]) * (1 if drafts else -1)
+                self._draft_error = min(max(self._draft_error * math.exp(off), 1 / MOST_ERROR), MOST_ERROR)
 
     def forget(self, request: Planned) -> None:
         """A request has ended."""
-        if request.id in self._rows:
-            start, _ = self._rows.pop(request.id)
-            self._text_tokens += 0.1 * (request.committed - start - self._text_tokens)
+        if row := self._rows.pop(request.id, None):
+            self._text_tokens += 0.1 * (request.committed - row[0] - self._text_tokens)
 
     def _variant(self, request: Planned) -> DecodingParams:
-        """The request's parameters, its draft as the present choice allows; none where catching up would cost more."""
+        """The request's parameters under the present choice; no draft where catching up costs more than it gains."""
         p = request.params
         start, variants = self._rows.setdefault(request.id, (request.committed, {}))
         if not p.adaptive:
@@ -208,8 +201,9 @@ class Planner:
         if own == (p.drafted, p.draft_width):
             return p
         if own not in variants:
-            values = {"draft_len": own.draft_len, "beam_width": own.width} if own.draft_len else {"method": "sample"}
-            variants[own] = replace(p, **values)
+            width = own.width if p.spec.form == "beams" else p.beam_width
+            drafts = replace(p, draft_len=own.draft_len, beam_width=width) if own.draft_len else None
+            variants[own] = drafts or replace(p, method="sample")
         return variants[own]
 
     def _decide(self, requests: Sequence[Planned]) -> None:
@@ -218,15 +212,18 @@ class Planner:
         outcomes = self._outcomes(requests)
         rates = {choice: tokens / seconds for choice, (tokens, seconds) in outcomes.items()}
         best = max(rates, key=lambda choice: rates[choice])
-        first = self._choice is None
-        if self._choice not in rates or rates[best] > GAIN * rates[self._choice]:
-            self._choice = list(rates)[-1] if first else best
-        self._now, self._countdown = self._choice, PROBE_BLOCKS if first else INTERVAL
+        if self._choice is None:
+            self._choice, self._countdown = list(rates)[-1], PROBE_BLOCKS
+        else:
+            if self._choice not in rates or rates[best] > GAIN * rates[self._choice]:
+                self._choice = best
+            self._countdown = INTERVAL
+        self._now = self._choice
         widths = sorted({width for _, width in rates})
         width = widths[self._probes % len(widths)]
         if width == self._choice.width:
             self._probes += 1
-        elif not first:
+        elif self._run:
             probe = max((choice for choice in rates if choice.width == width), key=lambda choice: rates[choice])
             tokens, seconds = outcomes[probe]
             loss = PROBE_BLOCKS * max(0.0, seconds - tokens / rates[self._choice]) + seconds
@@ -241,16 +238,16 @@ class Planner:
         gains = cache(self._acceptance.gains)
         columns, rows = max(request.committed for request in requests), len(requests)
         fixed = [r.params for r in requests if not r.params.adaptive]
-        asked = Counter(
-            (p.method, p.drafted, p.draft_width, p.score_width) for p in (r.params for r in requests) if p.adaptive
-        )
+        adaptive = [r.params for r in requests if r.params.adaptive]
+        asked = Counter((p.method, p.drafted, p.draft_width, p.score_width) for p in adaptive)
         certain = rows + sum(gains(p.method, p.draft_width)[p.drafted] for p in fixed if p.drafted)
-        least = _largest(fixed)
+        least = BlockShape.of(fixed)
         outcomes = {OFF: (certain, self._expect(rows, least, columns))}
         prompt = sum(self._rows[id][0] for id in self._ids if id in self._rows) // max(1, len(self._ids))
         stored = self._speed * self.costs.catch_up(prompt, prompt) / self._text_tokens
-        for width in _widths(max(widest for _, _, widest, _ in asked)):
-            scored = max(min(width, most) for _, _, _, most in asked)
+        most = max(widest for _, _, widest, _ in asked)
+        for width in sorted({min(1 << n, most) for n in range(7)}):
+            scored = max(min(width, score_width) for *_, score_width in asked)
             for length in range(1, max(longest for _, longest, _, _ in asked) + 1):
                 shape = BlockShape(*map(max, least, (length, width, scored)))
                 tokens = sum(
@@ -258,29 +255,16 @@ class Planner:
                     for (method, longest, widest, _), count in asked.items()
                 )
                 # whoever drafts for a text stores its prompt in the auxiliary's cache, too
-                seconds = self._expect(rows, shape, columns) + stored * (asked.total() + tokens)
+                seconds = self._expect(rows, shape, columns) + stored * (len(adaptive) + tokens)
                 outcomes[DraftSize(length, width)] = certain + tokens, seconds
         return outcomes
 
     def _expect(self, rows: int, shape: BlockShape, columns: int) -> float:
         """Seconds of a block."""
-        return (
-            self._speed
-            * (self._draft_error if shape.draft_len > 0 else 1)
-            * self._block_seconds(rows, shape, -(-columns // 64) * 64)
-        )
+        factor = self._speed * self._draft_error if shape.draft_len else self._speed
+        return max(1e-9, factor * self._block_seconds(rows, shape, -(-columns // 64) * 64))
 
     def _catch_up(self, request: Planned, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
         missed = request.committed - 2 - request.auxiliary_held + more
         return self._speed * self.costs.catch_up(missed, request.committed)
-
-
-def _widths(most: int) -> list[int]:
-    """1, 2, 4, .. and `most`."""
-    return sorted({min(1 << n, most) for n in range(most.bit_length() + 1)})
-
-
-def _largest(params: Sequence[DecodingParams]) -> BlockShape:
-    sizes = [(p.drafted, p.draft_width, p.score_width) for p in params]
-    return BlockShape(*map(max, zip(*sizes, strict=True))) if sizes else BlockShape(0, 0, 0)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
 
 
 class BlockShape(NamedTuple):
@@ -23,6 +24,12 @@ class BlockShape(NamedTuple):
     draft_len: int
     width: int
     score_width: int
+
+    @classmethod
+    def of(cls, params: Sequence[DecodingParams]) -> BlockShape:
+        """The shape of a block of rows with these parameters."""
+        sizes = [(p.drafted, p.draft_width, p.score_width) for p in params]
+        return cls(*map(max, zip(*sizes, strict=True))) if sizes else cls(0, 0, 0)
 
 
 def _check(points: Sequence[Any], *lines: Sequence[Any]) -> None:
