@@ -217,9 +217,8 @@ def ask(server: LiveServer, **body: Any) -> tuple[int, Any]:
 
 
 def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait for it, and look again after a twentieth of the time waited: what is asked often is itself kept from it."""
-    begun = time.perf_counter()
+    pause = 0.002 if seconds < STARTING else 0.1  # what is asked all the time is itself kept from starting
+    end = time.perf_counter() + seconds
     while not what():
-        waited = time.perf_counter() - begun
-        assert waited < seconds, "it did not happen"
-        time.sleep(min(max(0.002, waited / 20), 0.5))
+        assert time.perf_counter() < end, "it did not happen"
+        time.sleep(pause)
