@@ -80,7 +80,7 @@ class RuntimeConfig:
             if value is not None and field.name in _LEAST and value < _LEAST[field.name]:
                 raise InvalidInput(field.name, value, f"give at least {_LEAST[field.name]}")
         if self.rows is not None and self.memory is not None:
-            raise InvalidInput("memory", self.memory, "give it or rows, not both")
+            raise InvalidInput("rows", self.rows, "give rows or memory, not both")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:

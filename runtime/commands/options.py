@@ -51,6 +51,7 @@ def given_options(parsed: argparse.Namespace, config: type, only: Collection[str
 def add_placement(parser: _Target) -> None:
     """Add the options that say where the engines run."""
     add_options(parser, RuntimeConfig, only=PLACEMENT)
+    parser.set_defaults(**{name: getattr(RuntimeConfig, name) for name in PLACEMENT})
 
 
 def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:

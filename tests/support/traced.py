@@ -46,5 +46,5 @@ def _key(model: PreTrainedModel, spec: EngineSpec) -> str:
     form = spec.attention, spec.format in RUNTIMES
     content.update(repr((type(model), sorted(config.items()), parameters, shape, form)).encode())
     for name, buffer in model.named_buffers():
-        content.update(name.encode() + buffer.numpy().tobytes())
+        content.update(name.encode() + buffer.reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()

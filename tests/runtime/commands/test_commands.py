@@ -263,14 +263,17 @@ def test_installed_commands_export_and_generate(checkpoints: tuple[Path, Path], 
     assert said(generated.err, llm)
 
 
-def test_export_refuses_incomplete_weights_in_one_line(
+def test_export_refuses_incomplete_weights_by_name(
     run: Run, write_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     source = write_checkpoint(tmp_path / "checkpoint", seed=1)
     values = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 3}))
     outcome = run("mtad export", *export_options((source, source), tmp_path / "pair"))
-    assert_refused(outcome, "mtad export", "weights are missing")
+    stages, error = outcome.err.rsplit("\n", 2)[:2]
+    assert (outcome.code, outcome.out, stages) == (2, "", "export: target: export")
+    assert error.startswith("mtad export: error: --target = ")
+    assert "weights are missing" in error
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 

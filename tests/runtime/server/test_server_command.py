@@ -78,25 +78,32 @@ def test_the_real_pair_is_served_and_sigterm_drains(
     ("arguments", "message"),
     [
         (("nowhere",), "no such folder"),
-        (("nowhere", "--api-key", "a key"), "api-key = '***'"),
-        (("nowhere", "--api-key-file", "nowhere"), "api-key-file"),
-        (("nowhere", "--max-body", "big"), "give bytes"),
-        (("nowhere", "--request-seconds", "0"), "request-seconds"),
-        (("nowhere", "--rows", "x"), "argument --rows"),
-        (("nowhere", "--port", "99999"), "port = 99999"),
-        (("nowhere", "--port", "0", "--replicas", "0"), "replicas = 0"),
+        (("a-pair", "--api-key", "a key"), "api-key = '***'"),
+        (("a-pair", "--api-key-file", "nowhere"), "api-key-file"),
+        (("a-pair", "--max-body", "big"), "give bytes"),
+        (("a-pair", "--request-seconds", "0"), "request-seconds = 0.0"),
+        (("a-pair", "--rows", "x"), "argument --rows"),
+        (("a-pair", "--port", "99999"), "port = 99999"),
+        (("a-pair", "--port", "0", "--replicas", "0"), "replicas = 0"),
         (("nowhere", "--port", "0", "--replicas", "2"), "no such folder"),
-        (("nowhere", "--port", "0", "--replicas", "2", "--max-replicas", "1"), "max-replicas = 1"),
-        (("nowhere", "--port", "0", "--max-replicas", "2"), "only with --replicas"),
-        (("nowhere", "--host", "192.0.2.1"), "192.0.2.1:8000"),
-        (("nowhere", "--host", "no such host"), "no such host:8000"),
+        (("a-pair", "--port", "0", "--replicas", "2", "--max-replicas", "1"), "max-replicas = 1"),
+        (("a-pair", "--port", "0", "--max-replicas", "2"), "only with --replicas"),
+        (("a-pair", "--host", "192.0.2.1"), "192.0.2.1:8000"),
+        (("a-pair", "--host", "no such host"), "no such host:8000"),
     ],
 )
 def test_a_bad_option_is_one_line(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     from runtime.commands.serve import main
 
+    (tmp_path / "a-pair").mkdir()
+    (tmp_path / "a-pair" / "pair.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["mtad serve", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
