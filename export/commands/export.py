@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 @command
 def main() -> None:
     """Entry point of `mtad export`."""
-    parser = Parser(prog="mtad export", description=__doc__)
+    parser = Parser(
+        prog="mtad export",
+        usage="%(prog)s PAIR --target CHECKPOINT --auxiliary CHECKPOINT [options]",
+        description="Compile a target and an auxiliary model into a pair of engines. The two vocabularies are compared "
+        "first, and each engine's logits with its checkpoint's; if either check fails, nothing is left behind.",
+    )
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
     parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")

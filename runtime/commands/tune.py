@@ -27,6 +27,7 @@ def main() -> None:
     """Entry point of `mtad tune`."""
     parser = Parser(
         prog="mtad tune",
+        usage="%(prog)s PAIR --prompts FILE [options]",
         description="Choose draft length, beam width and acceptance threshold of a pair on prompts of yours, print "
         "what was measured, and make the choice the pair's default. Goal speed: the most tokens/s within the bounds on "
         "quality; goal quality: the best text within the bound on speed. Use prompts that are not used to report.",
