@@ -64,7 +64,14 @@ def test_the_wheel_without_extras_exports_and_generates(
     ran = run(mtad, "generate", "pair", "SELECT", "--max-tokens", "8", "--ignore-eos", cwd=tmp_path, **outside)
     assert "8 tokens" in ran.stderr
     for name, remedy in (("serve", "pip install 'mtad[serve]'"), ("bench", "checkout")):
-        refused = subprocess.run([mtad, name, "pair"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        refused = subprocess.run(
+            [mtad, name, "pair"],
+            cwd=tmp_path,
+            env={**os.environ, **outside},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert refused.returncode == 2, refused.stderr
         assert remedy in refused.stderr
 
