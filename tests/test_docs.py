@@ -28,7 +28,7 @@ ROOMS = "docs|engines|export|mtad|runtime|scripts|tests"
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-NO_PARSER = {"scripts.demo.dataset", "scripts.demo.tokenizer", "scripts.demo.plot"}
+NO_PARSER = {"scripts.demo.dataset", "scripts.demo.tokenizer"}
 """Scripts without arguments."""
 
 
