@@ -162,7 +162,7 @@ class DecodingParams:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
             raise InvalidInput(
-                "branching", self.branching, "give the children of a node, one number per level, such as 4,2,2"
+                "branching", self.branching, "give the number of children per node, level by level, such as 4,2,2"
             )
         for children in self.branching:
             _integer("branching", children, 1, 64)
@@ -200,11 +200,11 @@ class DecodingParams:
         if sum(getattr(self, name) is not None for name in LANGUAGES) > 1:
             raise InvalidInput("grammar", self.grammar, f"give at most one of {', '.join(LANGUAGES)}")
         if self.constrained and self.ignore_eos:
-            raise InvalidInput("ignore_eos", True, "a constrained text ends where its language ends; leave it out")
+            raise InvalidInput("ignore_eos", True, "a constrained text ends when it is complete; leave it out")
         if self.speculation not in (None, "fixed", "adaptive"):
             raise InvalidInput("speculation", self.speculation, "give fixed or adaptive")
         if self.speculation == "adaptive" and self.drafts and not self.flexible:
-            raise InvalidInput("speculation", "adaptive", f"{self.method} has one draft only; leave it out")
+            raise InvalidInput("speculation", "adaptive", f"the draft of {self.method} cannot change; leave it out")
 
     @property
     def spec(self) -> Method:

@@ -124,7 +124,7 @@ class RuntimeConfig:
         """
         for name in AT_OPENING:
             if getattr(self, name) != getattr(RuntimeConfig, name):
-                raise InvalidInput(name, getattr(self, name), "the pair is open already; give it to open_pair")
+                raise InvalidInput(name, getattr(self, name), "the pair is already open; give the option to open_pair")
 
 
 def describe(config: type) -> dict[str, str]:

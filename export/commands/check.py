@@ -41,7 +41,7 @@ def main() -> None:
     if not 0 <= options.seed < 2**63:
         raise InvalidInput("seed", options.seed, "give 0 to 2**63 - 1")
     if options.tolerance is not None and not options.tolerance >= 0:
-        raise InvalidInput("tolerance", options.tolerance, "give a number from 0")
+        raise InvalidInput("tolerance", options.tolerance, "give a number of at least 0")
     folders = _folders(options.engine, options.other, options.checkpoint)
     try:
         import polygraphy  # noqa: F401
@@ -88,9 +88,9 @@ def _folders(engine: Path, other: Path | None, checkpoint: str | None) -> list[t
     if not (engine / "pair.json").is_file():
         return [(engine, other)]
     if checkpoint is not None:
-        raise InvalidInput("checkpoint", checkpoint, "is for one engine; give the pair's target or auxiliary folder")
+        raise InvalidInput("checkpoint", checkpoint, "works on one engine; give the pair's target or auxiliary folder")
     if other is not None and not (other / "pair.json").is_file():
-        raise InvalidInput("other", str(other), "is no pair folder, and the first one is")
+        raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
     return [(engine / name, other and other / name) for name in ENGINES]
 
 

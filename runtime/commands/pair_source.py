@@ -36,11 +36,11 @@ def find_pair(options: argparse.Namespace) -> Path:
     given = {name: value for name in EXPORT_OPTIONS if (value := getattr(options, name, None)) is not None}
     if options.auxiliary is None:
         for name in set(given) - {"rows"}:
-            raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder is as it was exported")
+            raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder was exported with its own")
         check_pair(Path(options.pair))
         return Path(options.pair)
     if (Path(options.pair) / "pair.json").is_file():
-        raise InvalidInput("auxiliary", options.auxiliary, "leave it out; what is given first is a whole pair")
+        raise InvalidInput("auxiliary", options.auxiliary, "leave it out; the first argument is already a pair folder")
     return _exported(options.pair, options.auxiliary, given)
 
 

@@ -189,7 +189,7 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
             raise InvalidInput("api-key-file", str(file), f"cannot be read: {error}") from None
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise InvalidInput("api-key-file", str(file), "holds no key; one a line")
+            raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")
         found += keys
     return tuple(found)
 

@@ -65,7 +65,7 @@ def main() -> None:
     given = _object(options.params)
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
-            raise InvalidInput("params", name, "is not for --params; see mtad tune --help")
+            raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
     DecodingParams.from_dict({**given, "method": options.method})
 
     from runtime.tuning.prompts import read_prompts
@@ -79,7 +79,7 @@ def main() -> None:
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
     for name in ("draft_len", "beam_width"):
         if name in grid and max(grid[name]) > LARGEST:
-            problem = f"{LARGEST} is the most that engines are opened for by default, and the choice becomes a default"
+            problem = f"give at most {LARGEST}: the choice becomes a default, and engines open for drafts up to that"
             raise InvalidInput(name, getattr(options, name), problem)
     objective = Objective(options.goal, **bound)
     if options.search not in ("coordinate", "grid"):
@@ -129,8 +129,8 @@ def main() -> None:
     }
     print(json.dumps(report) if options.json else curve(found))
     if not found.fits:
-        problem = f"no setting keeps the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
-        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is as it was; widen a bound")
+        problem = f"no setting meets the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
+        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is unchanged; widen a bound")
     if verdict.change and not options.dry_run:
         write_tuning(options.pair, {**given, "method": options.method, **found.choice.values}, report)
     if not options.json:

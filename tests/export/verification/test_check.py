@@ -185,7 +185,7 @@ class TestCommand:
         assert "DIFFERENT; --layers says where it begins" in outcome.out
         wider = write_checkpoint(tmp_path / "wider", seed=5, hidden_size=128)
         refused = run(pair_folders("torch") / "target", "--checkpoint", wider, "--layers")
-        assert_refused(refused, "mtad check", "outputs of two models")
+        assert_refused(refused, "mtad check", "outputs of different models")
 
     @pytest.mark.parametrize(
         ("words", "arguments"),
@@ -193,7 +193,7 @@ class TestCommand:
             ("no such folder", ["nowhere"]),
             ("no engine.json", ["."]),
             ("no such folder", ["{engine}", "nowhere"]),
-            ("engines of two models", ["{engine}", "{narrow}"]),
+            ("engines of different models", ["{engine}", "{narrow}"]),
             ("not both", ["{engine}", "{engine}", "--checkpoint", "x"]),
             ("no such folder", ["{engine}", "--checkpoint", "/no/such"]),
             ("checkpoint", ["{pair}", "--checkpoint", "x"]),
