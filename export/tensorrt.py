@@ -205,7 +205,9 @@ def _check_polygraphy(format: str) -> None:
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:
-        raise InvalidInput("to", format, f"this process has built for {(set(RUNTIMES) - {format}).pop()}; use another")
+        raise InvalidInput(
+            "to", format, f"{(set(RUNTIMES) - {format}).pop()} was built in this process; use another one"
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revisi
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the pair and, for a pair that has yet to be exported, its auxiliary and what the export is told."""
     parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
-    group = parser.add_argument_group("exporting first", "with --auxiliary alone; the pair is kept in the user's cache")
+    group = parser.add_argument_group("exporting first", "only with --auxiliary; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
     group.add_argument("--revision", help="branch, tag or commit of a target on the hub")
     group.add_argument("--auxiliary-revision", help="branch, tag or commit of an auxiliary on the hub")
