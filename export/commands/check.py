@@ -23,7 +23,7 @@ def main() -> None:
         prog="mtad check",
         description="Compare an engine with the checkpoint it was exported from, or with another engine of the same "
         "model in another format or precision. The batch has rows of different lengths, a chain and a random tree. "
-        "For a pair folder, both engines are checked. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
+        "For a pair folder, checks both engines. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
     )
     parser.add_argument("engine", type=Path, help="engine folder (PAIR/target), or pair folder")
     parser.add_argument(
