@@ -238,7 +238,7 @@ def test_a_graph_without_names_of_modules_is_refused(onnx_copy: Path) -> None:
     for node in model.graph.node:
         del node.metadata_props[:]
     onnx.save(model, onnx_copy / "model.onnx")
-    with pytest.raises(InvalidInput, match="which modules"):
+    with pytest.raises(InvalidInput, match="record the modules"):
         check(onnx_copy, layers=True)
 
 
