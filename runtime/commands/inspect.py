@@ -15,8 +15,8 @@ def main() -> None:
     """Entry point of `mtad inspect`."""
     parser = Parser(
         prog="mtad inspect",
-        description="Print what an engine or pair folder is: model, sizes, weights, operators, files, memory, "
-        "versions, hashes, tuned defaults. Nothing is run.",
+        description="Describe an engine or pair folder: model, sizes, weights, operators, files, memory, "
+        "versions, hashes, tuned defaults. It runs nothing.",
     )
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

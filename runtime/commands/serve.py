@@ -40,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
-    described.add_argument("--port", type=int, default=PORT, help="port; 0 takes a free one (default %(default)s)")
+    described.add_argument(
+        "--port", type=int, default=PORT, help="port to listen on; 0 picks a free one (default %(default)s)"
+    )
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
     described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
     keys = described.add_argument_group("authentication and limits")
@@ -189,7 +191,7 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
             raise InvalidInput("api-key-file", str(file), f"cannot be read: {error}") from None
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise InvalidInput("api-key-file", str(file), "holds no key; one a line")
+            raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")
         found += keys
     return tuple(found)
 

@@ -28,21 +28,21 @@ def main() -> None:
     parser = Parser(
         prog="mtad tune",
         usage="%(prog)s PAIR --prompts FILE [options]",
-        description="Choose draft length, beam width and acceptance threshold of a pair on prompts of yours, print "
+        description="Choose draft length, beam width and acceptance threshold of a pair on your own prompts, print "
         "what was measured, and make the choice the pair's default. Goal speed: the most tokens/s within the bounds on "
-        "quality; goal quality: the best text within the bound on speed. Use prompts that are not used to report.",
+        "quality; goal quality: the best text within the bound on speed. Do not report results on the same prompts.",
     )
     parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     parser.add_argument(
-        "--prompts", type=Path, required=True, help='JSON lines with "prompt" and perhaps "answer" (the text, exactly)'
+        "--prompts", type=Path, required=True, help='JSON lines with "prompt" and optionally "answer" (the exact text)'
     )
-    parser.add_argument("--method", default="mtad", help="what to tune (default %(default)s)")
+    parser.add_argument("--method", default="mtad", help="method to tune (default %(default)s)")
     parser.add_argument("--goal", default="speed", help="speed or quality (default %(default)s)")
     bounds = (
-        ("max-perplexity", 1.0, "goal speed: perplexity at most, as a multiple of sample's"),
-        ("accuracy-loss", 0.0, "goal speed: share of right answers below sample's at most, where answers are given"),
-        ("min-speed", 1.0, "goal quality: tokens/s at least, as a multiple of speculative's"),
-        ("min-distinct", 0.0, "distinct-2 at least, as a multiple of sample's: a bound on repetition"),
+        ("max-perplexity", 1.0, "goal speed: highest perplexity, as a multiple of sample's"),
+        ("accuracy-loss", 0.0, "goal speed: largest loss of accuracy against sample, if answers are given"),
+        ("min-speed", 1.0, "goal quality: lowest tokens/s, as a multiple of speculative's"),
+        ("min-distinct", 0.0, "lowest distinct-2, as a multiple of sample's, to bound repetition"),
     )
     for name, default, text in bounds:
         parser.add_argument(f"--{name}", type=float, default=default, help=f"{text} (default %(default)s)")
@@ -65,7 +65,7 @@ def main() -> None:
     given = _object(options.params)
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
-            raise InvalidInput("params", name, "is not for --params; see mtad tune --help")
+            raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
     DecodingParams.from_dict({**given, "method": options.method})
 
     from runtime.tuning.prompts import read_prompts
@@ -79,7 +79,7 @@ def main() -> None:
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
     for name in ("draft_len", "beam_width"):
         if name in grid and max(grid[name]) > LARGEST:
-            problem = f"{LARGEST} is the most that engines are opened for by default, and the choice becomes a default"
+            problem = f"give at most {LARGEST}: the choice becomes a default, and engines open for drafts up to that"
             raise InvalidInput(name, getattr(options, name), problem)
     objective = Objective(options.goal, **bound)
     if options.search not in ("coordinate", "grid"):
@@ -129,8 +129,8 @@ def main() -> None:
     }
     print(json.dumps(report) if options.json else curve(found))
     if not found.fits:
-        problem = f"no setting keeps the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
-        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is as it was; widen a bound")
+        problem = f"no setting meets the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
+        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is unchanged; widen a bound")
     if verdict.change and not options.dry_run:
         write_tuning(options.pair, {**given, "method": options.method, **found.choice.values}, report)
     if not options.json:

@@ -278,7 +278,7 @@ class TestFolder:
         assert export(format="onnx", precision="bfloat16", auxiliary_precision="float32")
         assert names(tmp_path / "pair" / "target") == names(tmp_path / "pair" / "auxiliary")
         assert read_spec(tmp_path / "pair" / "target").dtype == "bfloat16"
-        with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 products; export --to torch"):
+        with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 MatMul; export --to torch"):
             open_pair(tmp_path / "pair")
 
     @pytest.mark.slow
@@ -487,7 +487,7 @@ class TestOpening:
         [
             ({"version": 9}, "version = 9"),
             ({"vocab_size": None}, "fields missing"),
-            ({"vocab_size": 10**6}, "narrower"),
+            ({"vocab_size": 10**6}, "fewer logits"),
             ({"defaults": [1]}, "fields missing"),
             ({"defaults": {"gamma": 4}}, "gamma"),
             ({"defaults": {"draft_len": 0}}, "draft_len"),
