@@ -18,7 +18,9 @@ from pathlib import Path
 
 from scripts.paths import ROOT
 
-CONSOLE = re.compile(r"(?P<head>^```console\n\$ (?P<code>(?:.*(?:&&|\\)\n)*.*)\n)(?P<text>.*?)(?=^```$)", re.M | re.S)
+CONSOLE = re.compile(
+    r"(?P<head>^```console\n\$ (?P<code>(?:[^\n]*(?:&&|\\)\n)*[^\n]*)\n)(?P<text>.*?)(?=^```$)", re.M | re.S
+)
 PYTHON = re.compile(r"(?P<head>^```python\n(?P<code>[^`]*)^```\n\n```text\n)(?P<text>.*?)(?=^```$)", re.M | re.S)
 
 
@@ -38,8 +40,9 @@ def shorten(output: str, before: str) -> str:
 
 
 def run(*command: str) -> str:
-    """What a command prints, in the repository."""
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    """What a command prints, in the repository, without the repository's own path."""
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return ran.stdout.replace(f"{ROOT}/", "") or sys.exit(f"{command}: {ran.stderr}")
 
 
 def main() -> None:
