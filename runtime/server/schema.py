@@ -12,9 +12,10 @@ import operator
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
@@ -34,14 +35,22 @@ UNSUPPORTED = {
 }
 """Fields of OpenAI's that cannot be honoured, and why."""
 
+STOP_STRINGS, STOP_CHARACTERS = 16, 4096
+"""Most stop strings of a request, and most characters of all of them together."""
+MOST_BIASES = 1024
+"""Most entries of `logit_bias`."""
+
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is looked at up to its first wrong item: there may be hundreds of thousands."""
+
 Token = Annotated[int, Field(ge=0)]
-Prompt = str | list[str] | list[Token] | list[list[Token]]
-Stop = Annotated[str, Field(max_length=1024)]
+Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "method": Literal[tuple(METHODS)],
-    "stop": Stop | Annotated[list[Stop], Field(max_length=16)],
-    "logit_bias": dict[str, float],
+    "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
+    "logit_bias": Annotated[dict[str, float], Field(max_length=MOST_BIASES)],
     "json_schema": str | dict[str, Any],
 }
 
@@ -53,7 +62,7 @@ PARAMETERS = [one.name for one in fields(DecodingParams)]
 def _of_json(hint: Any) -> Any:
     """A type with lists for tuples, which JSON does not have."""
     if get_origin(hint) is tuple:
-        return list[get_args(hint)[0]]  # type: ignore[misc]
+        return Items[get_args(hint)[0]]  # type: ignore[misc]
     if isinstance(hint, UnionType):
         return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
     return hint
@@ -67,16 +76,21 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, values: Any) -> Any:
-        """Null is "not given", for OpenAI's fields that are not supported too; those are refused otherwise."""
+        """Null is "not given", for OpenAI's fields that are not supported too; those are refused otherwise.
+
+        What is unknown is refused here, the first of it: pydantic would make an error for every unknown field.
+        """
         if not isinstance(values, dict):
             return values
         known = cls.model_fields
+        aliases = {field.alias for field in known.values()}
         for name, reason in UNSUPPORTED.items():
             if name not in known and values.get(name) is not None:
                 raise InvalidInput(name, values[name], f"not supported: {reason}")
-        return {
-            name: value for name, value in values.items() if value is not None or name not in known | UNSUPPORTED.keys()
-        }
+        for name in values:
+            if name not in known and name not in aliases and name not in UNSUPPORTED:
+                raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class StreamOptions(StrictModel):
@@ -121,7 +135,7 @@ class Message(StrictModel):
     """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant"]
-    content: str | list[ChatMessagePart]
+    content: str | Items[ChatMessagePart]
     name: str | None = None
     refusal: None = None
     annotations: None = None
@@ -153,7 +167,12 @@ class Body(_Parameters):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="goes into the request's trace, nowhere else")
-    priority: int = Field(0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait")
+    priority: int = Field(
+        0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait, where the server allows it"
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, description="kept prompts are used by requests with the same salt only"
+    )
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
 
     @property
@@ -182,6 +201,9 @@ class Body(_Parameters):
             values["json_schema"] = self.response_format.language
         if self.stream_options and not self.stream:
             raise InvalidInput("stream_options", self.stream_options.model_dump(), "only with stream = true")
+        stops = values.get("stop") or []
+        if sum(map(len, stops)) > STOP_CHARACTERS:
+            raise InvalidInput("stop", stops, f"at most {STOP_CHARACTERS} characters, of all strings together")
         return DecodingParams.from_dict(values, defaults)
 
 
@@ -213,7 +235,7 @@ class CompletionRequest(Body):
 class ChatCompletionRequest(Body):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, description=DESCRIPTIONS["top_logprobs"])
     max_completion_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
