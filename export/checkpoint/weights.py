@@ -44,7 +44,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
     try:
         own = copy.deepcopy(config)  # which a model writes its attention's kind into
-        return AutoModelForCausalLM.from_config(own, dtype=dtype).eval()
+        return AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=False).eval()
     finally:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +19,6 @@ from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 try:
     import ray
     from ray import serve

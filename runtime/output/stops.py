@@ -19,7 +19,7 @@ class StopStrings:
         ends = [0]  # of each state, characters of the longest string that ends there; 0 if none does
         self._held = [0]  # of each state, characters at the text's end that may yet become part of a string
         self._shorter = [0]  # of each state, that of the next shorter end of the text
-        begun = {string: 0 for string in dict.fromkeys(strings)}
+        begun = dict.fromkeys(dict.fromkeys(strings), 0)
         for depth in range(max(map(len, strings), default=0)):  # level by level: shorter ends are known before
             for string, state in begun.items():
                 if depth >= len(string):

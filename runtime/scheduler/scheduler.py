@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.scheduler.request import Request
 
-
 Entry = tuple[int, int, Request]
 """A request that waits: -priority, order of arrival, and itself."""
 
@@ -180,7 +179,9 @@ class Scheduler:
         if self.joining is None and self._queues and len(self.running) < self.rows:
             unsettled = self._unsettled()
             accounts = {client: self._accounts[client] + unsettled[client] for client in self._queues}
-            client = min(self._queues, key=lambda one: (self._queues[one][0][0], accounts[one], self._queues[one][0][1]))
+            client = min(
+                self._queues, key=lambda one: (self._queues[one][0][0], accounts[one], self._queues[one][0][1])
+            )
             self._clock = max(self._clock, accounts[client])
             self.joining = heapq.heappop(self._queues[client])[2]
             if not self._queues[client]:

@@ -96,9 +96,7 @@ def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config
     """Uvicorn's configuration; without an address it takes a free port of this host."""
     return uvicorn.Config(
         app,
-        http=cast(
-            "type[asyncio.Protocol]", partial(LimitedProtocol, options=options, most=most_connections(options))
-        ),
+        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, options=options, most=most_connections(options))),
         ws="none",
         log_config=None,
         server_header=False,
