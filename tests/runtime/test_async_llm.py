@@ -14,7 +14,6 @@ import pytest
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
-from runtime.output.detokenizer import stable_prefix_length
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
@@ -81,14 +80,6 @@ def test_a_piece_never_shows_part_of_a_stop_string(plain: LLM, llm: LLM) -> None
             assert pieces[-1].finish_reason == "stop"
 
     run(test())
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "length"),
-    [("abc", (), 3), ("abc", ("d",), 3), ("abc", ("cd",), 2), ("abc", ("cd", "bce"), 1), ("aaa", ("aaaa",), 0)],
-)
-def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
-    assert stable_prefix_length(text, stops) == length
 
 
 def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
