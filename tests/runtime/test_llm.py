@@ -362,3 +362,15 @@ def test_padded_vocabulary_entries_are_never_produced(llm: LLM) -> None:
 def test_parameters_not_given_are_the_pairs_own(llm: LLM) -> None:
     tuned = LLM(replace(llm.pair, defaults=replace(BASE, max_tokens=3)))
     assert tuned.generate("S")[0].token_ids == llm.generate("S", replace(BASE, max_tokens=3))[0].token_ids
+
+
+def test_a_pair_opens_from_a_cache_whose_files_are_links(pair_folder: Path, tmp_path: Path) -> None:
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "pair"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(path for path in pair_folder.rglob("*") if path.is_file())):
+        (blobs / str(number)).write_bytes(path.read_bytes())
+        link = folder / path.relative_to(pair_folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blobs / str(number))
+    (tmp_path / "pair").symlink_to(folder)
+    assert LLM(tmp_path / "pair", RuntimeConfig(threads=1)).generate("S")[0].token_ids

@@ -16,6 +16,7 @@ from mtad.errors import InvalidInput
 from runtime.cluster.board import ReplicaReport
 from runtime.cluster.gateway import Gateway
 from runtime.cluster.options import ClusterOptions
+from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.run import _check_resources
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
@@ -225,3 +226,18 @@ def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
         assert sent.pop()["status"] == 413
         assert read == (0 if declared else 1200), "no more than what shows that it is too large"
     assert not replicas.calls
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000, b'{"messages": [' + b"{}," * 300_000 + b"{}]}", b"\xff"]
+)
+def test_a_body_that_is_no_request_is_left_to_a_replica(body: bytes) -> None:
+    assert prefix_keys(body) == []
+
+
+def test_a_prompt_leads_to_the_replica_that_keeps_it_for_the_same_client_only() -> None:
+    def keys(key: str = "", **more: str) -> list[bytes]:
+        return prefix_keys(json.dumps({"prompt": "x" * 1000, **more}).encode(), key)
+
+    assert keys("one") == keys("one")
+    assert not {*keys("one")} & {*keys("two"), *keys(), *keys("one", cache_salt="y")}
