@@ -177,6 +177,8 @@ def _serve_cluster(
     folder: Path, options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
 ) -> None:
     """Serve with several replicas; the engines are theirs."""
+    if options.ray_address is None:  # a Ray of this machine's own listens on the loopback address only; read at import
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from engines.folder import read_spec
     from runtime.cluster.options import ClusterOptions
     from runtime.cluster.run import serve_cluster
