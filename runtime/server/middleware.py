@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
@@ -19,6 +20,9 @@ from runtime.server.options import ServerOptions
 
 CLIENT = "mtad.client"
 """Key of an ASGI scope: the `Client` who asks."""
+
+BODIES_AT_ONCE = 32
+"""As much memory as so many of the largest bodies take is given to the bodies of all requests together."""
 
 _CLOSE = {"connection": "close"}
 
@@ -47,6 +51,7 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
         self._app, self._options, self._responded = app, options, responded
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
+        self._held = 0  # bytes of bodies whose requests have not ended
         self._hosts = {name.lower() for name in (*options.allowed_hosts, "localhost", socket.gethostname())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +59,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         scope["app"] = self  # then Starlette raises what it has no route for, and does not answer in its own words
-        begun = False
+        begun, held = False, Counter[str]()
 
         async def counted(message: Message) -> None:
             nonlocal begun
@@ -67,13 +72,15 @@ class Guard:
             headers = Headers(scope=scope)
             if CLIENT not in scope:  # of a replica, the gateway has checked it
                 scope[CLIENT] = self._client(scope, headers)
-            await self._app(scope, self._limited(headers, receive), counted)
+            await self._app(scope, self._limited(headers, receive, held), counted)
         except ClientDisconnect:
             pass  # it left while it was still sending; nobody is there to be told
         except Exception as error:
             if begun:
                 raise
             await api_error(error).response(scope, receive, counted)
+        finally:
+            self._held -= held.total()
 
     def _client(self, scope: Scope, headers: Headers) -> Client:
         """Who asks. Below `/v1/`, wherever the application is mounted, it must be somebody who may."""
@@ -107,9 +114,9 @@ class Guard:
         )
         raise ApiError(403, message, code="host_not_allowed")
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """`receive` within the limits of size and time; raises `ApiError`."""
-        most, received, complete = self._options.max_body_bytes, 0, False
+    def _limited(self, headers: Headers, receive: Receive, held: Counter[str]) -> Receive:
+        """`receive` within the limits of size and time; raises `ApiError`. Counts what it receives in `held`."""
+        most, complete = self._options.max_body_bytes, False
         message = f"the body is larger than {most} bytes, the server's limit"
         too_large = ApiError(413, message, code="body_too_large", headers=_CLOSE)
         declared = headers.get("content-length", "0")
@@ -119,7 +126,7 @@ class Guard:
         deadline = loop.time() + self._options.body_seconds
 
         async def limited() -> Message:
-            nonlocal received, complete
+            nonlocal complete
             if complete:  # from now on it says when the client goes away
                 return await receive()
             try:
@@ -128,10 +135,15 @@ class Guard:
             except TimeoutError:
                 late = f"the body did not arrive within {self._options.body_seconds:g} s"
                 raise ApiError(408, late, code="timeout", headers=_CLOSE) from None
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            held["body"] += size
+            self._held += size
             complete = not message.get("more_body", False)
-            if received > most:
+            if held["body"] > most:
                 raise too_large
+            if self._held > BODIES_AT_ONCE * most:
+                problem = "too many large requests are being sent; try again"
+                raise ApiError(503, problem, code="unavailable", headers={**_CLOSE, "retry-after": "1"})
             return message
 
         return limited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -112,6 +113,28 @@ def plain(demo_pair: Path) -> LLM:
 
 def expected(llm: LLM, prompt: str, **values: Any) -> str:
     return llm.generate(prompt, DecodingParams.from_dict(values, llm.pair.defaults))[0].text
+
+
+def test_nothing_of_a_ray_of_its_own_listens_to_other_machines(cluster: Cluster) -> None:
+    ours = {cluster.process.process.pid}
+    for _ in range(4):  # processes of processes
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) in ours:
+                    ours.add(int(folder.name))
+    sockets = set()
+    for process in ours:
+        for file in Path(f"/proc/{process}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(file))
+    listening = [
+        line.split()[1].rpartition(":")[0]
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in sockets
+    ]
+    assert len(listening) > 4
+    assert {address[-8:] for address in listening} == {"0100007F"}, "127.0.0.1, as either version writes it"
 
 
 def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster) -> None:

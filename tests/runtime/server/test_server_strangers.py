@@ -15,6 +15,7 @@ import pytest
 from runtime import LLM
 from runtime.server.bodies import MOST_VALUES
 from runtime.server.http_limits import PIPELINED, LimitedProtocol
+from runtime.server.middleware import BODIES_AT_ONCE
 from scripts.soak.http_attacks import bodies, heads
 from tests.support.live_server import MODEL, PATIENCE, Gate, LiveServer, ask, call, live, own, until
 
@@ -138,6 +139,19 @@ def test_a_body_that_nobody_reads_must_end(plain: LLM) -> None:
     with live(own(plain), body_seconds=0.3) as server, connected(server, late) as connection:
         data = received(connection, b"408")
         assert data.index(b" 200 ") < data.index(b" 408 ")
+
+
+def test_bodies_that_are_never_complete_do_not_fill_the_memory(plain: LLM) -> None:
+    half = post(b"x" * 1000)[:-100]
+    with live(own(plain), max_body_bytes=1000, body_seconds=PATIENCE) as server, contextlib.ExitStack() as slow:
+        begun = [slow.enter_context(connected(server, half)) for _ in range(BODIES_AT_ONCE + 10)]
+        assert b" 503 " in received(begun[-1])
+        begun[0].sendall(b"x" * 100)
+        assert b" 400 " in received(begun[0], b"invalid_json"), "those that were there are answered"
+        for one in begun:
+            one.close()
+        until(lambda: not server.server.server_state.connections)
+        assert ask(server, max_tokens=1)[0] == 200, "and what they held is free"
 
 
 def test_slow_connections_make_room_for_others(plain: LLM) -> None:
