@@ -34,7 +34,7 @@ from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.commands.entry import Parser, command
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
-from runtime.server.uvicorn_server import DrainingServer, configure
+from runtime.server.uvicorn_server import DrainingServer, configure, freeze
 from scripts.demo import dataset
 from scripts.paths import ROOT
 from scripts.soak.attacks import attacks
@@ -204,6 +204,7 @@ def main() -> None:
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}
     alone = llm.generate(prompts, DecodingParams.from_dict(dict(params), llm.pair.defaults))
     jobs = [({"prompt": prompt, **params}, result.text) for prompt, result in zip(prompts, alone, strict=True)]
+    freeze()
     seen = asyncio.run(run(llm, jobs, options.seconds))
     for name, answers in seen.answers.items():
         print(f"{name:45} {dict(answers)}  health at worst {1e3 * seen.during[name]:.0f} ms")
