@@ -107,7 +107,7 @@ def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config
 
 
 def freeze() -> None:
-    """Keep the garbage collector from what is there already: going through it takes 0.1 s, which holds up everything."""
+    """Keep the garbage collector from what is there already: going through it holds everything up for 0.1 s."""
     gc.collect()
     gc.freeze()
 
