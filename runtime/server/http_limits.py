@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from pydantic_core import to_json
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from runtime.server.errors import ApiError
 from runtime.server.options import ServerOptions
@@ -63,6 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._fields, self._field_bytes = True, 0, 0
         self._progress, self._loose = False, 0  # bytes received since a part of a message was complete
         self._since, self._full = self.loop.time(), False
+        self._cycles: list[RequestResponseCycle] = []  # those that are not answered; uvicorn forgets all but the last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,6 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
+        self._disconnected()
         if self._unread is not None:
             self._unread.cancel()
         super().connection_lost(exc)
@@ -112,6 +114,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(503, message, code="too_many_connections", headers={"retry-after": "1"}))
         if not self.transport.is_closing():
             super().on_headers_complete()
+            self._cycles.append(self.cycle)
             if len(self.pipeline) > PIPELINED:
                 self._refuse(_too_long())
 
@@ -130,6 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_response_complete()
         if self.cycle.more_body:  # nobody reads the rest of its body, but it must end
             self._expect()
@@ -153,19 +157,25 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         """The client took nothing: neither so much that more may be written, nor the end of the answer."""
-        if self.transport.get_write_buffer_size() and (self.flow.write_paused or not self._answering):
-            self.transport.abort()
+        if self.transport.get_write_buffer_size() and (self.flow.write_paused or not self._cycles):
+            self._abort()
 
     # Limits
 
     @property
-    def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    @property
     def _idle(self) -> bool:
         """Whether it has no complete request that is being answered."""
-        return not self.transport.is_closing() and not (self._answering and not self.cycle.more_body)
+        return not self.transport.is_closing() and all(cycle.more_body for cycle in self._cycles)
+
+    def _disconnected(self) -> None:
+        """All that is being answered is told that the client has gone, which uvicorn tells the last one only."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _abort(self) -> None:
+        self._disconnected()
+        self.transport.abort()
 
     def _make_room(self) -> None:
         still = [one for one in self.connections if not one.transport.is_closing()]
@@ -202,8 +212,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arrived()
         if self.transport.is_closing():
             return
-        if self._answering:
-            self.transport.abort()
+        if self._cycles:
+            self._abort()
             return
         body, fields = to_json(error.body), {"connection": "close", "content-type": "application/json"}
         fields |= {"content-length": str(len(body)), **(error.headers or {})}

@@ -112,7 +112,9 @@ def test_no_token_is_longer_than_the_longest(plain: LLM) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_what_comes_before_and_behind_a_body_is_limited(name: str, plain: LLM) -> None:
+def test_what_comes_before_and_behind_a_body_is_limited(
+    name: str, plain: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
     begin, filling, end = HEADS[name]
     llm = own(plain)
     gate = Gate(llm)
@@ -125,6 +127,8 @@ def test_what_comes_before_and_behind_a_body_is_limited(name: str, plain: LLM) -
             connection.sendall(end)
         until(lambda: not server.server.server_state.connections)
         gate.open()
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 0)
+    assert "Traceback" not in caplog.text
 
 
 def test_requests_ahead_of_their_answers_are_answered_up_to_a_number(server: LiveServer) -> None:
@@ -132,6 +136,20 @@ def test_requests_ahead_of_their_answers_are_answered_up_to_a_number(server: Liv
         data = b""
         while data.count(b" 200 OK") < PIPELINED:
             data += connection.recv(65536)
+
+
+def test_who_sends_ahead_and_leaves_leaves_nothing_running(plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    body = json.dumps({"model": MODEL, "prompt": "S", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
+    with live(llm) as server:
+        with connected(server, post(body) + HEALTH):
+            gate.let(2)
+            until(lambda: server.statistics["running"] == 1)
+        until(lambda: server.leaving == 1)
+        gate.open()
+        until(lambda: llm.loop.totals.requests["cancelled"] == 1)
+    assert "unexpected" not in caplog.text
 
 
 def test_a_body_that_nobody_reads_must_end(plain: LLM) -> None:
