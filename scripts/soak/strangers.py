@@ -8,7 +8,8 @@ Streams run in a closed loop beside strangers who send, one after another, all o
 
 * every stream ends with the text that its request gets alone;
 * no attack is answered with 500, and the process lives on;
-* health is answered within `--health` milliseconds, and no stream waits longer than `--gap` for a token.
+* health is answered within `--health` milliseconds, and no stream that has begun waits longer than `--gap` for
+  a token.
 
 Prints what each attack was answered and, as its last line, one JSON object; the exit code is 1 if anything failed.
 """
@@ -51,13 +52,15 @@ class Noticed:
 
     Attributes:
         health: seconds of each answer about health.
-        gaps: seconds between two arrivals of a stream, the first one from the request on.
+        firsts: seconds from each request to its first token, waiting for a row included.
+        gaps: seconds between two arrivals of a stream.
         answers: of each attack, by status; 0 is none.
         wrong: streams that did not end as their request does alone.
         during: the slowest answer about health while each attack was under way, in seconds.
     """
 
     health: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     answers: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     wrong: list[str] = field(default_factory=list)
@@ -94,7 +97,7 @@ async def stream(port: int, body: dict[str, Any], expected: str, seen: Noticed) 
         async for line in reader:
             if line.startswith(b"data: {"):
                 now = time.perf_counter()
-                seen.gaps.append(now - last)
+                (seen.gaps if text else seen.firsts).append(now - last)
                 last, event = now, json.loads(line[6:])
                 text += "".join(choice["text"] for choice in event.get("choices", ()))
     if text != expected:
@@ -213,6 +216,7 @@ def main() -> None:
         "seconds": options.seconds,
         "streamed": len(seen.gaps),
         "health_ms": dict(zip(("p50", "p99", "worst"), _milliseconds(seen.health), strict=True)),
+        "first_token_ms": dict(zip(("p50", "p99", "worst"), _milliseconds(seen.firsts), strict=True)),
         "gap_ms": dict(zip(("p50", "p99", "worst"), _milliseconds(seen.gaps), strict=True)),
         "wrong": seen.wrong[:5],
         "errors": errors,
