@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -20,6 +21,11 @@ from runtime.pair import Pair
 from runtime.scheduler.request import Request, RequestFailed
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONG_TEXT = 64 * 1024
+"""Characters, or token ids, that take some 20 ms to be tokenized or looked through."""
 
 
 class EngineStopped(RuntimeError):
@@ -61,6 +67,7 @@ class AsyncLLM:
             raise InvalidInput("config", "a RuntimeConfig", "the LLM is made already; give it to LLM")
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self._inbox = _Inbox()
+        self._long_texts = ThreadPoolExecutor(1, "mtad-long-texts")
         self._choices: dict[int, Choice] = {}
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 
@@ -113,7 +120,8 @@ class AsyncLLM:
         if not prompts:
             raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()
-        requests = await asyncio.to_thread(self._prepare, prompts, params, priority, others)
+        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
+        requests = await self.in_thread(size, self._prepare, prompts, params, priority, others)
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
@@ -123,6 +131,14 @@ class AsyncLLM:
             self._inbox.submitted.append(stream)
             self._inbox.changed.notify()
         return stream
+
+    async def in_thread(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Run in a thread what takes time with prompts of so many characters; long ones have one thread together.
+
+        So those who send long texts wait for each other, and nobody else waits for them.
+        """
+        executor = self._long_texts if size > LONG_TEXT else None
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
     def statistics(self) -> dict[str, Any]:
         """Running totals, and the requests that hold a row and that wait just now."""

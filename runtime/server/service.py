@@ -126,7 +126,7 @@ class Service:
             def tokenize() -> list[int]:
                 return llm.tokenize(self._template.render(messages), special_tokens=False)
 
-            return [await asyncio.to_thread(tokenize)]
+            return [await self.engine.in_thread(sum(len(one["content"]) for one in messages), tokenize)]
         assert isinstance(body, CompletionRequest)
         return body.prompts
 

@@ -347,6 +347,31 @@ def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
     run(test())
 
 
+def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.async_llm.LONG_TEXT", 100)
+    tokenize, begun, go = llm.tokenize, list[str](), threading.Event()
+
+    def slowly(text: str) -> list[int]:
+        if len(text) > 100:
+            begun.append(text)
+            assert go.wait(PATIENCE)
+        return tokenize(text)
+
+    monkeypatch.setattr(llm, "tokenize", slowly)
+
+    async def test() -> None:
+        async with serving(llm) as engine:
+            long = [asyncio.create_task(engine.submit("S " * 60, BASE)) for _ in range(40)]
+            short = await (await engine.submit("S", BASE)).result()
+            assert short.token_ids
+            assert len(begun) == 1
+            go.set()
+            for stream in await asyncio.gather(*long):
+                stream.cancel()
+
+    run(test())
+
+
 def test_an_engine_that_does_not_know_its_costs_measures_them_at_start(plain: LLM) -> None:
     async def test() -> None:
         llm = LLM(plain.pair)
