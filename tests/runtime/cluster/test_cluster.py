@@ -122,19 +122,21 @@ def test_nothing_of_a_ray_of_its_own_listens_to_other_machines(cluster: Cluster)
             with contextlib.suppress(OSError, IndexError):
                 if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) in ours:
                     ours.add(int(folder.name))
-    sockets = set()
+    owners = {}
     for process in ours:
         for file in Path(f"/proc/{process}/fd").glob("*"):
             with contextlib.suppress(OSError):
-                sockets.add(os.readlink(file))
+                owners[os.readlink(file)] = Path(f"/proc/{process}/cmdline").read_text()
     listening = [
-        line.split()[1].rpartition(":")[0]
+        (line.split()[1].rpartition(":")[0][-8:], owners[f"socket:[{line.split()[9]}]"])
         for name in ("tcp", "tcp6")
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-        if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in sockets
+        if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in owners
     ]
     assert len(listening) > 4
-    assert {address[-8:] for address in listening} == {"0100007F"}, "127.0.0.1, as either version writes it"
+    open_to_others = [owner for address, owner in listening if address != "0100007F"]  # 127.0.0.1
+    assert all(owner.startswith("ray::ServeReplica") for owner in open_to_others), "one each, that asks for Ray's token"
+    assert "Token authentication is enabled" in cluster.process.log
 
 
 def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster) -> None:
