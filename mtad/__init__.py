@@ -9,7 +9,7 @@ import os
 # The toolkit talks to nobody. These libraries would, and read their variables when they are imported, which is after
 # this package: all others of the toolkit import it. Who sets a variable otherwise is heeded.
 for _name, _value in (
-    ("ORT_DISABLE_TELEMETRY", "1"),  # ONNX Runtime 1.31: writes a device id and looks its maker's hosts up
+    ("ORT_DISABLE_TELEMETRY", "1"),  # ONNX Runtime 1.31 writes a device id and sends events to its maker
     ("HF_HUB_DISABLE_TELEMETRY", "1"),
     ("RAY_USAGE_STATS_ENABLED", "0"),
 ):
