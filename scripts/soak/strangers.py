@@ -56,7 +56,8 @@ class Noticed:
         gaps: seconds between two arrivals of a stream.
         answers: of each attack, by status; 0 is none.
         wrong: streams that did not end as their request does alone.
-        during: the slowest answer about health while each attack was under way, in seconds.
+        attacking: the attack that is under way.
+        slowest: the slowest answer about health, and the longest gap, while each attack was under way, in seconds.
     """
 
     health: list[float] = field(default_factory=list)
@@ -64,8 +65,13 @@ class Noticed:
     gaps: list[float] = field(default_factory=list)
     answers: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     wrong: list[str] = field(default_factory=list)
-    during: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     attacking: str = ""
+    slowest: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+
+    def note(self, what: str, seconds: float) -> None:
+        """An answer about health, or a gap."""
+        key = what, self.attacking
+        self.slowest[key] = max(self.slowest[key], seconds)
 
 
 def post(body: bytes, path: str = "/v1/completions") -> bytes:
@@ -98,6 +104,8 @@ async def stream(port: int, body: dict[str, Any], expected: str, seen: Noticed) 
             if line.startswith(b"data: {"):
                 now = time.perf_counter()
                 (seen.gaps if text else seen.firsts).append(now - last)
+                if text:
+                    seen.note("gap", now - last)
                 last, event = now, json.loads(line[6:])
                 text += "".join(choice["text"] for choice in event.get("choices", ()))
     if text != expected:
@@ -114,7 +122,7 @@ async def healthy(port: int, seen: Noticed) -> None:
             assert b" 200 " in await reader.readuntil(b"}"), "not healthy"
             taken = time.perf_counter() - began
             seen.health.append(taken)
-            seen.during[seen.attacking] = max(seen.during[seen.attacking], taken)
+            seen.note("health", taken)
             await asyncio.sleep(0.005)
 
 
@@ -210,7 +218,8 @@ def main() -> None:
     freeze()
     seen = asyncio.run(run(llm, jobs, options.seconds))
     for name, answers in seen.answers.items():
-        print(f"{name:45} {dict(answers)}  health at worst {1e3 * seen.during[name]:.0f} ms")
+        health, gap = (1e3 * seen.slowest[what, name] for what in ("health", "gap"))
+        print(f"{name:45} {dict(answers)}  at worst: health {health:.0f} ms, gap {gap:.0f} ms")
     errors = [name for name, answers in seen.answers.items() if any(status >= 500 for status in answers)]
     report = {
         "seconds": options.seconds,
