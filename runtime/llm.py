@@ -313,7 +313,7 @@ class LLM:
         elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise InvalidInput("prompt", prompt, "give text or a sequence of token ids")
         else:
-            ids = list(prompt)
+            ids = list(cast("Sequence[int]", prompt))
             for token in ids:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.pair.vocab_size:
                     raise InvalidInput("prompt", token, f"token ids are integers from 0 to {self.pair.vocab_size - 1}")

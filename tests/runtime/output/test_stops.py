@@ -26,8 +26,11 @@ def settled(text: str, stops: tuple[str, ...]) -> int:
 
 def test_it_finds_what_a_search_for_each_string_finds_and_holds_back_as_much() -> None:
     chance = random.Random(0)
+
+    def word(longest: int) -> str:
+        return "".join(chance.choices("ab", k=chance.randint(1, longest)))
+
     for _ in range(1000):
-        word = lambda longest: "".join(chance.choices("ab", k=chance.randint(1, longest)))  # noqa: E731
         stops = tuple(word(6) for _ in range(chance.randint(1, 4)))
         automaton, state, text = StopStrings(stops), 0, ""
         for _ in range(12):
