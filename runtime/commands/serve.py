@@ -177,7 +177,8 @@ def _serve_cluster(
     folder: Path, options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
 ) -> None:
     """Serve with several replicas; the engines are theirs."""
-    if options.ray_address is None:  # a Ray of this machine's own listens on the loopback address only; read at import
+    if options.ray_address is None and "RAY_ADDRESS" not in os.environ:
+        # a Ray of this machine's own listens on the loopback address only; it reads this when it is imported
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from engines.folder import read_spec
     from runtime.cluster.options import ClusterOptions
