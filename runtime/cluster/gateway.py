@@ -25,14 +25,15 @@ from runtime.async_llm import EngineStopped
 from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
+from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.middleware import client_left
+from runtime.server.middleware import CLIENT, client_left
 from runtime.server.responses import sent_event
 from runtime.server.routes import Endpoint
 
 log = logging.getLogger(__name__)
 
-_HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme")
+_HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
 
 RETRY_SECONDS = 1.0
 """A full group of replicas asks clients to wait so long."""
@@ -60,6 +61,7 @@ class Gateway:
         self._handle, self._reports, self._attempts, self._rollout = handle, reports, attempts, rollout
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
+        self._bodies = BodyReader()
         self._draining = False
         self._retries = self._broken = 0
         own = {
@@ -136,7 +138,7 @@ class Gateway:
             self._serving.discard(work)
 
     async def _answer(self, head: Head, body: bytes, send: Send) -> None:
-        keys = prefix_keys(body) if head["method"] == "POST" else []
+        keys = await self._bodies.run(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
         for attempt in range(1, self._attempts + 1):
             start: Message | None = None
             sent = False

@@ -55,7 +55,7 @@ class KvCaches:
             self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
             request.target_held = upto
             if upto == end and self.prefixes:
-                self.prefixes[1].store(row, prompt[:end])
+                self.prefixes[1].store(row, prompt[:end], request.salt)
         if both:
             self._extend(request, row, upto)
         return upto - held
@@ -103,7 +103,7 @@ class KvCaches:
             self.auxiliary.prefill(row, tokens, held)
             request.auxiliary_held = upto
             if held < end <= upto and self.prefixes:
-                self.prefixes[0].store(row, request.prompt[:end])
+                self.prefixes[0].store(row, request.prompt[:end], request.salt)
 
     def _reuse(self, role: Auxiliary | Target, request: Request, row: int, running: Sequence[Request]) -> int:
         """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
@@ -112,13 +112,13 @@ class KvCaches:
         tokens, best, source = request.prompt[:-1], 0, -1
         for at, other in enumerate(running):
             held = other.target_held if role is self.target else other.auxiliary_held
-            if held > best and other is not request:
+            if held > best and other is not request and other.salt == request.salt:
                 shared = min(common_prefix(tokens, other.prompt[:-1]), held)
                 if shared > best:
                     best, source = shared, at
         if best:
             role.move_row(source, row, best)
-        return self.prefixes[role is self.target].restore(row, tokens, best)
+        return self.prefixes[role is self.target].restore(row, tokens, best, request.salt)
 
     def move(self, request: Request, source: int, to: int) -> None:
         """A request moves to another row."""

@@ -74,7 +74,11 @@ class Responder:
                 if delta.finish_reason == "cancelled":
                     raise cancelled()
                 self._clock(delta)
-        data = self._response.whole(self._stream.whole())
+        choices = self._stream.whole()
+        if len(choices) > 8 or any(one.top_logprobs for one in choices):  # to write those down takes long
+            data = await asyncio.to_thread(self._response.whole, choices)
+        else:
+            data = self._response.whole(choices)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._begun = True

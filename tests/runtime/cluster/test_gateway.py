@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,9 +19,11 @@ from mtad.errors import InvalidInput
 from runtime.cluster.board import ReplicaReport
 from runtime.cluster.gateway import Gateway
 from runtime.cluster.options import ClusterOptions
-from runtime.cluster.run import _check_resources
+from runtime.cluster.prefix_table import prefix_keys
+from runtime.cluster.run import _check_resources, watch_head
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
+from tests.support.live_server import PATIENCE
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 WHOLE: Message = {"type": "http.response.body", "body": b"whole"}
@@ -225,3 +230,37 @@ def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
         assert sent.pop()["status"] == 413
         assert read == (0 if declared else 1200), "no more than what shows that it is too large"
     assert not replicas.calls
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000, b'{"messages": [' + b"{}," * 300_000 + b"{}]}", b"\xff"]
+)
+def test_a_body_that_is_no_request_is_left_to_a_replica(body: bytes) -> None:
+    assert prefix_keys(body) == []
+
+
+def test_a_prompt_leads_to_the_replica_that_keeps_it_for_the_same_client_only() -> None:
+    def keys(key: str = "", **more: str) -> list[bytes]:
+        return prefix_keys(json.dumps({"prompt": "x" * 1000, **more}).encode(), key)
+
+    assert keys("one") == keys("one")
+    assert not {*keys("one")} & {*keys("two"), *keys(), *keys("one", cache_salt="y")}
+
+
+def test_a_lost_head_process_is_noticed_and_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", signals.append)
+    lost = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        watch = threading.Thread(target=watch_head, args=(address, lost, 0.01))
+        watch.start()
+        for _ in range(3):
+            head.accept()[0].close()
+        assert not lost.is_set()
+    watch.join(PATIENCE)
+    assert lost.is_set()
+    assert signals == [signal.SIGTERM] * 2
+    assert f"{address} has died" in caplog.text
