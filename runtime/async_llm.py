@@ -14,6 +14,8 @@ from typing import Any, Self
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
+from runtime.constraints.follower import Grammar
+from runtime.constraints.trials import Stopped
 from runtime.llm import LLM, Prompt
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
@@ -112,7 +114,12 @@ class AsyncLLM:
         if not prompts:
             raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()
-        requests = await asyncio.to_thread(self._prepare, prompts, params, priority)
+        try:
+            grammar = await self.llm.compiled(params)
+        except Stopped:
+            self._check_open()
+            raise
+        requests = await asyncio.to_thread(self._prepare, prompts, params, priority, grammar)
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
@@ -144,6 +151,7 @@ class AsyncLLM:
                 return
             self._inbox.state = "draining" if drain else "cancelling"
             self._inbox.changed.notify()
+        self.llm.stop_compiling()
         await asyncio.to_thread(self._thread.join)
 
     def check_integrity(self) -> None:
@@ -176,14 +184,16 @@ class AsyncLLM:
         """Whether it takes requests and has measured its steps."""
         return self._inbox.state == "open" and self.llm.loop.planner is not None
 
-    def _prepare(self, prompts: Sequence[Prompt], params: DecodingParams | None, priority: int) -> list[Request]:
+    def _prepare(
+        self, prompts: Sequence[Prompt], params: DecodingParams | None, priority: int, grammar: Grammar | None
+    ) -> list[Request]:
         requests: list[Request] = []
         n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
         if len(prompts) * n > most:
             raise InvalidInput("prompt", f"{len(prompts)} prompts", f"with n = {n} at most {most // n} (max_waiting)")
         with self._preparing:
             for prompt in prompts:
-                requests += self.llm.requests(prompt, params, priority)
+                requests += self.llm.requests(prompt, params, priority, grammar)
         return requests
 
     def _check_open(self) -> None:

@@ -23,6 +23,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
+from runtime.constraints.follower import Grammar
 from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
@@ -175,22 +176,44 @@ class LLM:
             self.loop.cancel(requests, report=False)
         return [Result.of(request) for request in requests]
 
-    def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
+    async def compiled(self, params: DecodingParams | None) -> Grammar | None:
+        """What `requests` needs of a constrained request's parameters, without blocking the event loop.
+
+        Raises:
+            InvalidInput: the parameters are unusable.
+        """
+        return await self._constrainer.check_soon(self._checked(params))
+
+    def stop_compiling(self) -> None:
+        """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
+        self._constrainer.grammars.close()
+
+    def requests(
+        self,
+        prompt: Prompt,
+        params: DecodingParams | None = None,
+        priority: int = 0,
+        grammar: Grammar | None = None,
+    ) -> list[Request]:
         """The requests of a prompt, one a choice, checked but not queued.
+
+        Args:
+            prompt: text or token ids.
+            params: None takes the pair's defaults.
+            priority: larger ones are admitted first.
+            grammar: what `compiled` returned; by default, this thread waits for it.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
         """
-        params = self.pair.defaults if params is None else params
-        if not isinstance(params, DecodingParams):
-            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        params = self._checked(params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidInput("priority", priority, "give an integer")
-        self._constrainer.check(params)
+        grammar = grammar or self._constrainer.check(params)
         ids = self._token_ids(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
-        requests = [Request(next(self._ids), ids, params, s, i, priority) for i, s in enumerate(seeds)]
+        requests = [Request(next(self._ids), ids, params, s, i, priority, grammar=grammar) for i, s in enumerate(seeds)]
         self.loop.scheduler.check(requests[0])
         return requests
 
@@ -269,6 +292,12 @@ class LLM:
     def result(request: Request) -> Result:
         """The result of a request that ended; see `Result.of`."""
         return Result.of(request)
+
+    def _checked(self, params: DecodingParams | None) -> DecodingParams:
+        params = self.pair.defaults if params is None else params
+        if not isinstance(params, DecodingParams):
+            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        return params
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -52,7 +52,7 @@ class OutputProcessor:
             return False
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
         self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos)
-        constraint = self._constrainer.constraint(request.id, request.params, request.prompt)
+        constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint
         return True

@@ -15,6 +15,7 @@ from engines.tensorrt_llm_spec import ExecutorSpec, read_executor_spec
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
+from runtime.constraints.follower import Grammar
 from runtime.llm import LLM, Prompt
 from runtime.pair import Pair, open_tokenizer
 from runtime.scheduler.request import Request
@@ -129,7 +130,13 @@ class ExecutorLLM(LLM):
         )
         self._ids = itertools.count()
 
-    def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
+    def requests(
+        self,
+        prompt: Prompt,
+        params: DecodingParams | None = None,
+        priority: int = 0,
+        grammar: Grammar | None = None,
+    ) -> list[Request]:
         """See `LLM.requests`.
 
         Raises:
@@ -138,7 +145,7 @@ class ExecutorLLM(LLM):
         asked = self.pair.defaults if params is None else params
         if isinstance(asked, DecodingParams) and asked.speculation == "adaptive":
             raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
-        return super().requests(prompt, params, priority)
+        return super().requests(prompt, params, priority, grammar)
 
     def submit(self, *requests: Request) -> None:
         """See `LLM.submit`; nothing is ever measured."""
