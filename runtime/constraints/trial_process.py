@@ -18,7 +18,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
