@@ -193,7 +193,7 @@ class AsyncLLM:
             raise InvalidInput("prompt", f"{len(prompts)} prompts", f"with n = {n} at most {most // n} (max_waiting)")
         with self._preparing:
             for prompt in prompts:
-                requests += self.llm.requests(prompt, params, priority, grammar)
+                requests += self.llm.requests(prompt, params, priority, grammar=grammar)
         return requests
 
     def _check_open(self) -> None:
@@ -213,6 +213,7 @@ class AsyncLLM:
         loop = self.llm.loop
         try:
             self.llm.measure()
+            self.llm.prepare_grammars()
             while self._receive():
                 self._deliver(loop.step())
                 if loop.scheduler.idle:

@@ -184,6 +184,11 @@ class LLM:
         """
         return await self._constrainer.check_soon(self._checked(params))
 
+    def prepare_grammars(self) -> None:
+        """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
+        with contextlib.suppress(InvalidInput):  # whoever asks for one is told
+            self._constrainer.grammars.prepare()
+
     def stop_compiling(self) -> None:
         """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
         self._constrainer.grammars.close()

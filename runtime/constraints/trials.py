@@ -136,7 +136,7 @@ class _Process:
         environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
         with theirs:
             popen = subprocess.Popen(command, stdin=theirs, env=environment, start_new_session=True)
-        self.close = weakref.finalize(self, _end, self.control, popen)
+        self.pid, self.close = popen.pid, weakref.finalize(self, _end, self.control, popen)
         Trial().ask(self.control, settings)
 
 

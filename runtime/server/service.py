@@ -25,7 +25,7 @@ from runtime.server.metrics import Metrics
 from runtime.server.options import ServerOptions
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, advertised
-from runtime.server.streaming import Responder
+from runtime.server.streaming import Responder, attended
 from runtime.server.tracing import Span, Tracing
 
 
@@ -60,7 +60,8 @@ class Service:
             span.read(body)
             if body.model != self.options.model:
                 raise _no_model(body.model, f"; this server has {self.options.model!r}")
-            return await self._submit(body, span)
+            # a grammar may take its time to be compiled
+            return await attended(request.receive, self.options.request_seconds, self._submit(body, span))
         except ClientDisconnect:
             span.end({}, "the client went away")
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-AMBIGUOUS = 'start: e\ne: e e | "a"'
+AMBIGUOUS = "start: e\ne: e e | e? e | /(.|\\n)/"
 """Its parser's work for one mask grows with the square of the text so far."""
 
 
@@ -18,6 +18,7 @@ def attacks() -> dict[str, dict[str, Any]]:
     return {
         "chained references": {"json_schema": reference_chain(1000)},
         "chained rules": {"grammar": rule_chain(5000)},
+        "chained terminals": {"grammar": terminal_chain(20_000)},
         "many terminals": {"grammar": terminals(20_000)},
         "pattern properties": {"json_schema": pattern_properties(700)},
         "ambiguous grammar": {"grammar": AMBIGUOUS, "max_tokens": 400, "min_tokens": 400},
@@ -46,6 +47,12 @@ def terminals(count: int) -> str:
     """A grammar that chooses among so many terminals."""
     names = [f"T{index}" for index in range(count)]
     return "\n".join([f"start: {' | '.join(names)}", *(f"{name}: /x{name}[a-z]+/" for name in names)])
+
+
+def terminal_chain(length: int) -> str:
+    """A grammar of terminals that each name the next one."""
+    rules = [f'T{index}: "a" T{index + 1}' for index in range(length)]
+    return "\n".join(["start: T0", *rules, f'T{length}: "b"'])
 
 
 def pattern_properties(count: int) -> str:
