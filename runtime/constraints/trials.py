@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from threading import Lock
 
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from runtime.constraints import trial_process
 
 _LONGEST = 2**20
@@ -90,13 +90,16 @@ class Trials:
             InvalidInput: its trial broke a limit.
             TooSlow: that of time.
             Stopped: the trial was stopped.
+            Failed: no process stays that could do it.
         """
         if len(text) > _LONGEST:
             raise InvalidInput(field, shown, f"it has {len(text)} characters; give at most {_LONGEST}")
         answer = self._ask(trial, {"field": field, "text": text, "seconds": seconds})
         if trial.stopped:
             raise Stopped("nobody waits for this grammar any more")
-        found = json.loads(answer or b'{"died": 0}')
+        if not answer:
+            raise Failed("the process that grammars are tried out in does not stay; its own messages say more")
+        found = json.loads(answer)
         died = found.get("died")
         if died == -signal.SIGPROF:
             raise TooSlow(field, shown, f"compiling it takes longer than {seconds:g} s; give a simpler one")
@@ -114,16 +117,19 @@ class Trials:
             process.close()
 
     def _ask(self, trial: Trial, content: Mapping[str, object]) -> bytes:
-        for again in (True, False):
+        answer = b""
+        for _ in range(2):  # it may have been ended from outside, which is no fault of the grammar's
             with self._lock:
                 process = self._process = self._process or _Process(self._settings)
-            try:
-                return trial.ask(process.control, content)
-            except OSError:  # it was ended from outside
-                self.close()
-                if not again:
-                    raise
-        raise AssertionError
+            with contextlib.suppress(OSError):
+                answer = trial.ask(process.control, content)
+            if answer or trial.stopped:
+                break
+            with self._lock:
+                if self._process is process:
+                    self._process = None
+            process.close()
+        return answer
 
 
 class _Process:

@@ -21,6 +21,7 @@ from mtad.params import METHODS, DecodingParams
 from runtime.constraints.constraint import Constrainer, ConstraintFailed, Constraints
 from runtime.constraints.follower import Follower
 from runtime.constraints.trial_process import compile_grammar
+from scripts.soak.attacks import AMBIGUOUS
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
 from tests.support.reference import Tokens, mock_pair
@@ -253,6 +254,40 @@ def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_dr
     with pytest.raises(ConstraintFailed, match=r"no token can follow the first 2") as failed:
         other.advance([1, 2, 0])
     assert (failed.value.name, failed.value.field) == ("req-8", "regex")
+
+
+def test_a_grammar_that_takes_long_to_follow_ends_its_request_and_no_other(constrainer: Constrainer) -> None:
+    asks: list[Asked] = [{"grammar": AMBIGUOUS, "min_tokens": 190}, {"regex": "[a-c ]{60}"}]
+    together, alone = (
+        [
+            Running(mock_pair(seed, 300, 2.0, 0.3), params, seed, constrainer.constraint(seed, params, ()))
+            for seed, params in enumerate(replace(FREE, method="mmtad", **ask) for ask in asks)
+        ]
+        for _ in range(2)
+    )
+    finish(together, 300, [0])
+    finish(alone[1:], 300, [0])
+    ended = together[0].failed
+    assert ended is not None
+    assert ended.field == "grammar"
+    assert "Too many items" in ended.problem or "too long to follow" in ended.problem
+    assert together[1].failed is None
+    assert together[1].text == alone[1].text
+
+
+def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
+    constrainer: Constrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.constraints.follower.MASK_SECONDS", 0.0)
+    monkeypatch.setattr("runtime.constraints.follower.SPARE_SECONDS", 1e-9)
+    constraint = constrainer.constraint("x", replace(FREE, regex="[a-c]{9}"), ())
+    assert constraint is not None
+    assert constraint.follower is not None
+    free = constraint.follower.allowed(())
+    ends = constraint.follower.allowed((97,))
+    assert (np.unpackbits(free).sum(), np.unpackbits(ends).sum(), ends[0]) == (3, 1, 1)
+    with pytest.raises(ConstraintFailed, match="takes too long to follow"):
+        constraint.advance([97])
 
 
 def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constrainer) -> None:
