@@ -19,7 +19,7 @@ from mtad.errors import InvalidInput
 from mtad.params import LANGUAGES, DecodingParams
 from runtime.constraints.follower import Follower, Grammar, language, short
 from runtime.constraints.trial_process import compile_grammar
-from runtime.constraints.trials import Stopped, TooSlow, Trial, Trials
+from runtime.constraints.trials import TooSlow, Trial, Trials
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 KEPT_BYTES = 512 * 2**20
 """Memory of the compiled grammars that are kept."""
 
-_LANES = ((2, 0.2), (1, 2.0))
-"""Trials at a time and the processor's seconds that each of them may take; one that needs more goes to the next lane.
-So no grammar waits long behind those that take long, which nearly none does that is meant well."""
+QUICK_SECONDS, SECONDS = 0.2, 2.0
+"""Of the processor, that a trial may take. What needs more than the first waits for others of its kind, and is tried
+again: no other grammar then waits long behind it."""
 
 _REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
@@ -58,9 +58,8 @@ class Grammars:
         self._prepared: tuple[LLTokenizer, Trials] | None = None
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._keeping, self._preparing, self._compiling = Lock(), Lock(), Lock()
-        self._lanes = [(ThreadPoolExecutor(most, "mtad-grammar"), seconds) for most, seconds in _LANES]
-        self._running: set[Trial] = set()
-        self._closed = False
+        self._quick, self._slow = ThreadPoolExecutor(2, "mtad-grammar"), ThreadPoolExecutor(1, "mtad-slow-grammar")
+        self._waiting: set[Trial] = set()
 
     def compile(self, params: DecodingParams) -> Grammar:
         """The language of a constrained request, for which this thread waits.
@@ -70,7 +69,7 @@ class Grammars:
                 takes too long, allows no text, or only the empty text where `min_tokens` asks for more; llguidance
                 cannot use the tokenizer, or is not installed.
         """
-        return self._checked(params, self._find(params) or self._compile(params, Trial(), _LANES[-1][1]))
+        return self._checked(params, self._find(params) or self._compile(params, Trial(), SECONDS))
 
     async def compile_soon(self, params: DecodingParams) -> Grammar:
         """The same, for which nothing waits but this coroutine. Cancelling it ends the trial.
@@ -80,20 +79,16 @@ class Grammars:
             Stopped: `close` was called.
         """
         grammar = self._find(params)
-        trial = Trial()
-        for threads, seconds in () if grammar else self._lanes:
+        if grammar is None:
+            trial, event_loop = Trial(), asyncio.get_running_loop()
+            self._waiting.add(trial)
             try:
-                grammar = await asyncio.get_running_loop().run_in_executor(
-                    threads, self._compile, params, trial, seconds
-                )
-                break
+                grammar = await event_loop.run_in_executor(self._quick, self._compile, params, trial, QUICK_SECONDS)
             except TooSlow:
-                if seconds == self._lanes[-1][1]:
-                    raise
-            except asyncio.CancelledError:
+                grammar = await event_loop.run_in_executor(self._slow, self._compile, params, trial, SECONDS)
+            finally:
+                self._waiting.discard(trial)
                 trial.stop()
-                raise
-        assert grammar is not None
         return self._checked(params, grammar)
 
     def prepare(self) -> tuple[LLTokenizer, Trials]:
@@ -108,9 +103,8 @@ class Grammars:
             return self._prepared
 
     def close(self) -> None:
-        """Nobody waits for a grammar any more: end what is tried out."""
-        self._closed = True
-        for trial in list(self._running):
+        """Nobody waits for a grammar any more: end all trials."""
+        for trial in list(self._waiting):
             trial.stop()
         if self._prepared:
             self._prepared[1].close()
@@ -141,13 +135,7 @@ class Grammars:
             return known
         field, text = language(params)
         tokenizer, trials = self.prepare()
-        self._running.add(trial)
-        try:
-            if self._closed:
-                raise Stopped("takes no more grammars")
-            taken, problems = trials.run(trial, field, text, short(text), seconds)
-        finally:
-            self._running.discard(trial)
+        taken, problems = trials.run(trial, field, text, short(text), seconds)
         matcher = None
         if not problems:
             with self._compiling:  # one at a time: they may take memory

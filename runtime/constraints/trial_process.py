@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -113,13 +113,17 @@ def serve(control: socket.socket) -> None:
 
 def _try(connection: socket.socket, tokenizer: LLTokenizer) -> None:
     """Compile one grammar and use it, with little of everything; does not return."""
+    import resource  # not on Windows, where this module is imported all the same
+
     code = 1
     try:
         asked = json.loads(_read(connection))
         os.nice(5)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        size = int(_first_field("/proc/self/statm")) * resource.getpagesize() + STACK + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        if sys.platform == "linux":  # others do not keep to it
+            with open("/proc/self/statm", encoding="ascii") as file:
+                size = int(file.read().split()[0]) * resource.getpagesize() + STACK + MEMORY
+            resource.setrlimit(resource.RLIMIT_AS, (size, size))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # of the processor; its signal ends the process
         threading.stack_size(STACK)
@@ -153,12 +157,9 @@ def _use(field: str, text: str, tokenizer: LLTokenizer, answer: dict[str, Any]) 
 
 def _peak() -> int:
     """The most memory this process has had, in bytes."""
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _first_field(file: str) -> str:
-    with open(file, encoding="ascii") as opened:
-        return opened.read().split()[0]
 
 
 def _received(control: socket.socket) -> socket.socket | None:

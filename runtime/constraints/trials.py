@@ -94,7 +94,7 @@ class Trials:
         """
         if len(text) > _LONGEST:
             raise InvalidInput(field, shown, f"it has {len(text)} characters; give at most {_LONGEST}")
-        answer = self._ask(trial, {"field": field, "text": text, "seconds": seconds})
+        answer = b"" if trial.stopped else self._ask(trial, {"field": field, "text": text, "seconds": seconds})
         if trial.stopped:
             raise Stopped("nobody waits for this grammar any more")
         if not answer:

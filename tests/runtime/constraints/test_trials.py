@@ -37,7 +37,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Grammars]:
-    monkeypatch.setattr(grammars, "_LANES", ((2, 0.1), (1, 0.2)))
+    monkeypatch.setattr(grammars, "QUICK_SECONDS", 0.1)
+    monkeypatch.setattr(grammars, "SECONDS", 0.2)
     found = Grammars(tokenizer, 300, [0])
     yield found
     found.close()
