@@ -15,6 +15,8 @@ from typing import Any, Self, TypeVar
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
+from runtime.constraints.follower import Grammar
+from runtime.constraints.trials import Stopped
 from runtime.llm import LLM, Prompt
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
@@ -120,8 +122,13 @@ class AsyncLLM:
         if not prompts:
             raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()
+        try:
+            grammar = await self.llm.compiled(params)
+        except Stopped:
+            self._check_open()
+            raise
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
-        requests = await self.in_thread(size, self._prepare, prompts, params, priority, others)
+        requests = await self.in_thread(size, self._prepare, prompts, params, priority, grammar, others)
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
@@ -160,6 +167,7 @@ class AsyncLLM:
                 return
             self._inbox.state = "draining" if drain else "cancelling"
             self._inbox.changed.notify()
+        self.llm.stop_compiling()
         await asyncio.to_thread(self._thread.join)
 
     def check_integrity(self) -> None:
@@ -184,7 +192,12 @@ class AsyncLLM:
         return self._inbox.state == "open" and self.llm.loop.planner is not None
 
     def _prepare(
-        self, prompts: Sequence[Prompt], params: DecodingParams | None, priority: int, others: dict[str, str]
+        self,
+        prompts: Sequence[Prompt],
+        params: DecodingParams | None,
+        priority: int,
+        grammar: Grammar | None,
+        others: dict[str, str],
     ) -> list[Request]:
         requests: list[Request] = []
         n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
@@ -192,7 +205,7 @@ class AsyncLLM:
             problem = f"at most {most // n} fit with n = {n} (max_waiting)"
             raise InvalidInput("prompt", f"{len(prompts)} prompts", problem)
         for prompt in prompts:
-            requests += self.llm.requests(prompt, params, priority, **others)
+            requests += self.llm.requests(prompt, params, priority, grammar=grammar, **others)
         return requests
 
     def _check_open(self) -> None:
@@ -212,6 +225,7 @@ class AsyncLLM:
         loop = self.llm.loop
         try:
             self.llm.measure()
+            self.llm.prepare_grammars()
             while self._receive():
                 self._deliver(loop.step())
                 if loop.scheduler.idle:

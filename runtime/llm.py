@@ -24,6 +24,7 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
+from runtime.constraints.follower import Grammar
 from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
@@ -176,6 +177,23 @@ class LLM:
             self.loop.cancel(requests, report=False)
         return [Result.of(request) for request in requests]
 
+    async def compiled(self, params: DecodingParams | None) -> Grammar | None:
+        """What `requests` needs of a constrained request's parameters, without blocking the event loop.
+
+        Raises:
+            InvalidInput: the parameters are unusable.
+        """
+        return await self._constrainer.check_soon(self._checked(params))
+
+    def prepare_grammars(self) -> None:
+        """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
+        with contextlib.suppress(InvalidInput):  # whoever asks for one is told
+            self._constrainer.grammars.prepare()
+
+    def stop_compiling(self) -> None:
+        """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
+        self._constrainer.grammars.close()
+
     def requests(
         self,
         prompt: Prompt,
@@ -184,6 +202,7 @@ class LLM:
         *,
         client: str = "",
         cache_salt: str = "",
+        grammar: Grammar | None = None,
     ) -> list[Request]:
         """The requests of a prompt, one per choice, checked but not queued. Safe for several threads at once.
 
@@ -193,21 +212,29 @@ class LLM:
             priority: larger ones are admitted first.
             client: who asks; rows are shared out fairly among clients.
             cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
+            grammar: what `compiled` returned; by default, this thread waits for it.
+
+        Args:
+            prompt: text or token ids.
+            params: None takes the pair's defaults.
+            priority: larger ones are admitted first.
+            grammar: what `compiled` returned; by default, this thread waits for it.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
         """
-        params = self.pair.defaults if params is None else params
-        if not isinstance(params, DecodingParams):
-            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        params = self._checked(params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidInput("priority", priority, "give an integer")
-        self._constrainer.check(params)
+        grammar = grammar or self._constrainer.check(params)
         ids = self._token_ids(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
         salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest()) + 1 if cache_salt else 0
-        requests = [Request(next(self._ids), ids, params, s, i, priority, client, salt) for i, s in enumerate(seeds)]
+        requests = [
+            Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar)
+            for i, s in enumerate(seeds)
+        ]
         self.loop.scheduler.check(requests[0])
         return requests
 
@@ -306,6 +333,12 @@ class LLM:
     def _longest_token(self) -> int:
         """Characters of the longest token; a byte-level vocabulary has a character per byte, so text has no more."""
         return max(map(len, self.pair.tokenizer.get_vocab()))
+
+    def _checked(self, params: DecodingParams | None) -> DecodingParams:
+        params = self.pair.defaults if params is None else params
+        if not isinstance(params, DecodingParams):
+            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        return params
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

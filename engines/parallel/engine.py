@@ -70,8 +70,8 @@ class ParallelEngine(Engine):
     def copy_row(self, source: int, to: int, columns: int) -> None:
         self.run(Op.COPY, source, to, columns)
 
-    def clear_row(self, row: int) -> None:
-        self.run(Op.CLEAR, row)
+    def clear_row(self, row: int, start: int = 0) -> None:
+        self.run(Op.CLEAR, row, start)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:

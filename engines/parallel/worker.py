@@ -97,7 +97,7 @@ class Worker:
             case Op.COPY:
                 self.engine.copy_row(*about[:3])
             case Op.CLEAR:
-                self.engine.clear_row(about[0])
+                self.engine.clear_row(*about[:2])
             case Op.SAVE:
                 self._saved.append(self.engine.kv.clone())
             case Op.LOAD:

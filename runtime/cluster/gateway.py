@@ -1,7 +1,8 @@
 """The gateway: an ASGI application that sends each request to a replica, and to another if that one dies.
 
-A request is lost to nobody: as long as no byte of its answer went out, it is tried elsewhere. Once part of a stream was
-sent, a text cannot be begun again without the client noticing, so the stream ends with an error.
+As long as no byte of its answer went out, a request is tried elsewhere; but once only, for it may be what the replica
+died of. Once part of a stream was sent, a text cannot be begun again without the client noticing, so the stream ends
+with an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Gateway:
     Args:
         handle: of the deployment, a Ray Serve `DeploymentHandle`.
         reports: the board's.
-        attempts: replicas a request is tried on.
+        attempts: replicas a request is tried on, where some cannot be reached.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """
@@ -139,6 +140,7 @@ class Gateway:
 
     async def _answer(self, head: Head, body: bytes, send: Send) -> None:
         keys = await self._bodies.run(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
+        deaths = 0
         for attempt in range(1, self._attempts + 1):
             start: Message | None = None
             sent = False
@@ -162,9 +164,13 @@ class Gateway:
                     log.error("a replica died under a stream", exc_info=error)
                     await _break(send)
                     return
-                log.warning("a replica died under a request, attempt %d of %d", attempt, self._attempts)
+                log.warning("attempt %d of %d: %s", attempt, self._attempts, type(error).__name__)
+                deaths += isinstance(error, RayActorError)
+                if deaths == 2:
+                    message, headers = "two replicas died under this request", {"x-should-retry": "false"}
+                    raise ApiError(500, f"{message}; change it", None, "replica_died", headers) from error
                 if attempt == self._attempts:
-                    raise ApiError(503, f"{attempt} replicas died under this request", code="unavailable") from error
+                    raise ApiError(503, f"{attempt} replicas cannot be reached", code="unavailable") from error
                 self._retries += 1
             except RayError as error:
                 if sent:

@@ -10,13 +10,6 @@ from runtime.decoder.roles import Auxiliary, Target
 from runtime.scheduler.request import Request
 
 
-class RowFailed(Exception):
-    """Something broke that concerns one request of a batch only."""
-
-    def __init__(self, request: Request, cause: Exception) -> None:
-        self.request, self.cause = request, cause
-
-
 class KvCaches:
     """The two caches, row by row; row r of both always carries the same request.
 
@@ -70,20 +63,14 @@ class KvCaches:
 
         Returns:
             whether all of those caches are up to date now.
-
-        Raises:
-            RowFailed: a step of one row failed.
         """
         behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
         for row in behind if budget > 0 else ():
             request, began = requests[row], time.perf_counter()
-            try:
-                if not request.auxiliary_held:
-                    request.auxiliary_held = self._reuse(self.auxiliary, request, row, requests)
-                held = request.auxiliary_held
-                self._extend(request, row, min(request.committed - 2, held + budget))
-            except Exception as error:
-                raise RowFailed(request, error) from error
+            if not request.auxiliary_held:
+                request.auxiliary_held = self._reuse(self.auxiliary, request, row, requests)
+            held = request.auxiliary_held
+            self._extend(request, row, min(request.committed - 2, held + budget))
             budget -= request.auxiliary_held - held
             request.statistics.prefill_seconds += time.perf_counter() - began
             if budget <= 0:
@@ -129,6 +116,12 @@ class KvCaches:
         """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
         self.target.clear_row(row)
         self.auxiliary.clear_row(row)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """A block of these requests, by row, broke off: zero whatever it left behind the columns that they hold."""
+        for row, request in enumerate(requests):
+            self.target.clear_row(row, request.target_held)
+            self.auxiliary.clear_row(row, request.auxiliary_held)
 
     def check_integrity(self) -> None:
         """Invariants of the kept prefixes; raises AssertionError."""

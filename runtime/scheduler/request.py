@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.scheduler.statistics import Statistics
+
+if TYPE_CHECKING:
+    from runtime.constraints.follower import Grammar
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -31,6 +34,7 @@ class Request:
         client: who asks; rows are shared out fairly among clients.
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
+        grammar: the compiled language of a constrained one.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
@@ -54,6 +58,7 @@ class Request:
     client: str = ""
     salt: int = 0
     arrived: float = field(default_factory=time.perf_counter)
+    grammar: Grammar | None = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)

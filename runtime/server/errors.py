@@ -84,6 +84,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
             return ApiError(429, str(error), code="queue_full", headers=headers)
         case EngineStopped():
             return ApiError(503, f"the engine {error}", code="unavailable", headers={"connection": "close"})
+        case RequestFailed(__cause__=InvalidInput() as cause):
+            return api_error(cause, names)
         case RequestFailed():
             log.error("%s", error, exc_info=error)
             return ApiError(500, str(error), code="request_failed")

@@ -30,7 +30,7 @@ from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, advertised
-from runtime.server.streaming import Responder
+from runtime.server.streaming import Responder, attended
 from runtime.server.tracing import Span, Tracing
 
 
@@ -69,7 +69,9 @@ class Service:
             if body.model != self.options.model:
                 raise _no_model(body.model, f"; this server has {self.options.model!r}")
             params = await self._bodies.run(data, body.parameters, self.engine.llm.pair.defaults)
-            return await self._submit(body, params, request.scope[CLIENT], span)
+            # a grammar may take its time to be compiled
+            submitted = self._submit(body, params, request.scope[CLIENT], span)
+            return await attended(request.receive, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
             raise

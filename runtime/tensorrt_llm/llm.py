@@ -130,7 +130,7 @@ class ExecutorLLM(LLM):
         self._ids = itertools.count()
 
     def requests(
-        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: str
+        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: Any
     ) -> list[Request]:
         """See `LLM.requests`.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.types import Message
 
 from mtad.errors import InvalidInput
@@ -84,6 +84,10 @@ def died() -> Any:
     return ActorDiedError()
 
 
+def unreachable() -> Any:
+    return DeploymentUnavailableError("replica")
+
+
 async def _reports() -> list[ReplicaReport]:
     return [ReplicaReport("a", "host", 1, 1, True, "")]
 
@@ -129,17 +133,23 @@ def ask(
 
 
 def test_a_request_is_tried_elsewhere_until_a_byte_went_out() -> None:
-    replicas = Replicas([died()], [START, died()], [START, WHOLE])
+    replicas = Replicas([died()], [START, unreachable()], [START, WHOLE])
     status, body, gateway = ask(replicas)
     assert (status, body) == (200, b"whole")
     assert [body for _, body in replicas.calls] == [b'{"prompt": "x"}'] * 3
     assert gateway._retries == 2
 
 
-def test_three_dead_replicas_are_an_error() -> None:
-    status, body, _ = ask(Replicas([died()], [died()], [died()]))
-    assert status == 503
-    assert json.loads(body)["error"]["code"] == "unavailable"
+def test_a_request_that_two_replicas_died_under_is_not_tried_again() -> None:
+    replicas = Replicas([died()], [START, died()])
+    status, body, _ = ask(replicas)
+    assert (status, json.loads(body)["error"]["code"]) == (500, "replica_died")
+    assert len(replicas.calls) == 2
+
+
+def test_three_replicas_that_cannot_be_reached_are_an_error() -> None:
+    status, body, _ = ask(Replicas([unreachable()], [unreachable()], [died()]))
+    assert (status, json.loads(body)["error"]["code"]) == (503, "unavailable")
 
 
 def test_a_begun_stream_is_not_begun_again() -> None:
