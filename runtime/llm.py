@@ -214,12 +214,6 @@ class LLM:
             cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
             grammar: what `compiled` returned; by default, this thread waits for it.
 
-        Args:
-            prompt: text or token ids.
-            params: None takes the pair's defaults.
-            priority: larger ones are admitted first.
-            grammar: what `compiled` returned; by default, this thread waits for it.
-
         Raises:
             InvalidInput: prompt or parameters are unusable.
         """
