@@ -165,8 +165,8 @@ class Gateway:
                 log.warning("attempt %d of %d: %s", attempt, self._attempts, type(error).__name__)
                 deaths += isinstance(error, RayActorError)
                 if deaths == 2:
-                    message, headers = "two replicas died under this request", {"x-should-retry": "false"}
-                    raise ApiError(500, f"{message}; change it", None, "replica_died", headers) from error
+                    again = {"x-should-retry": "false"}  # OpenAI's client heeds it
+                    raise ApiError(500, "two replicas died under this request", None, "replica_died", again) from error
                 if attempt == self._attempts:
                     raise ApiError(503, f"{attempt} replicas cannot be reached", code="unavailable") from error
                 self._retries += 1

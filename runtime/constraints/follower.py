@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
-MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.25
+MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.1
 """Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
 Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
 Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
@@ -124,7 +124,9 @@ class Follower:
         if self._spare < 0:
             wrong = self._problem(f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token")
         elif not reached:
-            wrong = self._problem(f"a token after the first {len(self._text) + len(self._ahead)} is not allowed there")
+            why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
+            taken = len(self._text) + len(self._ahead)
+            wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
         elif len(body) < len(tokens):
             wrong = self.failure(body)
             if wrong is None and not self.allowed(body)[tokens[len(body)] // 8] >> tokens[len(body)] % 8 & 1:
