@@ -21,6 +21,7 @@ from mtad.errors import InvalidInput
 from runtime.constraints import grammar as grammars
 from runtime.constraints.follower import GROWTH, Grammar
 from runtime.constraints.grammar import Grammars
+from runtime.constraints.trial_process import compile_grammar
 from runtime.constraints.trials import Stopped, Trial, Trials
 from scripts.soak import attacks
 from tests.support.checkpoints import make_tokenizer
@@ -174,7 +175,6 @@ def test_grammars_are_kept_as_far_as_their_memory_allows(made: Grammars, monkeyp
 
 def test_others_run_while_one_compiles_here(made: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, going = threading.Event(), threading.Event()
-    compile_grammar = grammars.compile_grammar
 
     def held(*args: object) -> object:
         begun.set()
