@@ -25,8 +25,9 @@ MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.1
 """Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
 Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
 Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
-GROWTH = 200 * 2**20
-"""Bytes by which a lexer grows at most in a second of following it (160 to 180 MiB were seen)."""
+GROWTH, MOST_GROWTH = 200 * 2**20, 96 * 2**20
+"""Bytes by which a lexer grows at most in a second of following it (160 to 180 MiB were seen), and altogether: 50,000
+states (`trial_process.LIMITS`) of 2 kB."""
 
 
 @dataclass(eq=False)
@@ -38,17 +39,19 @@ class Grammar:
         empty: whether the empty text is its only one.
         compiled: bytes of memory that compiling it took.
         followed: seconds of processor time that it has been followed for, by all requests.
+        spoilt: whether a request met a limit, which may be the lexer's, and that others would meet then.
     """
 
     start: LLMatcher
     empty: bool = False
     compiled: int = 0
     followed: float = 0.0
+    spoilt: bool = False
 
     @property
     def bytes(self) -> int:
         """Bytes of memory it takes at most."""
-        return self.compiled + int(self.followed * GROWTH)
+        return self.compiled + min(int(self.followed * GROWTH), MOST_GROWTH)
 
 
 def language(params: DecodingParams) -> tuple[str, str]:
@@ -124,6 +127,7 @@ class Follower:
         if self._spare < 0:
             wrong = self._problem(f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token")
         elif not reached:
+            self._grammar.spoilt |= self._matcher.is_error()
             why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
             taken = len(self._text) + len(self._ahead)
             wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
@@ -161,7 +165,7 @@ class Follower:
             if reached:
                 bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(bits)] & bits
             if self._matcher.is_error():
-                why = _first_line(self._matcher.get_error())
+                why, self._grammar.spoilt = _first_line(self._matcher.get_error()), True
                 problem = self._problem(f"no token can follow the first {length} ({why})")
                 self._restart()
         if problem is None and reached:
