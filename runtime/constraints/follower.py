@@ -89,7 +89,7 @@ class Follower:
 
     def __init__(self, grammar: Grammar, vocab_size: int, eos: Sequence[int], params: DecodingParams) -> None:
         self._grammar, self._eos, self._params = grammar, frozenset(eos), params
-        self._spare = SPARE_SECONDS
+        self._spare, self._over = SPARE_SECONDS, ""  # why the text cannot be followed any further
         self._matcher = grammar.start.deep_copy()
         ends = np.zeros(vocab_size, dtype=np.bool_)
         ends[list(eos)] = True
@@ -124,8 +124,8 @@ class Follower:
         body = tuple(itertools.takewhile(lambda token: token not in self._eos, tokens))
         with self._counted(0.0):
             reached, wrong = self._go(body), None
-        if self._spare < 0:
-            wrong = self._problem(f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token")
+        if self._over:
+            wrong = self._problem(self._over)
         elif not reached:
             self._grammar.spoilt |= self._matcher.is_error()
             why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
@@ -149,13 +149,15 @@ class Follower:
         seconds = time.thread_time() - began
         self._grammar.followed += seconds
         self._spare = min(self._spare + allowed - seconds, SPARE_SECONDS)
+        if self._spare < 0:
+            self._over = f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token"
 
     def _problem(self, problem: str) -> InvalidInput:
         field, text = language(self._params)
         return InvalidInput(field, short(text), problem)
 
     def _compute(self, path: tuple[int, ...]) -> Bits:
-        if self._spare < 0:
+        if self._over:
             return self._ends
         if not self._eos.isdisjoint(path):
             return self._everything
@@ -167,7 +169,7 @@ class Follower:
             if self._matcher.is_error():
                 why, self._grammar.spoilt = _first_line(self._matcher.get_error()), True
                 problem = self._problem(f"no token can follow the first {length} ({why})")
-                self._restart()
+                self._restart(why)
         if problem is None and reached:
             early = length < self._params.min_tokens
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
@@ -208,10 +210,11 @@ class Follower:
         self._ahead += path[same : same + taken]
         return len(self._ahead) == len(path)
 
-    def _restart(self) -> None:
+    def _restart(self, why: str) -> None:
         """A matcher in error stays so, though only a draft led it there: bring a new one to the end of the text."""
         self._matcher, self._ahead = self._grammar.start.deep_copy(), []
-        self._matcher.try_consume_tokens(self._text)
+        if self._matcher.try_consume_tokens(self._text) < len(self._text):  # their lexer is full
+            self._over = f"it cannot be followed any further ({why})"
 
 
 def _first_line(message: str) -> str:
