@@ -167,8 +167,9 @@ class Gateway:
                 log.warning("attempt %d of %d: %s", attempt, self._attempts, type(error).__name__)
                 deaths += isinstance(error, RayActorError)
                 if deaths == 2:
-                    problem, headers = "two replicas died under this request; change it", {"x-should-retry": "false"}
-                    raise ApiError(500, problem, None, "replica_died", headers) from error
+                    again = {"x-should-retry": "false"}  # OpenAI's client heeds it
+                    problem = "two replicas died under this request; change it"
+                    raise ApiError(500, problem, None, "replica_died", again) from error
                 if attempt == self._attempts:
                     raise ApiError(503, f"{attempt} replicas cannot be reached", code="unavailable") from error
                 self._retries += 1

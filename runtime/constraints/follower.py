@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
-MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.25
+MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.1
 """Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
 Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
 Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
-GROWTH = 200 * 2**20
-"""Bytes by which a lexer grows at most in a second of following it (160 to 180 MiB were seen)."""
+GROWTH, MOST_GROWTH = 200 * 2**20, 96 * 2**20
+"""Bytes by which a lexer grows at most in a second of following it (160 to 180 MiB were seen), and altogether: 50,000
+states (`trial_process.LIMITS`) of 2 kB."""
 
 
 @dataclass(eq=False)
@@ -38,17 +39,19 @@ class Grammar:
         empty: whether the empty text is its only one.
         compiled: bytes of memory that compiling it took.
         followed: seconds of processor time that it has been followed for, by all requests.
+        spoilt: whether a request met a limit, which may be the lexer's, and that others would meet then.
     """
 
     start: LLMatcher
     empty: bool = False
     compiled: int = 0
     followed: float = 0.0
+    spoilt: bool = False
 
     @property
     def bytes(self) -> int:
         """Bytes of memory it takes at most."""
-        return self.compiled + int(self.followed * GROWTH)
+        return self.compiled + min(int(self.followed * GROWTH), MOST_GROWTH)
 
 
 def language(params: DecodingParams) -> tuple[str, str]:
@@ -86,7 +89,7 @@ class Follower:
 
     def __init__(self, grammar: Grammar, vocab_size: int, eos: Sequence[int], params: DecodingParams) -> None:
         self._grammar, self._eos, self._params = grammar, frozenset(eos), params
-        self._spare = SPARE_SECONDS
+        self._spare, self._over = SPARE_SECONDS, ""  # why the text cannot be followed any further
         self._matcher = grammar.start.deep_copy()
         ends = np.zeros(vocab_size, dtype=np.bool_)
         ends[list(eos)] = True
@@ -121,10 +124,13 @@ class Follower:
         body = tuple(itertools.takewhile(lambda token: token not in self._eos, tokens))
         with self._counted(0.0):
             reached, wrong = self._go(body), None
-        if self._spare < 0:
-            wrong = self._problem(f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token")
+        if self._over:
+            wrong = self._problem(self._over)
         elif not reached:
-            wrong = self._problem(f"a token after the first {len(self._text) + len(self._ahead)} is not allowed there")
+            self._grammar.spoilt |= self._matcher.is_error()
+            why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
+            taken = len(self._text) + len(self._ahead)
+            wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
         elif len(body) < len(tokens):
             wrong = self.failure(body)
             if wrong is None and not self.allowed(body)[tokens[len(body)] // 8] >> tokens[len(body)] % 8 & 1:
@@ -143,13 +149,15 @@ class Follower:
         seconds = time.thread_time() - began
         self._grammar.followed += seconds
         self._spare = min(self._spare + allowed - seconds, SPARE_SECONDS)
+        if self._spare < 0:
+            self._over = f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token"
 
     def _problem(self, problem: str) -> InvalidInput:
         field, text = language(self._params)
         return InvalidInput(field, short(text), problem)
 
     def _compute(self, path: tuple[int, ...]) -> Bits:
-        if self._spare < 0:
+        if self._over:
             return self._ends
         if not self._eos.isdisjoint(path):
             return self._everything
@@ -159,9 +167,9 @@ class Follower:
             if reached:
                 bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(bits)] & bits
             if self._matcher.is_error():
-                why = _first_line(self._matcher.get_error())
+                why, self._grammar.spoilt = _first_line(self._matcher.get_error()), True
                 problem = self._problem(f"no token can follow the first {length} ({why})")
-                self._restart()
+                self._restart(why)
         if problem is None and reached:
             early = length < self._params.min_tokens
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
@@ -202,10 +210,11 @@ class Follower:
         self._ahead += path[same : same + taken]
         return len(self._ahead) == len(path)
 
-    def _restart(self) -> None:
+    def _restart(self, why: str) -> None:
         """A matcher in error stays so, though only a draft led it there: bring a new one to the end of the text."""
         self._matcher, self._ahead = self._grammar.start.deep_copy(), []
-        self._matcher.try_consume_tokens(self._text)
+        if self._matcher.try_consume_tokens(self._text) < len(self._text):  # their lexer is full
+            self._over = f"it cannot be followed any further ({why})"
 
 
 def _first_line(message: str) -> str:

@@ -110,13 +110,13 @@ class Grammars:
             self._prepared[1].close()
 
     def _find(self, params: DecodingParams) -> Grammar | None:
-        """The grammar, if it is kept. One that has grown much is forgotten, so that others begin with a new one."""
+        """The grammar, if it is kept. One that met a limit is forgotten, so that others begin with a new one."""
         key = language(params)
         with self._keeping:
             known = self._kept.get(key)
             if known is None:
                 return None
-            if known.bytes > KEPT_BYTES // 4:
+            if known.spoilt:
                 del self._kept[key]
                 return None
             self._kept.move_to_end(key)

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ STACK = 2**20
 """Bytes of a child's stack. The parent's threads have 2 or 8 MiB, so what got by here gets by there."""
 MEMORY = 192 * 2**20
 """Bytes of memory a child may take beyond what it begins with."""
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "step_max_items": 10_000,
-    "max_items_in_row": 1000,
     "step_lexer_fuel": 50_000,
     "max_lexer_states": 50_000,
     "verbose_errors": False,
@@ -49,12 +49,13 @@ def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMa
     """
     from llguidance import LLMatcher, LLParserLimits
 
+    kinds: dict[str, Callable[[str], str]] = {
+        "json_schema": LLMatcher.grammar_from_json_schema,
+        "regex": LLMatcher.grammar_from_regex,
+        "grammar": LLMatcher.grammar_from_lark,
+    }
     try:
-        grammar = {
-            "json_schema": LLMatcher.grammar_from_json_schema,
-            "regex": LLMatcher.grammar_from_regex,
-            "grammar": LLMatcher.grammar_from_lark,
-        }[field](text)
+        grammar = kinds[field](text)
     except ValueError as error:
         return None, [str(error)]
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))

@@ -141,7 +141,7 @@ class _Process:
         # one arena: what threads' arenas reserve would count as memory taken
         environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
         with theirs:
-            popen = subprocess.Popen(command, stdin=theirs, env=environment, start_new_session=True)
+            popen = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
         self.pid, self.close = popen.pid, weakref.finalize(self, _end, self.control, popen)
         Trial().ask(self.control, settings)
 

@@ -50,7 +50,7 @@ def poison(loop: DecodingLoop, monkeypatch: pytest.MonkeyPatch, error: Exception
         if any(math.isclose(value, 1 / POISON, rel_tol=1e-4) for value in batch.rows.inverse_temperature.flatten()):
             for row, committed in enumerate(batch.committed.tolist()):
                 for role in roles:
-                    role.engine.kv[:, :, row, :, committed:] = torch.nan  # type: ignore[attr-defined]
+                    vars(role)["engine"].kv[:, :, row, :, committed:] = torch.nan
             broken.append(len(batch.committed))
             raise error
         return block
@@ -72,7 +72,9 @@ def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
         if other.error is None:
             assert (one.tokens, one.log_probs) == (other.tokens, other.log_probs)
     assert 2 <= len(broken) <= 6
-    assert not any(role.engine.kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary))
+    assert not any(
+        vars(role)["engine"].kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary)
+    )
 
 
 @pytest.mark.parametrize("bad", [(0,), (11,), (15,), (0, 15), (3, 4, 9)])
@@ -88,7 +90,7 @@ def test_those_that_break_a_block_are_found_by_halving(bad: tuple[int, ...], mon
 
 def test_a_broken_engine_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, breaks in ((Failed("a rank is gone"), 1), (OSError("no device"), 2)):
-        loop, tries = make_mock(rows=16).loop, []
+        loop, tries = make_mock(rows=16).loop, list[Batch]()
 
         def breaking(batch: Batch, tries: list[Batch] = tries, error: Exception = error) -> Any:
             tries.append(batch)
@@ -119,11 +121,14 @@ def test_an_error_that_does_not_come_again_ends_nobody(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [1e-37, 1e37])
 def test_every_number_that_is_accepted_ends_nobody(size: float, method: str) -> None:
-    least = {"temperature": 0.01, "repetition_penalty": 1e-6} if size < 1 else {"top_p": 1.0, "draft_confidence": 1.0}
-    most = {"logit_bias": {3: -1e9, 4: 1e9}, "repetition_penalty": 1e6, "presence_penalty": -2.0}
+    least: dict[str, Any] = (
+        {"temperature": 0.01, "repetition_penalty": 1e-6} if size < 1 else {"top_p": 1.0, "draft_confidence": 1.0}
+    )
+    most: dict[str, Any] = {"logit_bias": {3: -1e9, 4: 1e9}, "repetition_penalty": 1e6, "presence_penalty": -2.0}
     base = DecodingParams(method=method, max_tokens=12, ignore_eos=True, draft_len=3, beam_width=3)
     names = ["accept_threshold", "top_p", "draft_confidence"] if size < 1 else ["accept_threshold", "temperature"]
-    each = [replace(base, **{name: size}) for name in names] + [replace(base, **least)]
-    each += [replace(base, **most), replace(base, **{**most, **dict.fromkeys(names, size)})]
+    asked: list[dict[str, Any]] = [{name: size} for name in names]
+    asked += [least, most, {**most, **dict.fromkeys(names, size)}]
+    each = [replace(base, **values) for values in asked]
     requests = run(make_mock(rows=8).loop, [Request(i, [1, 2, 3], params, seed=i) for i, params in enumerate(each)])
     assert [request.error for request in requests] == [None] * len(each)

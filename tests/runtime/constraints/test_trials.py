@@ -19,8 +19,9 @@ from tokenizers import Tokenizer
 
 from mtad.errors import InvalidInput
 from runtime.constraints import grammar as grammars
-from runtime.constraints.follower import GROWTH, Grammar
+from runtime.constraints.follower import MOST_GROWTH, Grammar
 from runtime.constraints.grammar import Grammars
+from runtime.constraints.trial_process import compile_grammar
 from runtime.constraints.trials import Stopped, Trial, Trials
 from scripts.soak import attacks
 from tests.support.checkpoints import make_tokenizer
@@ -164,17 +165,21 @@ def test_grammars_are_kept_as_far_as_their_memory_allows(made: Grammars, monkeyp
     each = [made.compile(replace(FREE, regex=f"a{{{n}}}")) for n in range(1, 4)]
     assert all(0 < grammar.bytes < 2**23 for grammar in each)
     assert made.compile(replace(FREE, regex="a{2}")) is each[1]
-    monkeypatch.setattr(grammars, "KEPT_BYTES", 2 * max(grammar.bytes for grammar in each) * 4)
-    each[2].followed = grammars.KEPT_BYTES / 3 / GROWTH
-    assert made.compile(replace(FREE, regex="a{3}")) is not each[2], "one that has grown is forgotten"
-    monkeypatch.setattr(grammars, "KEPT_BYTES", 0)
+    each[1].spoilt = True
+    assert made.compile(replace(FREE, regex="a{2}")) is not each[1], "one that met a limit is forgotten"
+    each[2].followed = 2.0
+    assert each[2].bytes == each[2].compiled + MOST_GROWTH, "lexers grow"
+    monkeypatch.setattr(grammars, "KEPT_BYTES", MOST_GROWTH)
     made.compile(replace(FREE, regex="b"))
+    assert list(made._kept)[-1] == ("regex", "b")
+    assert ("regex", "a{3}") not in made._kept
+    monkeypatch.setattr(grammars, "KEPT_BYTES", 0)
+    made.compile(replace(FREE, regex="c"))
     assert not made._kept
 
 
 def test_others_run_while_one_compiles_here(made: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, going = threading.Event(), threading.Event()
-    compile_grammar = grammars.compile_grammar
 
     def held(*args: object) -> object:
         begun.set()
