@@ -52,7 +52,8 @@ def test_a_compilation_has_the_time_of_a_request(plain: LLM, trying: list[Trial]
 
 def test_hanging_up_ends_a_compilation_and_nobody_waits_for_it(plain: LLM, trying: list[Trial]) -> None:
     body = b'{"model": "%s", "prompt": "S", "regex": "%s"}' % (MODEL.encode(), HELD.encode())
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"content-length: %d\r\n\r\n"
     with live(own(plain)) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             connection.sendall(head % len(body) + body)
