@@ -110,7 +110,7 @@ def test_a_row_in_the_middle_is_never_replayed(engine: OnnxRuntimeEngine) -> Non
 
 def test_a_graph_that_goes_is_given_back(engine: OnnxRuntimeEngine) -> None:
     assert engine.graphs is not None
-    engine.graphs._most = 1
+    engine.graphs._graphs.most = 1
     for steps in (1, 2):
         engine.step(make_step(more_tokens(1, steps), [3]))
     gc.collect()

@@ -28,8 +28,8 @@ from engines.tensorrt.engine import TensorRTEngine, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
