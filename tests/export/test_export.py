@@ -25,8 +25,9 @@ from export.checkpoint.vocabulary import common_vocabulary
 from export.engine import expectation
 from export.onnx.graph import OPSET, write_graph
 from export.onnx.widen import rounded, write_widened
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions, plan_pair
+from export.plan import plan_pair
 from export.verification.verify import verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
