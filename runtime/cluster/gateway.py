@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
 from runtime.cluster.board import ClusterMetrics, ReplicaReport
-from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
+from runtime.cluster.router import prefix_keys
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.middleware import client_left
 from runtime.server.responses import sent_event
@@ -33,6 +33,9 @@ from runtime.server.routes import Endpoint
 log = logging.getLogger(__name__)
 
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme")
+
+ATTEMPTS = 3
+"""Replicas that a request is tried on."""
 
 RETRY_SECONDS = 1.0
 """A full group of replicas asks clients to wait so long."""
@@ -44,7 +47,6 @@ class Gateway:
     Args:
         handle: of the deployment, a Ray Serve `DeploymentHandle`.
         reports: the board's.
-        attempts: replicas a request is tried on.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """
@@ -53,11 +55,10 @@ class Gateway:
         self,
         handle: Any,
         reports: Callable[[], Awaitable[list[ReplicaReport]]],
-        attempts: int,
         seconds: float,
         rollout: Callable[[], Awaitable[None]],
     ) -> None:
-        self._handle, self._reports, self._attempts, self._rollout = handle, reports, attempts, rollout
+        self._handle, self._reports, self._rollout = handle, reports, rollout
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         self._draining = False
@@ -137,7 +138,7 @@ class Gateway:
 
     async def _answer(self, head: Head, body: bytes, send: Send) -> None:
         keys = prefix_keys(body) if head["method"] == "POST" else []
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             start: Message | None = None
             sent = False
             try:
@@ -160,8 +161,8 @@ class Gateway:
                     log.error("a replica died under a stream", exc_info=error)
                     await _break(send)
                     return
-                log.warning("a replica died under a request, attempt %d of %d", attempt, self._attempts)
-                if attempt == self._attempts:
+                log.warning("a replica died under a request, attempt %d of %d", attempt, ATTEMPTS)
+                if attempt == ATTEMPTS:
                     raise ApiError(503, f"{attempt} replicas died under this request", code="unavailable") from error
                 self._retries += 1
             except RayError as error:
