@@ -17,10 +17,10 @@ class ServerOptions:
         api_keys: a request to `/v1/` must carry one of them; none leaves it open to all who can connect.
         chat_template: Jinja template in place of the tokenizer's own.
         max_body_bytes: largest request body, > 0.
-        body_seconds: in which a request's head, and then its body, must have arrived, > 0.
-        request_seconds: after which a request is cancelled, waiting included, > 0.
-        drain_seconds: after SIGTERM, in which accepted requests may end, >= 0; then they are cancelled.
-        trace: make an OpenTelemetry span of each request.
+        body_seconds: timeout for receiving a request's head, and then its body, in seconds, > 0.
+        request_seconds: timeout for a request, waiting included, in seconds, > 0.
+        drain_seconds: how long accepted requests may go on after SIGTERM, in seconds, >= 0.
+        trace: make an OpenTelemetry span of each request; needs opentelemetry-api.
     """
 
     model: str
