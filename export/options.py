@@ -23,8 +23,8 @@ class ExportOptions:
             and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
             TensorRT-LLM.
         auxiliary_precision: of the auxiliary; by default, the target's.
-        calibration: text to measure a quantised pair on, JSON lines with prompt and perhaps answer; asked for if and
-            only if something is quantised.
+        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. Required if and
+            only if something is quantized.
         format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
             tensorrt-rtx for GPUs of the compute capabilities given.
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.

@@ -152,12 +152,12 @@ def check(
         for name in ("architecture", "layers", "vocab_size"):
             ours, theirs = getattr(spec, name), getattr(second, name)
             if ours != theirs:
-                raise InvalidInput(name, f"{ours} and {theirs}", "these are engines of two models")
+                raise InvalidInput(name, f"{ours} and {theirs}", "these are engines of different models")
         shared = replace(spec, rows=min(spec.rows, second.rows), capacity=min(spec.capacity, second.capacity))
         specs.append(second)
     for one in specs:
         if one.precision in ACTIVATIONS and allowed is None:
-            problem = f"an engine of precision {one.precision} has other weights than its checkpoint; give --tolerance"
+            problem = f"an engine of precision {one.precision} does not have its checkpoint's weights; give --tolerance"
             raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
     cases = make_cases(shared, window, seed)
     engine = _engine(folder, spec, layers, threads)
@@ -172,12 +172,12 @@ def check(
     ours, theirs = engine.run(cases), reference.run(cases)
     names = [name for name in ours if name in theirs]
     if layers and len(names) < 2:
-        raise InvalidInput("layers", engine.name, "it has no module in common with what it is compared with")
+        raise InvalidInput("layers", engine.name, "it shares no module with what it is compared with")
     outputs = []
     for name in names:
         a, b = ours[name], theirs[name]
         if a.shape != b.shape:
-            raise InvalidInput(name, f"{tuple(a.shape)} and {tuple(b.shape)}", "these are outputs of two models")
+            raise InvalidInput(name, f"{tuple(a.shape)} and {tuple(b.shape)}", "these are outputs of different models")
         errors, largest = (a - b).abs(), float(b.abs().max())
         accepted = limit if name == "logits" else (share or 0) * largest
         error = float(errors.max())  # nan if there is one
@@ -197,7 +197,7 @@ def _engine(folder: Path, spec: EngineSpec, layers: bool, threads: int) -> _Side
     if spec.format == "onnx":
         marked = MarkedGraph(folder, threads)
         return _Side(name, partial(marked.layers, engine), marked.places)
-    problem = f"{spec.format} engines show nothing but their logits; check the onnx engine of the same checkpoint"
+    problem = f"{spec.format} engines expose only their logits; check the onnx engine of the same checkpoint"
     raise InvalidInput("layers", str(folder), problem)
 
 
@@ -207,9 +207,11 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
     source = find("checkpoint", given or spec.source)
     architecture = source.config.architectures[0]
     if architecture != spec.architecture:
-        raise InvalidInput("checkpoint", str(source.folder), f"is a {architecture}, the engine a {spec.architecture}")
+        raise InvalidInput(
+            "checkpoint", str(source.folder), f"is a {architecture}, but the engine a {spec.architecture}"
+        )
     if given is None and source.digest != spec.checkpoint_hash:
-        problem = "has changed since the engine was exported from it; give --checkpoint to compare all the same"
+        problem = "has changed since the engine was exported from it; give --checkpoint to compare anyway"
         raise InvalidInput("checkpoint", spec.source, problem)
     return source
 
@@ -218,7 +220,9 @@ def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callab
     model = source.load(torch.float32)
     if model.config.get_text_config().vocab_size != spec.vocab_size:
         width = model.config.get_text_config().vocab_size
-        raise InvalidInput("checkpoint", str(source.folder), f"has {width} logits, the engine {spec.vocab_size}")
+        raise InvalidInput(
+            "checkpoint", str(source.folder), f"has {width} logits, but the engine has {spec.vocab_size}"
+        )
     model.set_attn_implementation("eager")
 
     def compute(case: Case) -> Outputs:

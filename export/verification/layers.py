@@ -101,7 +101,7 @@ class MarkedGraph:
         model = onnx.load(folder / "model.onnx", load_external_data=False)
         self.places = graph_locations(model.graph)
         if len(self.places) < 2:
-            raise InvalidInput("layers", str(folder), "its graph does not say which modules its nodes are of")
+            raise InvalidInput("layers", str(folder), "its graph does not record the modules of its nodes")
         outputs = {value.name for value in model.graph.output}
         tensors = {place.tensor for place in self.places.values()}
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors - outputs)

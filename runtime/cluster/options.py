@@ -13,9 +13,10 @@ class ClusterOptions:
 
     Attributes:
         replicas: processes with an engine each, >= 1; without it, the server's own process has the engine.
-        max_replicas: as many as that where requests wait; by default, as many as replicas.
-        replica_cpus, replica_gpus: of each replica, as Ray accounts for them, >= 0; a GPU is its own if this is 1.
-        ray_address: of a running Ray cluster; by default, one of this machine's own is started.
+        max_replicas: most replicas, started while requests wait; by default, as many as replicas.
+        replica_cpus: CPU cores that Ray reserves for each replica, >= 0.
+        replica_gpus: GPUs that Ray gives each replica, >= 0.
+        ray_address: address of a running Ray cluster; by default, one is started on this machine.
     """
 
     replicas: int

@@ -37,20 +37,27 @@ def parser() -> argparse.ArgumentParser:
     )
     add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
-    described.add_argument("--port", type=int, default=PORT, help="port; 0 takes a free one (default %(default)s)")
+    described.add_argument(
+        "--port", type=int, default=PORT, help="port to listen on; 0 picks a free one (default %(default)s)"
+    )
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
     described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
     keys = described.add_argument_group("authentication and limits")
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
-    keys.add_argument("--api-key-file", type=Path, help="file with one key a line")
+    keys.add_argument("--api-key-file", type=Path, help="file with one key per line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
     add_options(keys, ServerOptions, only=OWN[:3])
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
     add_options(watch, ServerOptions, only=OWN[3:])
-    watch.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
-    watch.add_argument("--access-log", action="store_true", help="log a line for each request")
+    watch.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least severe messages that are logged (default %(default)s)",
+    )
+    watch.add_argument("--access-log", action="store_true", help="log one line per request")
     return described
 
 
@@ -126,7 +133,7 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
         lines = [line.strip() for line in read_text("api-key-file", file).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise InvalidInput("api-key-file", str(file), "holds no key; one a line")
+            raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")
         found += keys
     return tuple(found)
 
