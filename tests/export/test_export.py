@@ -261,7 +261,7 @@ class TestFolder:
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
         asked = ExportOptions(source, source, rows=2, capacity=128, precision=precision, format=format)
-        expected = estimate_pair(tmp_path / "pair", plan_pair(asked, weights=False)).engines[0].disk
+        expected = estimate_pair(tmp_path / "pair", plan_pair(asked, weights=False))[0][0].disk
         export_pair(tmp_path / "pair", asked)
         written = sum(path.stat().st_size for path in (tmp_path / "pair" / "target").glob("model.*"))
         assert expected == pytest.approx(written, rel=0.02), "a graph holds a tied head a second time"

@@ -138,7 +138,7 @@ def test_each_rank_has_its_heads_and_all_have_the_models_logits(family: str, wor
         (BloomConfig(vocab_size=320, hidden_size=64, n_layer=1, n_head=4), "no tensor-parallel plan for Bloom"),
         (
             OPTConfig(**{**HEADS, "num_attention_heads": 1}, ffn_dim=96, num_hidden_layers=1),
-            "1 num_heads of .* do not",
+            "1 num_heads of .* are not divisible",
         ),
         (FAMILIES["gpt-2"](1).__class__(n_embd=6, n_head=2, n_inner=7, n_layer=1), "7 outputs of .* are not divisible"),
         (FAMILIES["llama-3"](1).__class__(**{**GROUPED, "intermediate_size": 97}), "97 outputs .* are not divisible"),
