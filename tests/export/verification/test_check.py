@@ -197,7 +197,7 @@ class TestCommand:
             ("not both", ["{engine}", "{engine}", "--checkpoint", "x"]),
             ("no such folder", ["{engine}", "--checkpoint", "/no/such"]),
             ("checkpoint", ["{pair}", "--checkpoint", "x"]),
-            ("no pair folder", ["{pair}", "{engine}"]),
+            ("is not a pair folder", ["{pair}", "{engine}"]),
             ("threads", ["{engine}", "--threads", "0"]),
             ("seed", ["{engine}", "--seed", "-1"]),
             ("tolerance", ["{engine}", "--tolerance", "nan"]),
