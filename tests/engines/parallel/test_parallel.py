@@ -162,7 +162,7 @@ def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
             LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=world))
     with pytest.raises(InvalidInput, match="format onnx runs on one device"):
         LLM(pair_folders("onnx"), RuntimeConfig(tensor_parallel=2))
-    with pytest.raises(InvalidInput, match="option of the format onnx"):
+    with pytest.raises(InvalidInput, match="option of format onnx"):
         LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2, provider="cpu"))
     told = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in told.items():
