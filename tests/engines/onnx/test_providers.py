@@ -141,7 +141,7 @@ def test_an_operator_without_a_kernel_is_refused_and_named(
     folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Session, "missing", frozenset({"TensorScatter", "Attention"}))
-    with pytest.raises(InvalidInput, match=r"no kernel there for 2 Attention, 4 TensorScatter; export with"):
+    with pytest.raises(InvalidInput, match=r"no CUDA kernel for 2 Attention, 4 TensorScatter; export with"):
         opened(folder, spec, monkeypatch)
 
 
