@@ -167,7 +167,7 @@ def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
     told = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match="4 processes were started"):
+    with pytest.raises(InvalidInput, match="torchrun started 4 processes"):
         LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InvalidInput, match="there are 1 GPUs; each rank needs one"):

@@ -155,7 +155,7 @@ def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
 @pytest.mark.parametrize(
     ("plan", "version", "gpu", "problem"),
     [
-        (PLAN, "1.6.1.120", ADA, r"built by tensorrt-rtx 1\.7\.1\.116, and runs only with that version"),
+        (PLAN, "1.6.1.120", ADA, r"built by tensorrt-rtx 1\.7\.1\.116 and runs only with that version"),
         (PLAN, PLAN.version, None, "torch finds none"),
         (PLAN, PLAN.version, Gpu("NVIDIA H200", "9.0"), r"H200 \(9\.0\).*compute capability 8\.6 or 8\.9 or 12\.0"),
         (replace(PLAN, gpu="NVIDIA L4"), PLAN.version, ADA, "built for NVIDIA L4"),
