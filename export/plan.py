@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +13,7 @@ from engines.tensorrt_plan import RUNTIMES
 from export.build_hash import build_hash
 from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
+from export.options import ExportOptions
 from export.quantization.model_optimizer import check_installed, optimizer_version
 from export.quantization.qdq import STATIC
 from export.quantization.report import Calibration, read_calibration
@@ -24,44 +24,6 @@ from mtad.params import DecodingParams
 FORMATS = ("onnx", "torch", *RUNTIMES)
 MEASURED = (*QUANTIZED, *STATIC)
 """Precisions that are measured on text."""
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What to export, and as what.
-
-    Attributes:
-        target, auxiliary: local checkpoint folders or hub ids.
-        revision, auxiliary_revision: branch, tag or commit of a hub id; by default, its main branch.
-        rows: requests at once, of both engines.
-        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 1024,
-            or as many as both models have positions for.
-        precision: one of `PRECISIONS`, of the target. By default float32, and float16 for TensorRT, whose oldest GPUs
-            take nothing else.
-        auxiliary_precision: of the auxiliary; default: the target's.
-        calibration: text to measure a quantised pair on, JSON lines with `prompt` and perhaps `answer`; asked for if
-            and only if something is quantised.
-        format: `onnx` for ONNX Runtime, `torch` for the reference engine, `tensorrt` for the GPU of this machine,
-            `tensorrt-rtx` for GPUs of the compute capabilities given.
-        attention: `operator`, or `decomposed` for runtimes that do not know the operators of opset 24.
-        compute_capabilities: of `tensorrt-rtx`, such as `8.6`; default: all that it knows.
-        defaults: decoding parameters to put into `pair.json`.
-    """
-
-    target: str
-    auxiliary: str
-    _: KW_ONLY
-    revision: str | None = None
-    auxiliary_revision: str | None = None
-    rows: int = 8
-    capacity: int | None = None
-    precision: str | None = None
-    auxiliary_precision: str | None = None
-    calibration: Path | None = None
-    format: str = "onnx"
-    attention: str = "operator"
-    compute_capabilities: Sequence[str] = ()
-    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,18 +86,16 @@ def plan_pair(
     if capacity is None:
         fewest = min([1024, *(model.positions for model in models if model.positions)])
         capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
-    specs = [
-        replace(model.spec(rows, capacity, own, format), attention=attention)
-        for model, own in zip(models, precisions, strict=True)
-    ]
-    specs = [
-        replace(s, versions={**s.versions, "nvidia-modelopt": optimizer_version()}) if s.precision in STATIC else s
-        for s in specs
-    ]
-    if format in RUNTIMES:
-        from export.tensorrt import plan_for
+    specs = []
+    for model, own in zip(models, precisions, strict=True):
+        spec = replace(model.spec(rows, capacity, own, format), attention=attention)
+        if own in STATIC:
+            spec = replace(spec, versions={**spec.versions, "nvidia-modelopt": optimizer_version()})
+        if format in RUNTIMES:
+            from export.tensorrt import plan_for
 
-        specs = [replace(spec, plan=plan_for(format, spec, capabilities)) for spec in specs]
+            spec = replace(spec, plan=plan_for(format, spec, capabilities))
+        specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
     text = None if calibration is None else read_calibration(calibration, tokenizers[0])

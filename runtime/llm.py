@@ -25,14 +25,13 @@ from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.constraints.follower import Grammar
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
 from runtime.decoder.compiled.functions import CompiledFunctions
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.eager import TorchFunctions
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.decoder.kv_cache import KvCaches
-from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop, RunBlock
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair

@@ -65,7 +65,6 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     """Open what `mtad export` wrote.
 
     Args:
-        folder: the pair folder.
         config: how it runs; by default, `RuntimeConfig()`. The memory is that of rank 0 where the target is sharded.
 
     Raises:
@@ -75,12 +74,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     placement, rows, ranks, nodes = config.placement, config.rows, config.tensor_parallel, config.nodes
     if ranks > 1:
         follow_if_told()
-    values = read_json(folder, "pair.json")
-    try:
-        vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
-        vocabulary = str(values["vocabulary_hash"])
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    values = read_pair(folder)
+    vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
     for name in ("rows", "capacity"):
         ours, theirs = getattr(target, name), getattr(auxiliary, name)
@@ -113,9 +108,22 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
-        defaults=DecodingParams.from_dict(defaults),
+        defaults=DecodingParams.from_dict(values["defaults"]),
         threads=placement.threads,
     )
+
+
+def read_pair(folder: Path) -> dict[str, Any]:
+    """What `pair.json` says.
+
+    Raises:
+        InvalidInput: it is missing or damaged.
+    """
+    values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
+    try:
+        return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:
@@ -144,7 +152,6 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     """The tokenizer of an engine folder.
 
     Args:
-        folder: the engine's.
         vocabulary: hash that its vocabulary must have; None: any.
 
     Raises:

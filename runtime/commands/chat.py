@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_options, given_options
+from runtime.commands.entry import Parser, add_options, command, given_options, use_torch
 from runtime.commands.pair_source import add_pair, find_pair
 from runtime.commands.terminal import answer
 from runtime.config import RuntimeConfig
@@ -39,14 +38,10 @@ def main() -> None:
     DecodingParams.from_dict(given)
     folder = find_pair(options)
 
-    import torch
-
-    from engines.pytorch.hook import quiet_transformers
     from runtime.async_llm import AsyncLLM
     from runtime.server.chat import ChatTemplate, read_template
 
-    quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    use_torch()
     engine = AsyncLLM(folder, config)
     tokenizer = engine.llm.pair.tokenizer
     source = read_template(options.chat_template, tokenizer) if options.chat_template else None
@@ -63,9 +58,7 @@ async def converse(
 
     Args:
         engine: not started yet.
-        template: makes a prompt of the messages.
         messages: what the conversation begins with; it grows.
-        params: of each answer.
     """
     colour = sys.stdout.isatty()
     async with engine:
@@ -77,7 +70,6 @@ async def converse(
 
 
 def _ask() -> str:
-    """The next question; empty at the end."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:

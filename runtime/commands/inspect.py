@@ -70,21 +70,8 @@ def _engine(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("from", f"{found['source'] or 'unknown'}, {found['checkpoint_hash'][:16]}"),
         ("build", found["build_hash"][:16] or "unknown"),
     ]
-    known = {"kind", "folder", "layers", "kv_heads", "head_dim", "architecture", "format", "dtype", "rows", "capacity"}
-    known |= {"parameters", "vocab_size", "vocabulary", "vocabulary_hash", "eos_tokens", "eos_token_ids", "kv_bytes"}
-    known |= {
-        "kv_bytes_row",
-        "files",
-        "size",
-        "operators",
-        "opsets",
-        "versions",
-        "source",
-        "checkpoint_hash",
-        "build_hash",
-    }
-    others = {name: value for name, value in found.items() if name not in known and value is not None}
-    return [*rows, *((name.replace("_", " "), json.dumps(value)) for name, value in others.items())]
+    others = {name: found[name] for name in ("attention", "plan", "precision") if found[name] is not None}
+    return [*rows, *((name, json.dumps(value)) for name, value in others.items())]
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:

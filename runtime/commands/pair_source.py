@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from export.options import ExportOptions
 from mtad.errors import InvalidInput
+from runtime.commands.entry import add_options, given_options
 
 EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
 """Options of an export that a command takes along with `--auxiliary`."""
@@ -21,10 +23,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
     group = parser.add_argument_group("exporting first", "only with --auxiliary; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
-    group.add_argument("--revision", help="branch, tag or commit of a target on the hub")
-    group.add_argument("--auxiliary-revision", help="branch, tag or commit of an auxiliary on the hub")
-    group.add_argument("--precision", help="of both engines; mtad export --help lists them (default: float32)")
-    group.add_argument("--capacity", type=int, help="KV columns per row (default: 1024, or what the models allow)")
+    add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
 
 
 def find_pair(options: argparse.Namespace) -> Path:
@@ -33,7 +32,7 @@ def find_pair(options: argparse.Namespace) -> Path:
     Raises:
         InvalidInput: it is no pair folder that a command can open, or a checkpoint cannot be exported.
     """
-    given = {name: value for name in EXPORT_OPTIONS if (value := getattr(options, name, None)) is not None}
+    given = given_options(options, ExportOptions, EXPORT_OPTIONS)
     if options.auxiliary is None:
         for name in set(given) - {"rows"}:
             raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder was exported with its own")
@@ -74,7 +73,6 @@ def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
     from engines.folder import cache_folder
     from engines.pytorch.hook import quiet_transformers
     from export.pair import export_pair
-    from export.plan import ExportOptions
 
     quiet_transformers()
     sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in (target, auxiliary)]

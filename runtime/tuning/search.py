@@ -136,9 +136,7 @@ def tune(
 
     Args:
         llm: an idle pair, large enough for the grid's drafts.
-        prompts: what to decode.
         base: the method, everything that is not tuned, and where a coordinate search begins.
-        objective: what is looked for.
         grid: values by parameter; those the method does not use are not varied. Default: `grid_of`.
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
@@ -177,7 +175,8 @@ def tune(
     if search == "grid":
         sweep(every)
     else:
-        here: Values = tuple((name, _nearest(grid[name], _now(base, name))) for name in names)
+        now = {name: _now(base, name) for name in names}
+        here: Values = tuple((name, min(grid[name], key=lambda value: abs(value - now[name]))) for name in names)
         for _ in range(ROUNDS):
             before = here
             for name in names:
@@ -238,13 +237,8 @@ def judge(
 
 
 def _now(params: DecodingParams, name: str) -> Any:
-    """A parameter's value, be it the method's own."""
     own = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
     return own.get(name, getattr(params, name))
-
-
-def _nearest(values: Sequence[Any], wanted: Any) -> Any:
-    return min(values, key=lambda value: abs(value - wanted))
 
 
 def describe(tuning: Tuning, objective: Objective) -> dict[str, Any]:

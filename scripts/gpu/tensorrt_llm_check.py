@@ -27,15 +27,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engines import open_engine
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.tensorrt_llm.build import build_pair, plan_pair
 from export.tensorrt_llm.engine_plan import TYPES
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.commands.entry import Parser, command
-from runtime.decoder.auxiliary import EngineAuxiliary
+from runtime.decoder.engine_roles import EngineAuxiliary
 from runtime.pair import open_pair
 from runtime.tensorrt_llm import compat as library
 from runtime.tensorrt_llm import pytorch_backend as pytorch

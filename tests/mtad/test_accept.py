@@ -13,11 +13,11 @@ import torch
 from mtad.accept import accept
 from mtad.distribution import Candidates, process
 from mtad.draft import assemble, expand, root, stack
-from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.rows import block_shape, places, stack_rows
 from mtad.tree import keep_best
 from tests.support.cases import Case, every_case, mixed_runs, run_block
+from tests.support.noise import draw_noise
 from tests.support.reference import Model, Pair, Ties, Tokens, block, log_likelihood, mock_pair
 
 ROUNDING = 1e-5

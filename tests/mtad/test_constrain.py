@@ -15,10 +15,10 @@ from torch import Tensor
 from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, root_paths, tree_paths
 from mtad.distribution import process
 from mtad.draft import expand, root
-from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.rows import block_shape, places, stack_rows
 from tests.support.cases import mixed_runs
+from tests.support.noise import draw_noise
 from tests.support.reference import Tokens
 
 VOCAB, END = 7, (0, 5)

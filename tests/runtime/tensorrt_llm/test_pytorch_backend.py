@@ -15,10 +15,9 @@ from torch import Tensor
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
-from runtime.decoder.target import EngineTarget
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.tensorrt_llm import pytorch_backend as pytorch
 from runtime.tensorrt_llm.pytorch_drafts import Speculation
 from scripts.gpu import tensorrt_llm_check as check
