@@ -99,10 +99,8 @@ def check_plan(format: str, plan: TensorRtPlan, version: str, gpu: Gpu | None) -
         raise InvalidInput(f"{format} version", version, problem)
     wanted = " or ".join(plan.compute_capabilities)
     if gpu is None:
-        problem = (
-            f"the plan needs a GPU of compute capability {wanted}, but torch finds none (torch.cuda.is_available())"
-        )
-        raise InvalidInput("device", "none", problem)
+        problem = f"the plan needs a GPU of compute capability {wanted}, but torch finds none"
+        raise InvalidInput("engine format", format, f"{problem}; run it where there is one, or export --to onnx")
     found = f"{gpu.name} ({gpu.compute_capability})"
     if gpu.compute_capability not in plan.compute_capabilities:
         problem = f"the plan was built for compute capability {wanted}; export again for this GPU"

@@ -24,7 +24,8 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.plan import MEASURED, PairPlan
+from export.options import MEASURED
+from export.plan import PairPlan
 from export.quantization.model_optimizer import calibrate, optimizer_version
 from export.quantization.qdq import product_names, write_quantized
 from export.quantization.report import REPORT, Calibration, compare_pairs, measure

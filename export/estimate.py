@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from engines.base import DTYPES, EngineSpec
 from engines.memory import Memory, format_bytes
 from export.checkpoint.checkpoint import Checkpoint
+from export.options import STATIC
 from export.pair import engine_differs
 from export.plan import PairPlan
-from export.quantization.qdq import STATIC
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""

@@ -6,6 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
+from engines.base import KV_PAGE, PRECISIONS
+from engines.folder import ATTENTION
+from engines.tensorrt_plan import RUNTIMES
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+
+FORMATS = ("onnx", "torch", *RUNTIMES, "tensorrt-llm")
+QUANTIZED = ("int8", "int4", "int8-dynamic")
+"""Precisions of the weights alone, made from a float32 graph."""
+STATIC = ("int8-static", "fp8")
+"""Precisions of weights and activations, made by Model Optimizer."""
+MEASURED = (*QUANTIZED, *STATIC)
+"""Precisions that are measured on text."""
+
 
 @dataclass(frozen=True)
 class ExportOptions:
@@ -30,6 +44,10 @@ class ExportOptions:
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
         compute_capabilities: of tensorrt-rtx, such as 8.6; by default, all that it knows.
         defaults: decoding parameters to put into pair.json.
+
+    Raises:
+        InvalidInput: a value is not usable, whatever the checkpoints are. `tensorrt-llm` has checks of its own, in
+            `export.tensorrt_llm`.
     """
 
     target: str
@@ -46,3 +64,47 @@ class ExportOptions:
     attention: str = "operator"
     compute_capabilities: Sequence[str] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise InvalidInput("rows", self.rows, "give at least 1")
+        if self.capacity is not None and (self.capacity < 2 * KV_PAGE or self.capacity % KV_PAGE):
+            raise InvalidInput("capacity", self.capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
+        if self.format not in FORMATS:
+            raise InvalidInput("to", self.format, f"choose one of {', '.join(FORMATS)}")
+        for name in ("target", "auxiliary"):
+            source = getattr(self, name)
+            if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+                raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
+        DecodingParams.from_dict(dict(self.defaults))
+        if self.format == "tensorrt-llm":
+            return
+        for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
+            self._check_precision(name, value)
+        quantized = any(value in MEASURED for value in self.precisions)
+        if quantized != (self.calibration is not None):
+            problem = "give text like that in production: the error of a quantized engine depends on it"
+            problem = problem if quantized else "nothing is quantized; leave it out"
+            raise InvalidInput("calibration", self.calibration and str(self.calibration), problem)
+        if self.attention not in ATTENTION or (self.format == "torch" and self.attention != ATTENTION[0]):
+            problem = f"choose one of {', '.join(ATTENTION)}; torch has only the first"
+            raise InvalidInput("attention", self.attention, problem)
+        if self.compute_capabilities and self.format not in RUNTIMES:
+            given = " ".join(self.compute_capabilities)
+            raise InvalidInput("compute-capability", given, "only for --to tensorrt-rtx")
+
+    @property
+    def precisions(self) -> tuple[str, str]:
+        """Of the target and of the auxiliary."""
+        precision = self.precision or ("float16" if self.format in RUNTIMES else "float32")
+        return precision, self.auxiliary_precision or precision
+
+    def _check_precision(self, field: str, precision: str) -> None:
+        form = f"{self.format} and {self.attention} attention"
+        if precision not in PRECISIONS:
+            raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
+        if precision in QUANTIZED and (self.format, self.attention) != ("onnx", ATTENTION[0]):
+            raise InvalidInput(field, precision, f"needs --to onnx and operator attention, not {form}")
+        if precision in STATIC and (self.format not in RUNTIMES or self.attention != ATTENTION[0]):
+            problem = f"is for TensorRT (--to {' or '.join(RUNTIMES)}), not for {form}"
+            raise InvalidInput(field, precision, problem)

@@ -19,10 +19,8 @@ from export.engine import (
     write_reports,
     write_static_engine,
 )
-from export.options import ExportOptions
-from export.plan import MEASURED, PairPlan, plan_pair
-from export.quantization.qdq import STATIC
-from export.quantization.weight_only import QUANTIZED
+from export.options import MEASURED, QUANTIZED, STATIC, ExportOptions
+from export.plan import PairPlan, plan_pair
 from export.staging import staging_folder
 from mtad.errors import InvalidInput
 

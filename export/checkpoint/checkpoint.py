@@ -238,8 +238,6 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
     try:
         common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
         if not weights:

@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
+from engines.tensorrt_plan import RUNTIMES
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
@@ -108,7 +109,8 @@ def main() -> None:
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        print(f"next: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
+        where = ", where its GPU is" if asked.format in RUNTIMES else ""
+        print(f"next{where}: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
     print(options.pair)
 
 

@@ -15,11 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from export.onnx.folding import initializer, inputs_of, save
-from export.quantization.model_optimizer import MODES, Quantized
+from export.quantization.model_optimizer import Quantized
 from export.quantization.weight_only import matrices
 
-STATIC = tuple(MODES)
-"""Precisions of this module."""
 TYPES = {"int8-static": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
 """Of the quantised numbers."""
 QUANTIZED = "_quantized"

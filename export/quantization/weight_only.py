@@ -41,8 +41,6 @@ class Blocks:
 
 WEIGHT_ONLY = {"int8": Blocks(8, 128), "int4": Blocks(4, 32)}
 """Schemes by precision; the sizes are those common for the widths, 0.16 and 1 bit per weight on top."""
-QUANTIZED = (*WEIGHT_ONLY, "int8-dynamic")
-"""Precisions made from a float32 graph by this module."""
 
 
 def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str]) -> None:

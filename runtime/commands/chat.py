@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_options, command, given_options, use_torch
 from runtime.commands.pair_source import add_pair, find_pair
@@ -37,6 +38,9 @@ def main() -> None:
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)
     folder = find_pair(options)
+    if options.chat_template is None and not _has_template(folder / "target"):
+        problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
+        raise InvalidInput("chat-template", None, problem)
 
     from runtime.async_llm import AsyncLLM
     from runtime.server.chat import ChatTemplate, read_template
@@ -67,6 +71,13 @@ async def converse(
             ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
             text = await answer(engine, ids, params, colour)
             messages.append({"role": "assistant", "content": text})
+
+
+def _has_template(engine: Path) -> bool:
+    """Whether an engine's tokenizer brings a chat template; read off its files, without opening it."""
+    config = engine / "tokenizer_config.json"
+    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
+    return named or (engine / "chat_template.jinja").is_file()
 
 
 def _ask() -> str:

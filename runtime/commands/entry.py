@@ -6,8 +6,10 @@ Options are made from a configuration class: names and types from its fields, he
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
@@ -61,6 +63,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line and exit with code 2."""
+        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            flags = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(unknown[1], flags, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
@@ -72,7 +78,9 @@ def read_text(field: str, path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.memory import Memory, format_bytes
+from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
 
 
@@ -21,6 +22,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    if not options.folder.is_dir():
+        raise InvalidInput("folder", str(options.folder), "no such folder; mtad export writes one")
+    if not any((options.folder / name).is_file() for name in ("pair.json", "engine.json")):
+        problem = "it has no pair.json and no engine.json: not written by mtad export"
+        raise InvalidInput("folder", str(options.folder), problem)
 
     from engines.pytorch.hook import quiet_transformers
     from runtime.commands.inspect_folder import inspect
@@ -39,7 +45,7 @@ def describe(found: dict[str, Any]) -> list[str]:
     rows = [
         ("vocabulary", f"{found['vocab_size']} tokens, {found['vocabulary_hash'][:16]}"),
         ("defaults", json.dumps(found["defaults"]) if found["defaults"] else "the package's"),
-        ("tuned", f"{tuning.get('method')} for {tuning.get('goal')}" if found["tuned"] else "no"),
+        ("tuned", f"{tuning['method']} for {tuning['objective']['goal']}" if found["tuned"] else "no"),
         ("memory", str(Memory(**memory)).removeprefix("memory: ")),
     ]
     lines = _table(f"{found['folder']} (pair)", rows)

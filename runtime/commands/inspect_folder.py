@@ -27,10 +27,8 @@ def inspect(folder: Path) -> dict[str, Any]:
     """Describe a folder of `mtad export`: `inspect_pair` or `inspect_engine`.
 
     Raises:
-        InvalidInput: it is neither, or is damaged.
+        InvalidInput: it is damaged.
     """
-    if folder.is_dir() and not (folder / "pair.json").exists() and not (folder / "engine.json").exists():
-        raise InvalidInput("folder", str(folder), "it has no pair.json and no engine.json: not written by mtad export")
     return inspect_pair(folder) if (folder / "pair.json").exists() else inspect_engine(folder)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
+from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
 from runtime.cluster.options import ClusterOptions
 from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
@@ -93,15 +94,10 @@ def main() -> None:
     except ImportError as error:
         raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None
 
-    from engines.folder import read_spec
-    from engines.memory import parse_bytes
-    from runtime.async_llm import AsyncLLM
-    from runtime.pair import open_tokenizer
-    from runtime.server.app import create_app
-    from runtime.server.chat import read_template
-    from runtime.server.uvicorn_server import bind, serve
-
-    use_torch()
+    replicas = given_options(options, ClusterOptions)
+    if replicas and "replicas" not in replicas:
+        raise InvalidInput(*next(iter(replicas.items())), "only with --replicas")
+    cluster = ClusterOptions(**replicas) if replicas else None
     settings = ServerOptions(  # whatever is wrong is refused before an engine is opened or a process started
         model=options.model or folder.resolve().name,
         api_keys=keys,
@@ -109,17 +105,23 @@ def main() -> None:
         allowed_hosts=(options.host, *options.allowed_host),
         **given_options(options, ServerOptions, OWN),
     )
-    replicas = given_options(options, ClusterOptions)
-    if replicas and "replicas" not in replicas:
-        raise InvalidInput(*next(iter(replicas.items())), "only with --replicas")
-    cluster = ClusterOptions(**replicas) if replicas else None
     if config.tensor_parallel > 1:
         if cluster:
             raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
         from engines.parallel.engine import follow_if_told
 
         follow_if_told()  # one process listens
+    from runtime.server.uvicorn_server import bind, serve
+
     bound = bind(options.host, options.port)
+
+    from engines.folder import read_spec
+    from runtime.async_llm import AsyncLLM
+    from runtime.pair import open_tokenizer
+    from runtime.server.app import create_app
+    from runtime.server.chat import read_template
+
+    use_torch()
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     read_spec(folder / "target")

@@ -140,7 +140,9 @@ def main() -> None:
 
 def _conclusion(now: DecodingParams, choice: DecodingParams, verdict: Verdict, dry_run: bool) -> str:
     """The last line: what has become of the pair's default, in the parameters that differ."""
-    before, after = asdict(now), asdict(choice)
+    before, after = (
+        {**asdict(p), "accept_threshold": p.threshold, "draft_confidence": p.confidence} for p in (now, choice)
+    )
     names = [name for name in after if name == "method" or before[name] != after[name]]
     a, b = (" ".join(f"{name}={values[name]}" for name in names) for values in (before, after))
     if not verdict.change:

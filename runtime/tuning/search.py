@@ -223,7 +223,9 @@ def judge(
         return Verdict(False, "it is the best setting that was found")
     before, lead = compare(llm, prompts, now, choice, range(seeds, 2 * seeds), right, progress)
     if objective.excess(before) > 0:
-        return Verdict(True, "the earlier default does not keep the bounds")
+        figures = f"perplexity {before.perplexity_ratio:.2f} of sample's, distinct-2 {before.distinct_ratio:.2f}"
+        speed = f"{before.speed_vs_speculative:.2f} times speculative's speed"
+        return Verdict(True, f"the earlier default is out of bounds ({figures}, {speed})")
     if objective.goal == "speed":
         by, error, what = lead.speed - 1, lead.speed_error, "tokens per second"
     elif lead.accuracy_gain is not None and lead.accuracy_gain_error is not None:

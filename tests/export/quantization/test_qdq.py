@@ -25,10 +25,10 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.options import ExportOptions
+from export.options import STATIC, ExportOptions
 from export.pair import export_pair
 from export.quantization.model_optimizer import LONGEST, TOKENS, Quantized, _cut, calibrate
-from export.quantization.qdq import STATIC, product_names, write_quantized
+from export.quantization.qdq import product_names, write_quantized
 from export.quantization.weight_only import quantized_weights
 from export.tensorrt import build_plan, plan_for
 from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, verify_activations
