@@ -41,8 +41,9 @@ few hundred properties and vocabularies of 128,000 tokens were seen to need. A m
 
 
 WHITE_SPACE = r"[ \n\t]{0,8}"
-"""Between the parts of a JSON text, unless a schema's `x-guidance` says otherwise. Without a limit, a weak model may go on
-with white space up to max_tokens."""
+"""Between the parts of a JSON text, unless a schema's `x-guidance` says otherwise.
+
+Without a limit, a weak model may write white space up to max_tokens."""
 
 
 def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, list[str]]:
