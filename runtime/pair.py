@@ -35,6 +35,7 @@ class Pair:
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of the target.
+        limited: whether `pair.json` has a `max_tokens` of its own.
 
     Raises:
         InvalidInput: the engines' caches are on two devices, one of them a torch engine's.
@@ -48,6 +49,7 @@ class Pair:
     weights: int
     defaults: DecodingParams
     threads: int
+    limited: bool = False
 
     def __post_init__(self) -> None:
         devices = [engine.kv.device for engine in (self.target, self.auxiliary)]
@@ -110,6 +112,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         weights=sum(weights.values()),
         defaults=DecodingParams.from_dict(values["defaults"]),
         threads=placement.threads,
+        limited="max_tokens" in values["defaults"],
     )
 
 

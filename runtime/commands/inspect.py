@@ -45,7 +45,7 @@ def describe(found: dict[str, Any]) -> list[str]:
     rows = [
         ("vocabulary", f"{found['vocab_size']} tokens, {found['vocabulary_hash'][:16]}"),
         ("defaults", json.dumps(found["defaults"]) if found["defaults"] else "the package's"),
-        ("tuned", f"{tuning['method']} for {tuning['objective']['goal']}" if found["tuned"] else "no"),
+        ("tuned", f"{tuning.get('method')} for {tuning.get('objective', {}).get('goal')}" if found["tuned"] else "no"),
         ("memory", str(Memory(**memory)).removeprefix("memory: ")),
     ]
     lines = _table(f"{found['folder']} (pair)", rows)

@@ -40,8 +40,8 @@ LIMITS: dict[str, Any] = {
 few hundred properties and vocabularies of 128,000 tokens were seen to need. A mask then takes some 10 ms at most."""
 
 
-WHITE_SPACE = r"[ \n\t]{0,8}"
-"""Between the parts of a JSON text, unless a schema's `x-guidance` says otherwise.
+WHITE_SPACE = " ?"
+"""Between the parts of a JSON text: one space at most, unless a schema's `x-guidance` says otherwise.
 
 Without a limit, a weak model may write white space up to max_tokens."""
 
@@ -56,8 +56,10 @@ def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMa
     """
     from llguidance import LLMatcher, LLParserLimits
 
+    # llguidance takes options beside an object only
+    options: Any = {"whitespace_pattern": WHITE_SPACE} if text.lstrip().startswith("{") else None
     kinds: dict[str, Callable[[str], str]] = {
-        "json_schema": partial(LLMatcher.grammar_from_json_schema, defaults={"whitespace_pattern": WHITE_SPACE}),
+        "json_schema": partial(LLMatcher.grammar_from_json_schema, defaults=options),
         "regex": LLMatcher.grammar_from_regex,
         "grammar": LLMatcher.grammar_from_lark,
     }

@@ -50,7 +50,7 @@ class OutputProcessor:
         if request.id in self._detokenizers:
             return False
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
-        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params.stop_strings)
+        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params)
         constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint

@@ -120,7 +120,7 @@ class TestInspect:
     def test_a_tuned_pair_says_for_what(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
         pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
         values = json.loads((pair / "pair.json").read_text())
-        tuning = {"method": "mtad", "goal": "speed", "exported_defaults": {}}
+        tuning = {"method": "mtad", "objective": {"goal": "speed"}, "exported_defaults": {}}
         (pair / "pair.json").write_text(json.dumps({**values, "defaults": {"draft_len": 3}, "tuning": tuning}))
         outcome = run("mtad inspect", pair)
         assert "mtad for speed" in outcome.out
