@@ -66,12 +66,9 @@ def main() -> None:
     group = parser.add_argument_group("TensorRT-LLM", "of --to tensorrt-llm alone; see docs/tensorrt-llm.md")
     group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
     group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
-    group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
+    group.add_argument("--drafting", default="search", help="search or steps (default %(default)s)")
     group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per engine (default %(default)s)")
     group.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
-    group.add_argument(
-        "--max-num-tokens", type=int, help="tokens per iteration (default: what prompts and drafts need)"
-    )
     group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
     try:
@@ -80,7 +77,7 @@ def main() -> None:
             raise ValueError
     except ValueError:
         raise InvalidInput("defaults", options.defaults, "give a JSON object of decoding parameters") from None
-    executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "max_num_tokens", "plan")
+    executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "plan")
     executor, ours = options.to == "tensorrt-llm", ("attention", "compute_capability", "auxiliary_precision")
     for name in ours if executor else executor_only:
         if getattr(options, name) != parser.get_default(name):
@@ -178,7 +175,6 @@ def _tensorrt_llm(options: Namespace, defaults: dict[str, object]) -> None:
         tensor_parallel=options.tensor_parallel,
         quantization=options.quantize,
         calibration=options.calibration,
-        max_num_tokens=options.max_num_tokens,
         defaults=defaults,
         weights=not (options.plan or options.dry_run),
     )

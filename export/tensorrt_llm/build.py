@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from transformers import OPTForCausalLM
 
 from engines.base import KV_PAGE
 from engines.folder import vocabulary_hash, write_folder, write_json
-from engines.tensorrt_llm_spec import FORMAT, ExecutorSpec, write_executor_spec
+from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, paths, write_executor_spec
 from export.checkpoint.checkpoint import find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.tensorrt_llm.engine_plan import (
@@ -30,7 +30,7 @@ from export.tensorrt_llm.engine_plan import (
     TYPES,
     EnginePlan,
     plan_engine,
-    tokens_of,
+    sizes,
 )
 from export.tensorrt_llm.opt_checkpoint import write_opt_checkpoint
 from mtad.errors import InvalidInput
@@ -88,7 +88,6 @@ def plan_pair(
     tensor_parallel: int = 1,
     quantization: str = "none",
     calibration: str | None = None,
-    max_num_tokens: int | None = None,
     defaults: dict[str, object] | None = None,
     weights: bool = True,
 ) -> ExecutorPairPlan:
@@ -100,15 +99,13 @@ def plan_pair(
         capacity: tokens of a text at most, prompt and new ones and one draft, a multiple of 64.
         precision: `float16` or `bfloat16`.
         draft_len, beam_width: largest draft.
-        drafting: how the auxiliary is to be used (`runtime.tensorrt_llm.drafting.Drafting`): one request a draft with
-            beams, or as many requests as beams.
+        drafting: how the auxiliary finds beams: `search` or `steps` (`engines.tensorrt_llm_spec`).
         tensor_parallel: GPUs of each engine.
         quantization: of the target's weights: `none`, `fp8`, `int4_awq`. The auxiliary's stay as they are: it is small,
             and a draft is only as good as its likelihoods.
         calibration: data set that Model Optimizer calibrates with: a local folder or a hub id.
-        max_num_tokens: tokens an iteration runs at most, of both engines; default: enough for the longest prompt and
-            for all rows' drafts at once.
-        defaults: decoding parameters to put into `pair.json`.
+        defaults: decoding parameters to put into `pair.json`. The target is built for as many paths per row as their
+            method scores.
         weights: download the weights of hub ids; without, nothing can be built from the plan.
 
     Raises:
@@ -119,14 +116,13 @@ def plan_pair(
         ("draft_len", draft_len, 1),
         ("beam_width", beam_width, 1),
         ("tensor_parallel", tensor_parallel, 1),
-        ("max_num_tokens", 1 if max_num_tokens is None else max_num_tokens, 1),
     ):
         if value < least:
             raise InvalidInput(name, value, f"give at least {least}")
     for name, given, known in (
         ("precision", precision, TYPES),
         ("quantize", quantization, tuple(QUANTIZATIONS)),
-        ("drafting", drafting, ("search", "samples", "steps")),
+        ("drafting", drafting, get_args(Drafting)),
     ):
         if given not in known:
             raise InvalidInput(name, given, f"TensorRT-LLM engines: choose one of {', '.join(known)}")
@@ -153,7 +149,7 @@ def plan_pair(
     for role, model, shape in zip(("target", "auxiliary"), models, shapes, strict=True):
         is_target = role == "target"
         beams = beam_width if drafting == "search" and not is_target else 1
-        batch = rows * beam_width // beams
+        requests = paths(checked) if is_target else beam_width // beams
         spec = ExecutorSpec(
             role="target" if is_target else "auxiliary",
             architecture=shape.architecture,
@@ -165,12 +161,10 @@ def plan_pair(
             capacity=capacity,
             draft_len=draft_len,
             beam_width=beam_width,
-            max_batch_size=batch,
-            max_input_len=capacity,
-            max_seq_len=capacity,
-            max_num_tokens=tokens_of(role, max_num_tokens, batch, draft_len if is_target else 0, beams, capacity),
+            drafting=cast(Drafting, drafting),
             max_beam_width=beams,
             max_draft_len=draft_len if is_target else 0,
+            **sizes(rows, capacity, requests, beams, draft_len),
             eos_token_ids=shape.eos_token_ids,
             checkpoint_hash=shape.checkpoint_hash,
             versions={

@@ -25,29 +25,29 @@ GROUP = 128
 """Weights that share a scale, int4_awq."""
 TOKENS_PER_BLOCK = 32
 """Tokens of a block of keys and values: what is reused at a time."""
-LEAST_TOKENS = 2048
-"""Tokens of an iteration at least, where a text is not shorter."""
+LARGEST_TENSOR = 2**31 - 1
+"""Elements of a tensor in TensorRT, at most."""
 
 
 @dataclass(frozen=True)
 class ExecutorMemory:
-    """What one engine takes on each GPU, in bytes; its activations are the library's own and not counted.
+    """What one engine takes on each GPU, in bytes.
 
     Attributes:
         weights: as stored in the engine.
-        tokens: tokens of all rows' texts, with the blocks that drafts begin.
-        cache: their keys and values: what the executor's share of the memory must hold at least.
+        cache: keys and values of `ExecutorSpec.kv_tokens`.
+        activations: of the largest iteration, the widest tensor; the library's own are more.
         logits: of one iteration, float32, all rows' drafts.
     """
 
     weights: int
-    tokens: int
     cache: int
+    activations: int
     logits: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.logits
+        return self.weights + self.cache + self.activations + self.logits
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,10 @@ class EnginePlan:
             f"{spec.role}: {spec.architecture}, {spec.dtype}, weights {spec.quantization}, "
             f"{spec.tensor_parallel} GPU{'s' * (spec.tensor_parallel > 1)}\n"
             f"  {spec.rows} rows of {spec.capacity} tokens, {spec.max_batch_size} requests at once, "
-            f"{spec.max_num_tokens} tokens an iteration, drafts of {spec.draft_len} x {spec.beam_width} beams\n"
-            f"  memory a GPU: weights {_bytes(memory.weights)} + keys and values of {memory.tokens} tokens "
-            f"{_bytes(memory.cache)} + logits {_bytes(memory.logits)} = {_bytes(memory.total)}\n"
+            f"{spec.max_num_tokens} tokens per iteration, drafts of {spec.draft_len} x {spec.beam_width} beams\n"
+            f"  memory per GPU: weights {_bytes(memory.weights)} + keys and values of {spec.kv_tokens} tokens "
+            f"{_bytes(memory.cache)} + activations {_bytes(memory.activations)} + logits {_bytes(memory.logits)} = "
+            f"{_bytes(memory.total)}\n"
             f"  convert: {self.convert['by']} {json.dumps(self.convert['arguments'])}\n"
             f"  build:   {' '.join(self.build)}"
         )
@@ -101,24 +102,27 @@ def plan_engine(
     return EnginePlan(spec, checkpoint, convert, _build(spec), _memory(spec, checkpoint, shape))
 
 
-def tokens_of(role: str, asked: int | None, batch: int, draft_len: int, beams: int, capacity: int) -> int:
-    """`max_num_tokens`.
+def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -> dict[str, int]:
+    """Sizes with which all requests of a block run in one iteration.
 
-    The library raises a smaller one to `max_batch_size x (max_draft_len + 1)`, lowers a larger one than all requests
-    can have, and cuts prompts that exceed it into pieces: of none of which the caller hears but in its log.
+    The library charges each request its whole text, not the part of it that it need not compute, and does so twice:
+    in tokens (`cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp`) and in blocks of keys and values
+    (`capacityScheduler.cpp`, `kvCacheManager.cpp`: getRemainingBlocksToCompletion). Where they do not fit, requests
+    run one after another.
+
+    Args:
+        rows: texts decoded at once.
+        capacity: tokens of a text.
+        requests: of each row.
+        beams: of each request.
+        draft_len: tokens that a request generates.
     """
-    least, most = batch * max(draft_len + 1, beams), batch * capacity
-    if asked is None:
-        return min(max(least, capacity, LEAST_TOKENS), most)
-    if asked < max(least, capacity):
-        problem = (
-            f"the {role} runs {batch} requests of {max(draft_len + 1, beams)} tokens at once, and texts of {capacity}; "
-            f"give at least {max(least, capacity)}"
-        )
-        raise InvalidInput("max_num_tokens", asked, problem)
-    if asked > most:
-        raise InvalidInput("max_num_tokens", asked, f"the {role} can never have more than {most}; give at most that")
-    return asked
+    blocks = -(-capacity // TOKENS_PER_BLOCK) + beams * (1 + -(-draft_len // TOKENS_PER_BLOCK))
+    return {
+        "max_batch_size": rows * requests,
+        "max_num_tokens": rows * requests * capacity,
+        "kv_tokens": rows * requests * blocks * TOKENS_PER_BLOCK,
+    }
 
 
 def _check(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> None:
@@ -133,8 +137,8 @@ def _check(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> Non
     if spec.quantization != "none" and ARCHITECTURES[spec.architecture] is None:
         problem = f"{spec.architecture} has no quantized checkpoint in TensorRT-LLM here; leave it out"
         raise InvalidInput("quantize", spec.quantization, problem)
-    parallel, sizes = spec.tensor_parallel, _sizes(checkpoint)
-    for name, size in (("attention heads", sizes["heads"]), ("feed-forward size", sizes["feed_forward"])):
+    parallel, of = spec.tensor_parallel, _shape(checkpoint)
+    for name, size in (("attention heads", of["heads"]), ("feed-forward size", of["feed_forward"])):
         if size % parallel:
             raise InvalidInput(
                 "tensor_parallel", parallel, f"the {spec.role}'s {name}, {size}, cannot be divided by it"
@@ -142,13 +146,29 @@ def _check(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> Non
     if shape.kv_heads % parallel and parallel % shape.kv_heads:
         problem = f"the {spec.role}'s {shape.kv_heads} key-value heads can be neither divided nor repeated"
         raise InvalidInput("tensor_parallel", parallel, problem)
-    for name, size in (("hidden size", sizes["hidden"]), ("feed-forward size", sizes["feed_forward"])):
+    for name, size in (("hidden size", of["hidden"]), ("feed-forward size", of["feed_forward"])):
         if spec.quantization == "int4_awq" and size // parallel % GROUP:
-            problem = f"the {spec.role}'s {name}, {size // parallel} a GPU, is no multiple of {GROUP}"
+            problem = f"the {spec.role}'s {name}, {size // parallel} per GPU, is no multiple of {GROUP}"
             raise InvalidInput("quantize", spec.quantization, problem)
+    most = LARGEST_TENSOR // _widest(spec, checkpoint)
+    if spec.max_num_tokens > most:
+        problem = (
+            f"{spec.max_batch_size} requests of {spec.capacity} tokens are more than the {most} that a tensor of the "
+            f"{spec.role} can hold per iteration; give fewer rows, less capacity or fewer beams"
+        )
+        raise InvalidInput("capacity", spec.capacity, problem)
 
 
-def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
+def _widest(spec: ExecutorSpec, checkpoint: Checkpoint) -> int:
+    """Elements per token of the widest tensor on a GPU; a gated feed-forward layer has two of its parts in one."""
+    of = _shape(checkpoint)
+    return max(
+        of["hidden"],
+        (1 if ARCHITECTURES[spec.architecture] is None else 2) * of["feed_forward"] // spec.tensor_parallel,
+    )
+
+
+def _shape(checkpoint: Checkpoint) -> dict[str, int]:
     config = checkpoint.config.get_text_config()
     feed_forward = getattr(config, "ffn_dim", None) or getattr(config, "intermediate_size", 4 * config.hidden_size)
     return {"hidden": config.hidden_size, "heads": config.num_attention_heads, "feed_forward": feed_forward}
@@ -192,8 +212,9 @@ def _build(spec: ExecutorSpec) -> tuple[str, ...]:
         "tokens_per_block": TOKENS_PER_BLOCK,
         "max_batch_size": spec.max_batch_size,
         "max_beam_width": spec.max_beam_width,
-        "max_input_len": spec.max_input_len,
-        "max_seq_len": spec.max_seq_len,
+        "max_input_len": spec.capacity,
+        # what a request may generate is charged beside its draft (batch_manager/llmRequest.h: validate)
+        "max_seq_len": spec.capacity + spec.max_draft_len + 1,
         "max_num_tokens": spec.max_num_tokens,
         "logits_dtype": "float32",
         "workers": spec.tensor_parallel,
@@ -212,17 +233,15 @@ def _memory(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> Ex
     }
     linear = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in embeddings)
     rest = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in embeddings)
-    hidden, parallel = _sizes(checkpoint)["hidden"], spec.tensor_parallel
+    hidden, parallel = _shape(checkpoint)["hidden"], spec.tensor_parallel
     each = {"none": 2.0, "fp8": 1.0, "int4_awq": 0.5 + 2 / GROUP}[spec.quantization]
     # the embedding is whole on every GPU, the head is split
     weights = linear * each / parallel + 2 * (rest + shape.vocab_size * hidden * (1 + 1 / parallel))
-    # a beam's draft may fill what is left of a block, and begin one
-    beams = spec.rows * spec.beam_width * (TOKENS_PER_BLOCK + spec.draft_len)
-    tokens = spec.rows * spec.capacity + beams
     heads = max(1, math.ceil(shape.kv_heads / parallel))
-    cache = 2 * shape.layers * heads * shape.head_dim * 2 * tokens
+    cache = 2 * shape.layers * heads * shape.head_dim * 2 * spec.kv_tokens
+    activations = 2 * spec.max_num_tokens * _widest(spec, checkpoint)
     logits = spec.max_batch_size * (spec.max_draft_len + spec.max_beam_width) * shape.vocab_size * 4
-    return ExecutorMemory(math.ceil(weights), tokens, cache, logits)
+    return ExecutorMemory(math.ceil(weights), cache, activations, logits)
 
 
 def _bytes(size: int) -> str:

@@ -8,42 +8,43 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from mtad.draft import Level
 
 
-class Path(NamedTuple):
+class Beam(NamedTuple):
     """One beam: its tokens, and the joint log-likelihood up to each of them."""
 
     tokens: tuple[int, ...]
     log_q: tuple[float, ...]
 
     @classmethod
-    def of(cls, tokens: Sequence[int], log_probs: Sequence[float]) -> Path:
+    def of(cls, tokens: Sequence[int], log_probs: Sequence[float]) -> Beam:
         """A beam from each token's own log-probability."""
         return cls(tuple(tokens), tuple(accumulate(log_probs)))
 
-    def known(self, vocab_size: int) -> Path:
+    def known(self, vocab_size: int) -> Beam:
         """The tokens before the first that may not be drafted here: of probability 0, or an id of padding."""
         each = zip(self.tokens, self.log_q, strict=True)
         odd = (at for at, (token, log_q) in enumerate(each) if token >= vocab_size or log_q == -math.inf)
         count = next(odd, len(self.tokens))
-        return Path(self.tokens[:count], self.log_q[:count])
+        return Beam(self.tokens[:count], self.log_q[:count])
 
-    def cut(self, ends: Sequence[bool] | None, log_confidence: float) -> Path:
+    def cut(self, ends: Tensor | None, log_confidence: float) -> Beam:
         """The beam up to the first token that ends a text, or at which its likelihood falls below `log_confidence`.
 
         Args:
-            ends: by token id; None where texts go on.
+            ends: bool [V], by token id; None where texts go on.
             log_confidence: see `mtad.rows.Rows`.
         """
         for depth, (token, log_q) in enumerate(zip(self.tokens, self.log_q, strict=True), 1):
             if log_q < log_confidence or (ends is not None and ends[token]):
-                return Path(self.tokens[:depth], self.log_q[:depth])
+                return Beam(self.tokens[:depth], self.log_q[:depth])
         return self
 
 
-def levels_of(rows: Sequence[Sequence[Path]], draft_len: int, width: int) -> list[Level]:
+def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> list[Level]:
     """Levels of a draft [R, width] from each row's beams, as `mtad.draft.expand` makes them.
 
     Beams that begin alike share nodes, and a beam that ended is carried down with the weight it has.

@@ -1,0 +1,117 @@
+"""The target's role over an executor. Not executed with the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mtad import block
+from mtad.accept import Accepted
+from mtad.block import Draft
+from mtad.constrain import root_paths, tree_paths
+from mtad.tree import TokenTree
+from runtime.decoder.batch import Batch
+from runtime.tensorrt_llm.executor import Client
+
+
+class ExecutorTarget:
+    """Scores and accepts; see `runtime.decoder.roles.Target`. Owns the tokens of each row.
+
+    Keys and values are the executor's. Each request sends its row's text whole, and what the executor knows of it from
+    earlier requests it does not compute again. So nothing ever has to be rolled back. A tree is one request per leaf.
+
+    Args:
+        client: the target's executor.
+
+    Attributes:
+        tokens: by row, what its "columns" hold.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.tokens: dict[int, list[int]] = {}
+        self._logits, self._scored = torch.empty(0), torch.empty(0, dtype=torch.bool)
+
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Note `tokens` as columns start .. start + len - 1 of `row`."""
+        held = self.tokens.get(row, [])
+        assert start <= len(held), "columns before them are not there"
+        self.tokens[row] = [*held[:start], *tokens]
+
+    def move_row(self, source: int, to: int, columns: int) -> None:
+        """Move a request's first `columns` columns to another row; fewer, of one that was cleared."""
+        self.tokens[to] = self.tokens.get(source, [])[:columns]
+
+    def clear_row(self, row: int) -> None:
+        """Forget a row."""
+        self.tokens.pop(row, None)
+
+    def sequences(self, batch: Batch) -> list[list[int]]:
+        """Committed tokens of the batch's rows. The last one comes with it: it is in no column yet."""
+        found = []
+        for row, (last, count) in enumerate(zip(batch.last_two[:, 1].tolist(), batch.committed.tolist(), strict=True)):
+            held = self.tokens.get(row, [])[: count - 1]
+            assert len(held) == count - 1, "a row lacks tokens"
+            found.append([*held, last])
+        return found
+
+    def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
+        """See `Target.score`. Of nodes that were not scored, the root's logits; of a failed row, not numbers."""
+        sequences = self.sequences(batch)
+        self.tokens.update(enumerate(sequences))  # a block without a draft is never committed
+        places = [(row, nodes) for row in range(len(sequences)) for nodes in _leaves(tree, row)]
+        tokens = tree.tokens.tolist() if tree else [[]] * len(sequences)
+        drafts = [[tokens[row][node] for node in nodes] for row, nodes in places]
+        shape = len(sequences), 1 + len(tokens[0]), self.client.vocab_size
+        if self._logits.shape != shape:
+            self._logits = torch.empty(shape)
+        self._scored = torch.zeros(shape[:2], dtype=torch.bool)
+        answers = self.client.logits([sequences[row] for row, _ in places], drafts)
+        failed = {row for (row, _), rows in zip(places, answers, strict=True) if rows is None}
+        for (row, nodes), rows in zip(places, answers, strict=True):
+            if row in failed:
+                self._logits[row] = math.nan
+                continue
+            assert rows is not None
+            if not self._scored[row, 0]:
+                self._logits[row] = rows[0]
+            at = [0, *(1 + node for node in nodes)][: len(rows)]
+            self._logits[row, at], self._scored[row, at] = rows, True
+        return self._logits
+
+    def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
+        """See `Target.accept`. A node that was not scored counts as one that was not drafted."""
+        adjusted = logits
+        if batch.constraints:
+            paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))
+            adjusted = batch.constraints.adjust(logits, *paths)
+        if draft:
+            tree = draft.tree
+            draft = draft._replace(tree=tree._replace(drafted=tree.drafted & self._scored[:, 1:]))
+        return block.decide(draft, adjusted, logits, batch.noise, batch.committed, batch.rows, batch.shape.rules)
+
+    def commit(self, batch: Batch, accepted: Accepted) -> None:
+        """Keep the accepted tokens."""
+        lengths, tokens = accepted.length.clamp(min=0).tolist(), accepted.tokens.tolist()
+        for row, sequence in enumerate(self.sequences(batch)):
+            self.tokens[row] = [*sequence, *tokens[row][: lengths[row]]]
+
+
+def _leaves(tree: TokenTree | None, row: int) -> list[list[int]]:
+    """The nodes of each path of a row's tree that is part of no other; the empty path where nothing is drafted."""
+    if tree is None:
+        return [[]]
+    drafted, parents = tree.drafted[row].tolist(), tree.parents[row].tolist()
+    inner = {parent for parent, own in zip(parents, drafted, strict=True) if own}
+    paths = []
+    for leaf, own in enumerate(drafted):
+        if own and leaf not in inner:
+            path, node = [], leaf
+            while node >= 0:
+                path.append(node)
+                node = parents[node]
+            paths.append(path[::-1])
+    return paths or [[]]
