@@ -12,7 +12,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, command
 from runtime.commands.options import add_options, given_options
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.pair_source import add_pair, find_pair, open_llm
 from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig
 
@@ -50,18 +50,14 @@ def main() -> None:
         print(f"{parser.prog}: warning: {name} has no effect with the method {given['method']}", file=sys.stderr)
     if "top_logprobs" in given and not options.json:
         print(f"{parser.prog}: warning: --top-logprobs has no effect without --json", file=sys.stderr)
-    folder = find_pair(options)
+    folder = find_pair(options, executors=True)
     prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
-
-    import torch
 
     from engines.pytorch.hook import quiet_transformers
     from runtime.async_llm import AsyncLLM
-    from runtime.llm import LLM
 
     quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(folder, config)
+    llm = open_llm(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said

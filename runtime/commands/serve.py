@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
 from runtime.commands.options import add_options, given_options
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.pair_source import add_pair, find_pair, open_llm
 from runtime.config import RuntimeConfig
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def main() -> None:
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
-    folder = find_pair(options)
+    folder = find_pair(options, executors=options.replicas is None)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -97,8 +97,6 @@ def main() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None
-
-    import torch
 
     from engines.memory import parse_bytes
     from engines.pytorch.hook import quiet_transformers
@@ -109,7 +107,6 @@ def main() -> None:
     from runtime.server.uvicorn_server import bind, serve
 
     quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     settings = ServerOptions(  # bad options are refused before the engines are opened
         model=options.model or folder.resolve().name,
         api_keys=keys,
@@ -133,7 +130,7 @@ def main() -> None:
             raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
         _serve_cluster(folder, options, settings, config, bound)
         return
-    engine = AsyncLLM(folder, config)
+    engine = AsyncLLM(open_llm(folder, config))
     if options.chat_template:
         template = read_template(options.chat_template, engine.llm.pair.tokenizer)
         settings = ServerOptions(**{**vars(settings), "chat_template": template})

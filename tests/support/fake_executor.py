@@ -15,6 +15,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -254,7 +255,7 @@ class Executor:
         self.counts: Counter[str] = Counter()
         self.iterations: list[int] = []
         self.blocks = Blocks()
-        self._last = 0
+        self._last = self._told = 0
         self._active: list[_Active] = []
         self._late: list[tuple[int, Response]] = []
         self._width, self._buffers = executor_config.max_beam_width, 0
@@ -333,6 +334,10 @@ class Executor:
 
     def get_num_responses_ready(self, id: int | None = None) -> int:
         return sum(wait <= 0 for wait, _ in self._late)
+
+    def get_latest_iteration_stats(self) -> list[SimpleNamespace]:
+        found, self._told = self.iterations[self._told :], len(self.iterations)
+        return [SimpleNamespace(inflight_batching_stats=SimpleNamespace(num_context_requests=n)) for n in found]
 
     def shutdown(self) -> None:
         self._active.clear()
