@@ -1,7 +1,7 @@
 """MTAD inside TensorRT-LLM 1.4's own decoding: its one-model draft-target worker, with our acceptance rule.
 
 The library drafts one chain, scores it and keeps the cache, in one CUDA graph; `_accept_draft_tokens` is where it
-decides. Not executed with the library; written from `tensorrt_llm/_torch/speculative/` {interface, utils, draft_target}.
+decides. Not executed with the library; written from its `_torch/speculative/{interface,utils,draft_target}.py`.
 """
 
 from __future__ import annotations
