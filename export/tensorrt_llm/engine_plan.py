@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from engines.base import EngineSpec
+from engines.memory import format_bytes
 from engines.tensorrt_llm_spec import ExecutorSpec
 from export.checkpoint.checkpoint import Checkpoint
 from mtad.errors import InvalidInput
 
 ARCHITECTURES = {"LlamaForCausalLM": "LLaMAForCausalLM", "OPTForCausalLM": None}
-"""Architectures, and the library's class that converts their checkpoints; None where this package does (`export.
-opt_checkpoint`)."""
+"""Architectures, and the library's class that converts their checkpoints; None where `opt_checkpoint` does."""
 TYPES = ("float16", "bfloat16")
 QUANTIZATIONS = {"none": None, "fp8": "FP8", "int4_awq": "W4A16_AWQ"}
 """Of the weights, and the library's name for them (`QuantAlgo`)."""
@@ -30,54 +30,37 @@ LARGEST_TENSOR = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class ExecutorMemory:
-    """What one engine takes on each GPU, in bytes.
-
-    Attributes:
-        weights: as stored in the engine.
-        cache: keys and values of `ExecutorSpec.kv_tokens`.
-        activations: of the largest iteration, the widest tensor; the library's own are more.
-        logits: of one iteration, float32, all rows' drafts.
-    """
-
-    weights: int
-    cache: int
-    activations: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.activations + self.logits
-
-
-@dataclass(frozen=True)
 class EnginePlan:
     """How one engine is made.
 
     Attributes:
-        spec: what its `engine.json` will say.
-        checkpoint: what it is made of.
+        spec, checkpoint: what its `engine.json` will say, and what it is made of.
         convert: the step from the Hugging Face checkpoint to the library's: who does it, with which arguments.
         build: arguments of `trtllm-build`; folders relative to the pair's.
-        memory: on each GPU.
+        memory: bytes that it takes on each GPU: `weights`, `cache` (keys and values), `activations` (the widest tensor
+            of the largest iteration; the library's own are more) and `logits` (of one iteration, float32).
     """
 
     spec: ExecutorSpec
     checkpoint: Checkpoint
     convert: dict[str, Any]
     build: tuple[str, ...]
-    memory: ExecutorMemory
+    memory: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        memory = {**self.memory, "total": sum(self.memory.values())}
+        made = {"convert": self.convert, "build": list(self.build), "memory": memory}
+        return {"source": str(self.checkpoint.folder), "engine": asdict(self.spec), **made}
 
     def __str__(self) -> str:
-        spec, memory = self.spec, self.memory
+        spec, parts = self.spec, " + ".join(f"{name} {format_bytes(size)}" for name, size in self.memory.items())
         return (
             f"{spec.role}: {spec.architecture}, {spec.dtype}, weights {spec.quantization}, "
             f"{spec.tensor_parallel} GPU{'s' * (spec.tensor_parallel > 1)}\n"
             f"  {spec.rows} rows of {spec.capacity} tokens, {spec.max_batch_size} requests at once, "
             f"{spec.max_num_tokens} tokens per iteration, drafts of {spec.draft_len} x {spec.beam_width} beams\n"
-            f"  memory per GPU: weights {_bytes(memory.weights)} + keys and values of {spec.kv_tokens} tokens "
-            f"{_bytes(memory.cache)} + activations {_bytes(memory.activations)} + logits {_bytes(memory.logits)} = "
-            f"{_bytes(memory.total)}\n"
+            f"  memory per GPU: {parts} = {format_bytes(sum(self.memory.values()))}\n"
             f"  convert: {self.convert['by']} {json.dumps(self.convert['arguments'])}\n"
             f"  build:   {' '.join(self.build)}"
         )
@@ -89,17 +72,50 @@ def plan_engine(
     """Plan an engine; nothing is read but the checkpoint's configuration.
 
     Args:
-        spec: what it is to be.
-        checkpoint: what it is made of.
-        shape: of the same, as an engine with a cache of ours would have it.
+        spec, checkpoint: what it is to be, and what it is made of; `shape` is what one of our own engines would be.
         calibration: data set, for weights that are quantized.
 
     Raises:
-        InvalidInput: the library could not build it.
+        InvalidInput: the library could not build it; the size that does not fit is named.
     """
-    _check(spec, checkpoint, shape)
-    convert = _convert(spec, checkpoint, calibration)
-    return EnginePlan(spec, checkpoint, convert, _build(spec), _memory(spec, checkpoint, shape))
+    config = checkpoint.config.get_text_config()
+    feed_forward = getattr(config, "ffn_dim", None) or getattr(config, "intermediate_size", 4 * config.hidden_size)
+    parallel, hidden = spec.tensor_parallel, config.hidden_size
+
+    def refused(field: str, value: object, problem: str) -> InvalidInput:
+        return InvalidInput(field, value, f"the {spec.role}'s {problem}")
+
+    if spec.architecture not in ARCHITECTURES:
+        problem = f"architecture, {spec.architecture}, is none of {', '.join(ARCHITECTURES)}; use --to onnx"
+        raise refused(spec.role, str(checkpoint.folder), problem)
+    gated = ARCHITECTURES[spec.architecture] is not None
+    if spec.quantization != "none" and not gated:
+        problem = f"architecture, {spec.architecture}, has no quantized checkpoint in TensorRT-LLM here; leave it out"
+        raise refused("quantize", spec.quantization, problem)
+    for name, size in (("attention heads", config.num_attention_heads), ("feed-forward size", feed_forward)):
+        if size % parallel:
+            raise refused("tensor_parallel", parallel, f"{name}, {size}, cannot be divided by it")
+    if shape.kv_heads % parallel and parallel % shape.kv_heads:
+        problem = f"{shape.kv_heads} key-value heads can be neither divided nor repeated"
+        raise refused("tensor_parallel", parallel, problem)
+    for name, size in (("hidden size", hidden), ("feed-forward size", feed_forward)):
+        if spec.quantization == "int4_awq" and size // parallel % GROUP:
+            problem = f"{name}, {size // parallel} per GPU, is no multiple of {GROUP}"
+            raise refused("quantize", spec.quantization, problem)
+    widest = max(hidden, (1 + gated) * feed_forward // parallel)  # a gated layer has two of its parts in one tensor
+    if spec.max_num_tokens * widest > LARGEST_TENSOR:
+        problem = (
+            f"{spec.max_batch_size} requests of {spec.capacity} tokens are more than the {LARGEST_TENSOR // widest} "
+            "that a tensor holds per iteration; give fewer rows, less capacity or fewer beams"
+        )
+        raise refused("capacity", spec.capacity, problem)
+    memory = {
+        "weights": _weights(spec, checkpoint, shape.vocab_size * hidden),
+        "cache": 4 * shape.layers * max(1, math.ceil(shape.kv_heads / parallel)) * shape.head_dim * spec.kv_tokens,
+        "activations": 2 * spec.max_num_tokens * widest,
+        "logits": 4 * spec.max_batch_size * (spec.max_draft_len + spec.max_beam_width) * shape.vocab_size,
+    }
+    return EnginePlan(spec, checkpoint, _convert(spec, checkpoint, calibration), _build(spec), memory)
 
 
 def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -> dict[str, int]:
@@ -111,11 +127,8 @@ def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -
     run one after another.
 
     Args:
-        rows: texts decoded at once.
-        capacity: tokens of a text.
-        requests: of each row.
-        beams: of each request.
-        draft_len: tokens that a request generates.
+        rows, capacity, requests: texts decoded at once, tokens of a text, requests of each.
+        beams, draft_len: beams of a request, and tokens that it generates.
     """
     blocks = -(-capacity // TOKENS_PER_BLOCK) + beams * (1 + -(-draft_len // TOKENS_PER_BLOCK))
     return {
@@ -125,84 +138,24 @@ def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -
     }
 
 
-def _check(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> None:
-    """Refuse what the library cannot build, before it has read the weights.
-
-    Raises:
-        InvalidInput: naming the size that does not fit.
-    """
-    if spec.architecture not in ARCHITECTURES:
-        problem = f"{spec.architecture}: {', '.join(ARCHITECTURES)} are built for TensorRT-LLM here; use --to onnx"
-        raise InvalidInput(spec.role, str(checkpoint.folder), problem)
-    if spec.quantization != "none" and ARCHITECTURES[spec.architecture] is None:
-        problem = f"{spec.architecture} has no quantized checkpoint in TensorRT-LLM here; leave it out"
-        raise InvalidInput("quantize", spec.quantization, problem)
-    parallel, of = spec.tensor_parallel, _shape(checkpoint)
-    for name, size in (("attention heads", of["heads"]), ("feed-forward size", of["feed_forward"])):
-        if size % parallel:
-            raise InvalidInput(
-                "tensor_parallel", parallel, f"the {spec.role}'s {name}, {size}, cannot be divided by it"
-            )
-    if shape.kv_heads % parallel and parallel % shape.kv_heads:
-        problem = f"the {spec.role}'s {shape.kv_heads} key-value heads can be neither divided nor repeated"
-        raise InvalidInput("tensor_parallel", parallel, problem)
-    for name, size in (("hidden size", of["hidden"]), ("feed-forward size", of["feed_forward"])):
-        if spec.quantization == "int4_awq" and size // parallel % GROUP:
-            problem = f"the {spec.role}'s {name}, {size // parallel} per GPU, is no multiple of {GROUP}"
-            raise InvalidInput("quantize", spec.quantization, problem)
-    most = LARGEST_TENSOR // _widest(spec, checkpoint)
-    if spec.max_num_tokens > most:
-        problem = (
-            f"{spec.max_batch_size} requests of {spec.capacity} tokens are more than the {most} that a tensor of the "
-            f"{spec.role} can hold per iteration; give fewer rows, less capacity or fewer beams"
-        )
-        raise InvalidInput("capacity", spec.capacity, problem)
-
-
-def _widest(spec: ExecutorSpec, checkpoint: Checkpoint) -> int:
-    """Elements per token of the widest tensor on a GPU; a gated feed-forward layer has two of its parts in one."""
-    of = _shape(checkpoint)
-    return max(
-        of["hidden"],
-        (1 if ARCHITECTURES[spec.architecture] is None else 2) * of["feed_forward"] // spec.tensor_parallel,
-    )
-
-
-def _shape(checkpoint: Checkpoint) -> dict[str, int]:
-    config = checkpoint.config.get_text_config()
-    feed_forward = getattr(config, "ffn_dim", None) or getattr(config, "intermediate_size", 4 * config.hidden_size)
-    return {"hidden": config.hidden_size, "heads": config.num_attention_heads, "feed_forward": feed_forward}
-
-
 def _convert(spec: ExecutorSpec, checkpoint: Checkpoint, calibration: str | None) -> dict[str, Any]:
-    """Who makes the library's checkpoint, and how."""
-    folder, owner = str(checkpoint.folder), ARCHITECTURES[spec.architecture]
+    """Who makes the library's checkpoint, and how (`tensorrt_llm/models/llama/model.py`)."""
+    folder, owner = str(checkpoint.folder), f"tensorrt_llm.models.{ARCHITECTURES[spec.architecture]}"
     mapping = {"world_size": spec.tensor_parallel, "tp_size": spec.tensor_parallel}
-    if owner is None:
-        return {
-            "by": "export.tensorrt_llm.opt_checkpoint.write_opt_checkpoint",
-            "arguments": {"dtype": spec.dtype, **mapping},
-        }
+    common: dict[str, Any] = {"dtype": spec.dtype, "mapping": mapping}
+    if ARCHITECTURES[spec.architecture] is None:
+        return {"by": "export.tensorrt_llm.opt_checkpoint.write_opt_checkpoint", "arguments": common}
     if spec.quantization == "none":
-        arguments = {"hf_model_or_dir": folder, "dtype": spec.dtype, "mapping": mapping, "load_model_on_cpu": True}
-        return {"by": f"tensorrt_llm.models.{owner}.from_hugging_face", "arguments": arguments}
-    quantized: dict[str, Any] = {"quant_algo": QUANTIZATIONS[spec.quantization]}
-    if spec.quantization == "int4_awq":
-        quantized["group_size"] = GROUP
-    return {
-        "by": f"tensorrt_llm.models.{owner}.quantize",
-        "arguments": {
-            "hf_model_dir": folder,
-            "dtype": spec.dtype,
-            "mapping": mapping,
-            "quant_config": quantized,
-            "calib_dataset": calibration,
-        },
-    }
+        arguments = {"hf_model_or_dir": folder, "load_model_on_cpu": True, **common}
+        return {"by": f"{owner}.from_hugging_face", "arguments": arguments}
+    quantized = {"quant_algo": QUANTIZATIONS[spec.quantization]}
+    quantized |= {"group_size": GROUP} if spec.quantization == "int4_awq" else {}
+    arguments = {"hf_model_dir": folder, "quant_config": quantized, "calib_dataset": calibration, **common}
+    return {"by": f"{owner}.quantize", "arguments": arguments}
 
 
 def _build(spec: ExecutorSpec) -> tuple[str, ...]:
-    """Arguments that `trtllm-build` is started with."""
+    """Arguments that `trtllm-build` is started with (`tensorrt_llm/commands/build.py`)."""
     values: dict[str, object] = {
         "checkpoint_dir": f"{spec.role}.checkpoint",
         "output_dir": spec.role,
@@ -224,25 +177,13 @@ def _build(spec: ExecutorSpec) -> tuple[str, ...]:
     return "trtllm-build", *(str(part) for name, value in values.items() for part in (f"--{name}", value))
 
 
-def _memory(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> ExecutorMemory:
-    """What the engine takes on each GPU."""
+def _weights(spec: ExecutorSpec, checkpoint: Checkpoint, embedding: int) -> int:
+    """Bytes of the weights on each GPU; `embedding` elements are whole on every one, and once more, split, the head."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(checkpoint.config)
-    embeddings = {
-        id(p) for part in (model.get_input_embeddings(), model.get_output_embeddings()) for p in part.parameters()
-    }
-    linear = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in embeddings)
-    rest = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in embeddings)
-    hidden, parallel = _shape(checkpoint)["hidden"], spec.tensor_parallel
+    apart = {id(p) for part in (model.get_input_embeddings(), model.get_output_embeddings()) for p in part.parameters()}
+    linear = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in apart)
+    rest = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in apart)
     each = {"none": 2.0, "fp8": 1.0, "int4_awq": 0.5 + 2 / GROUP}[spec.quantization]
-    # the embedding is whole on every GPU, the head is split
-    weights = linear * each / parallel + 2 * (rest + shape.vocab_size * hidden * (1 + 1 / parallel))
-    heads = max(1, math.ceil(shape.kv_heads / parallel))
-    cache = 2 * shape.layers * heads * shape.head_dim * 2 * spec.kv_tokens
-    activations = 2 * spec.max_num_tokens * _widest(spec, checkpoint)
-    logits = spec.max_batch_size * (spec.max_draft_len + spec.max_beam_width) * shape.vocab_size * 4
-    return ExecutorMemory(math.ceil(weights), cache, activations, logits)
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    parallel = spec.tensor_parallel
+    return math.ceil(linear * each / parallel + 2 * (rest + embedding * (1 + 1 / parallel)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,25 +20,43 @@ from mtad.live import replay
 from mtad.params import Rule
 from mtad.rows import choose_rows
 from runtime.decoder.batch import Batch
-from runtime.tensorrt_llm.beams import Beam, levels_of
-from runtime.tensorrt_llm.executor import Client
+from runtime.tensorrt_llm.executor import Client, Found
 from runtime.tensorrt_llm.target import ExecutorTarget
 
 FREE_RULES: frozenset[Rule] = frozenset({"joint", "modal", "typical"})
 """Rules that judge by the draft's joint likelihood alone, or not by the draft at all."""
 
 
+class Beam(NamedTuple):
+    """One beam: its tokens, and the joint log-likelihood up to each of them."""
+
+    tokens: tuple[int, ...]
+    log_q: tuple[float, ...]
+
+    @classmethod
+    def of(cls, found: Found, vocab_size: int, ends: Tensor | None, log_confidence: float) -> Beam:
+        """As far as a beam may be drafted.
+
+        That is up to the first token that ends a text (`ends`, bool [V]; None where texts go on), or at which its
+        likelihood falls below `log_confidence`; and not beyond tokens of probability 0 or ids of padding.
+        """
+        tokens, log_q = list[int](), list[float]()
+        for token, total in zip(found[0], accumulate(found[1]), strict=True):
+            if token >= vocab_size or total == -math.inf:
+                break
+            tokens, log_q = [*tokens, token], [*log_q, total]
+            if total < log_confidence or (ends is not None and ends[token]):
+                break
+        return cls(tuple(tokens), tuple(log_q))
+
+
 class ExecutorAuxiliary:
     """Drafts; see `runtime.decoder.roles.Auxiliary`. Keeps nothing of the rows: it asks the target's role.
 
-    An engine that was built for `search` drafts a row by one request, a deterministic beam search. Level by level, with
-    a request of one token per beam, it drafts what any other engine's auxiliary would draw: with an engine built for
-    `steps` always, and otherwise wherever a draft is no beams (a sampled chain, whose rule needs the distributions it
-    was drawn from; branches; constrained rows; what the target drafts itself).
-
-    Args:
-        client: the auxiliary's executor.
-        target: the role whose rows it drafts for. Its executor drafts where a row's method says so.
+    An engine built for `search` drafts a row by one request, a deterministic beam search. Level by level, a request of
+    one token per beam, it drafts what any other engine's auxiliary draws: an engine built for `steps` always, and any
+    engine where a draft is no beams (a sampled chain, whose rule needs what it was drawn from; branches), where rows
+    are constrained, and where the target drafts itself.
     """
 
     def __init__(self, client: Client, target: ExecutorTarget) -> None:
@@ -45,14 +65,11 @@ class ExecutorAuxiliary:
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Nothing: the executor stores a text's keys and values when it first meets it."""
 
-    def move_row(self, source: int, to: int, columns: int) -> None:
-        """Nothing: see the class."""
+    def move_row(self, source: int, to: int, columns: int) -> None: ...
 
-    def clear_row(self, row: int) -> None:
-        """Nothing: see the class."""
+    def clear_row(self, row: int) -> None: ...
 
-    def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
-        """Nothing: see the class."""
+    def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None: ...
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
         """A draft that stops early asks for less, but keeps its shape."""
@@ -64,11 +81,10 @@ class ExecutorAuxiliary:
             mine = torch.tensor(own)
             levels = [choose_rows(mine, a, b) for a, b in zip(found, levels, strict=True)] if levels else found
         tree, origin = block.finish(stack(levels), rows, shape.selects)
-        if first:
-            q = Candidates(*(torch.stack(column) for column in zip(*first, strict=True)))
-        else:  # no rule of these rows looks at it
-            none = torch.zeros(shape.draft_len, len(own), shape.candidates)
-            q = Candidates(none.long(), none)
+        if not first:  # no rule of these rows looks at it
+            none = torch.zeros(len(own), shape.candidates)
+            first = [Candidates(none.long(), none)] * shape.draft_len
+        q = Candidates(*(torch.stack(column) for column in zip(*first, strict=True)))
         return batch, Draft(
             tree, origin, q, tuple(above) if shape.children or batch.live is not None else (), batch.live
         )
@@ -133,11 +149,50 @@ class ExecutorAuxiliary:
             if beams is None:
                 found[row] = [Beam((0,), (math.nan,))]  # ends its request, and no other
                 continue
-            known = (beam.known(self.client.vocab_size) for beam in beams)
-            cut = [beam.cut(rows.ends if heeds[row] else None, least[row]) for beam in known if beam.tokens]
+            ends = rows.ends if heeds[row] else None
+            known = (Beam.of(beam, self.client.vocab_size, ends, least[row]) for beam in beams)
+            cut = [beam for beam in known if beam.tokens]
             found[row] = sorted(cut, key=lambda beam: -beam.log_q[-1])[: widths[row]]
         return found
 
 
 def _by_target(batch: Batch) -> list[bool]:
     return [False] * len(batch.committed) if batch.by_target is None else batch.by_target.tolist()
+
+
+def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> list[Level]:
+    """Levels of a draft [R, width] from each row's beams, as `mtad.draft.expand` makes them.
+
+    Beams that begin alike share nodes, and a beam that ended is carried down with the weight it has.
+
+    Args:
+        rows: of each row, at most `width` beams, the likeliest first, none empty; none goes on where another one ended.
+        draft_len, width: levels, and slots of each.
+    """
+    count, levels = len(rows), list[Level]()
+    above: list[dict[tuple[int, ...], int]] = [{(): 0} for _ in rows]
+    paths = torch.zeros(count, 1, draft_len, dtype=torch.int64)
+    for depth in range(1, draft_len + 1):
+        tokens = torch.zeros(count, width, dtype=torch.int64)
+        parents = torch.zeros_like(tokens)
+        log_q = torch.full((count, width), -math.inf)
+        drafted = torch.zeros_like(tokens, dtype=torch.bool)
+        growing = drafted.clone()
+        for row, beams in enumerate(rows):
+            slots: dict[tuple[int, ...], int] = {}
+            for beam in beams:
+                prefix = beam.tokens[:depth]
+                if prefix in slots:
+                    continue
+                slot = slots[prefix] = len(slots)
+                ended = depth > len(beam.tokens)
+                tokens[row, slot] = prefix[-1]
+                parents[row, slot] = above[row][prefix if ended else prefix[:-1]]
+                log_q[row, slot] = beam.log_q[len(prefix) - 1]
+                drafted[row, slot] = not ended
+                growing[row, slot] = depth < len(beam.tokens)
+            above[row] = slots
+        paths = paths.gather(1, parents[:, :, None].expand(-1, -1, draft_len)).clone()
+        paths[:, :, depth - 1] = torch.arange(width)
+        levels.append(Level(tokens, parents, log_q, drafted, growing, paths))
+    return levels

@@ -19,24 +19,21 @@ EXECUTOR: dict[str, tuple[str, ...]] = {
     "Executor.enqueue_requests": ("requests",),
     "Executor.await_responses": ("timeout",),
     "Executor.cancel_request": ("id",),
-    "Executor.shutdown": (),
     "ExecutorConfig": (
         *("max_beam_width", "kv_cache_config", "enable_chunked_context", "normalize_log_probs", "max_batch_size"),
         *("max_num_tokens", "parallel_config", "extended_runtime_perf_knob_config", "gather_generation_logits"),
     ),
-    "ExtendedRuntimePerfKnobConfig": (),
     "ExternalDraftTokensConfig": ("tokens", "logits", "acceptance_threshold"),
     "KvCacheConfig": ("enable_block_reuse", "max_tokens", "enable_partial_reuse", "copy_on_partial_reuse"),
     "OutputConfig": ("return_log_probs", "return_generation_logits", "exclude_input_from_output"),
-    "OrchestratorConfig": (),
-    "CommunicationMode.ORCHESTRATOR": (),
-    "ModelType.DECODER_ONLY": (),
     "ParallelConfig": ("device_ids",),
     "Request": (
         *("input_token_ids", "max_tokens", "sampling_config", "output_config", "end_id"),
-        "external_draft_tokens_config",
+        *("external_draft_tokens_config",),
     ),
     "SamplingConfig": ("beam_width", "top_p"),
+    **dict.fromkeys(("Executor.shutdown", "ExtendedRuntimePerfKnobConfig", "OrchestratorConfig"), ()),
+    **dict.fromkeys(("CommunicationMode.ORCHESTRATOR", "ModelType.DECODER_ONLY"), ()),
 }
 """Of `tensorrt_llm.bindings.executor`: names, and the parameters that are passed to them by name."""
 
@@ -53,11 +50,7 @@ def executor_bindings() -> Any:
 
 
 def load(name: str, release: str) -> Any:
-    """Import a module of the library.
-
-    Args:
-        name: of the module.
-        release: of the library that it is in.
+    """Import a module of the library; `release` has it.
 
     Raises:
         InvalidInput: the library is not installed, is another release, or cannot be loaded on this machine.
@@ -65,16 +58,9 @@ def load(name: str, release: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "tensorrt_llm":
-            raise InvalidInput("tensorrt-llm", installed(), f"a package it needs is missing: {error}") from error
-        if error.name == "tensorrt_llm":
-            problem = (
-                "not installed; it needs an NVIDIA GPU, Linux and Python 3.12: "
-                f"pip install tensorrt-llm=={release} from NVIDIA's package index (docs/tensorrt-llm.md)"
-            )
-            raise InvalidInput("tensorrt-llm", None, problem) from None
-        problem = f"it has no {error.name}; install tensorrt-llm=={release}"
-        raise InvalidInput("tensorrt-llm", installed(), problem) from None
+        problem = "not installed" if error.name == "tensorrt_llm" else f"{error.name} is missing"
+        problem += f"; pip install tensorrt-llm=={release} from NVIDIA's package index (docs/tensorrt-llm.md)"
+        raise InvalidInput("tensorrt-llm", installed(), problem) from error
     except Exception as error:  # its libraries' own: a driver, CUDA or MPI that is not there
         raise InvalidInput("tensorrt-llm", installed(), f"cannot be loaded on this machine: {error}") from error
 
@@ -88,12 +74,7 @@ def installed() -> str | None:
 
 
 def check(module: Any, used: Mapping[str, Sequence[str]], release: str) -> None:
-    """See to it that a module has names with the parameters that are passed to them.
-
-    Args:
-        module: where to look.
-        used: by name in the module (`Class`, `function` or `Class.method`), the parameters.
-        release: of the library that has them.
+    """See to it that a module has what is `used`: by name in it (`Class.method`), parameters; `release` has them.
 
     Raises:
         InvalidInput: something is missing; all that is is named.
@@ -119,12 +100,9 @@ def parameters(owner: Any) -> set[str] | None:
 
     Functions of nanobind have no Python signature. Their docstring has one line for each overload.
     """
-    function = owner.__init__ if inspect.isclass(owner) else owner
     try:
         found = inspect.signature(owner).parameters.values()
     except (TypeError, ValueError):
-        names = set(re.findall(r"[(,]\s*(\w+)\s*:", function.__doc__ or ""))
-        return names or None
-    if any(p.kind is p.VAR_KEYWORD for p in found):
-        return None
-    return {p.name for p in found}
+        function = owner.__init__ if inspect.isclass(owner) else owner
+        return set(re.findall(r"[(,]\s*(\w+)\s*:", function.__doc__ or "")) or None
+    return None if any(p.kind is p.VAR_KEYWORD for p in found) else {p.name for p in found}

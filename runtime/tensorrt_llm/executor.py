@@ -16,13 +16,12 @@ from torch import Tensor
 
 from engines.prefix_cache import common_prefix
 from engines.tensorrt_llm_spec import ExecutorSpec
-from runtime.tensorrt_llm.beams import Beam
 from runtime.tensorrt_llm.compat import ENGINES, load
 
 log = logging.getLogger(__name__)
 
-NO_END = -1
-"""End id of a request that no token ends: ends are the runtime's own affair."""
+Found = tuple[Sequence[int], Sequence[float]]
+"""A beam as an executor tells it: its tokens, and each one's own log-probability."""
 NEVER = -1e30
 """A logit of probability 0."""
 LEAST = 1e-30
@@ -32,16 +31,11 @@ PATIENCE = timedelta(seconds=1)
 
 
 class Client:
-    """An executor.
+    """An executor, `executor` of the module `bindings`, and the engine's `spec`.
 
     All requests have one beam width, the engine's. A change of width recreates the executor's buffers, and the CUDA
     graphs that point to the old ones stay (batch_manager/trtGptModelInflightBatching.cpp: changeBeamWidth).
-
-    Args:
-        executor: a `tensorrt_llm.bindings.executor.Executor`.
-        bindings: that module.
-        spec: of its engine.
-        vocab_size: ids that the pair shares; logits beyond, of padded rows, are cut off.
+    Logits beyond `vocab_size`, the ids that the pair shares, are cut off.
     """
 
     def __init__(self, executor: Any, bindings: Any, spec: ExecutorSpec, vocab_size: int) -> None:
@@ -51,14 +45,7 @@ class Client:
 
     @classmethod
     def open(cls, folder: Path, bindings: Any, spec: ExecutorSpec, vocab_size: int, graphs: bool = True) -> Client:
-        """Load an engine.
-
-        Args:
-            folder: the engine folder.
-            bindings: `tensorrt_llm.bindings.executor`.
-            spec, vocab_size: see `Client`.
-            graphs: replay generation steps. A target has none: it scores drafts in the context phase.
-        """
+        """Load the engine of a folder. `graphs`: replay generation steps; a target scores in the context phase."""
         # nanobind/executor/executorConfig.cpp has the names of all of these
         parallel = bindings.ParallelConfig(device_ids=list(range(spec.tensor_parallel)))
         if spec.tensor_parallel > 1:  # one process per GPU, of the library's own; else both executors are in this one
@@ -103,11 +90,8 @@ class Client:
         requests = [self._request(text, 1 + len(draft), draft) for text, draft in zip(texts, drafts, strict=True)]
         return [self._scored(result, draft) for result, draft in zip(self._ask(requests), drafts, strict=True)]
 
-    def search(self, texts: Sequence[Sequence[int]], steps: Sequence[int]) -> list[list[Beam] | None]:
-        """Deterministic beam search behind each text, `steps` tokens; None where the request failed, which is logged.
-
-        Likelihoods are those of the unfiltered distribution at temperature 1.
-        """
+    def search(self, texts: Sequence[Sequence[int]], steps: Sequence[int]) -> list[list[Found] | None]:
+        """Deterministic beam search behind each text, unfiltered; None where the request failed, which is logged."""
         requests = [self._request(text, count, search=True) for text, count in zip(texts, steps, strict=True)]
         return [self._beams(result, count) for result, count in zip(self._ask(requests), steps, strict=True)]
 
@@ -130,7 +114,7 @@ class Client:
             output_config=of.OutputConfig(
                 return_log_probs=search, return_generation_logits=not search, exclude_input_from_output=True
             ),
-            end_id=NO_END,
+            end_id=-1,  # ends are the runtime's own affair
             external_draft_tokens_config=external,
         )
 
@@ -159,20 +143,14 @@ class Client:
         numbers = [int(number) for number in self._executor.enqueue_requests(requests=list(requests))]
         found: dict[int, Any] = {}
         try:
-            while len(found) < len(numbers):
+            while set(numbers) - found.keys():  # there may be late answers to a block that was interrupted
                 for response in self._executor.await_responses(timeout=PATIENCE):
-                    number = int(response.request_id)
-                    if number not in numbers:  # of a block that was interrupted
-                        continue
+                    found[int(response.request_id)] = None if response.has_error() else response.result
                     if response.has_error():
                         log.warning("the %s's executor: %s", self.spec.role, response.error_msg)
-                        found[number] = None
-                    elif response.result.is_final:
-                        found[number] = response.result
         finally:
-            for number in numbers:
-                if number not in found:
-                    self._executor.cancel_request(id=number)
+            for number in set(numbers) - found.keys():
+                self._executor.cancel_request(id=number)
         return [found[number] for number in numbers]
 
     def _scored(self, result: Any, draft: Sequence[int]) -> Tensor | None:
@@ -183,11 +161,11 @@ class Client:
         rows: Tensor = result.generation_logits[0, :known, : self.vocab_size]
         return rows.float() if len(rows) else None
 
-    def _beams(self, result: Any, steps: int) -> list[Beam] | None:
+    def _beams(self, result: Any, steps: int) -> list[Found] | None:
         if result is None:
             return None
         lengths = [len(each) for each in (*result.output_token_ids, *result.log_probs)]
         if lengths != [steps] * 2 * self.spec.max_beam_width:
             log.warning("the %s's executor: beams of %s tokens, not of %s", self.spec.role, lengths, steps)
             return None
-        return [Beam.of(*each) for each in zip(result.output_token_ids, result.log_probs, strict=True)]
+        return list(zip(result.output_token_ids, result.log_probs, strict=True))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from engines.tensorrt_llm_spec import ExecutorSpec, paths, read_executor_spec
 from mtad.errors import InvalidInput
@@ -34,40 +34,10 @@ OPTIONS = ("graphs", "max_waiting")
 """Options of `RuntimeConfig` that count here; the others were settled when the engines were built."""
 
 
-@dataclass(frozen=True)
-class OpenExecutor:
-    """What is to be seen of an engine from outside: its description, as `engines.Engine` has it."""
-
-    spec: ExecutorSpec
-
-
-@dataclass(frozen=True)
-class ExecutorPair:
-    """Two executors that decode together; the fields of `runtime.pair.Pair` that do not concern caches.
-
-    Attributes:
-        target, auxiliary: the engines.
-        tokenizer: the one they share.
-        vocab_size: token ids both know.
-        eos: tokens that end a text, the target's.
-        defaults: decoding parameters of `pair.json`.
-        device: where the loop's own tensors are.
-    """
-
-    target: OpenExecutor
-    auxiliary: OpenExecutor
-    tokenizer: PreTrainedTokenizerBase
-    vocab_size: int
-    eos: tuple[int, ...]
-    defaults: DecodingParams
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
-
-
 class ExecutorLLM(LLM):
     """A pair of executors, ready to decode: `LLM`'s interface, and `AsyncLLM` takes it as one.
 
-    Adaptive drafts are not there: what a block costs is the executors' affair, and a request that would have them by
-    default drafts what it asks for.
+    Adaptive drafts are not there: a request that would have them by default drafts what it asks for.
 
     Args:
         folder: a pair folder of `mtad export --to tensorrt-llm`.
@@ -75,8 +45,7 @@ class ExecutorLLM(LLM):
         bindings: `tensorrt_llm.bindings.executor`, or what takes its place.
 
     Raises:
-        InvalidInput: the library is missing or another one than this is written for, the folder is no such pair, or an
-            option does not count here.
+        InvalidInput: the library is missing or another release, it is no such pair, or an option does not count.
     """
 
     def __init__(self, folder: Path | str, config: RuntimeConfig | None = None, *, bindings: Any = None) -> None:
@@ -86,15 +55,11 @@ class ExecutorLLM(LLM):
                 problem = "settled when the engines of TensorRT-LLM were built, or theirs; leave it out"
                 raise InvalidInput(field.name, value, problem)
         pair = read_pair(folder)
-        target, auxiliary = pair.target.spec, pair.auxiliary.spec
-        if bindings is None:
-            bindings = executor_bindings()
-        self.clients = [
-            Client.open(folder / spec.role, bindings, spec, pair.vocab_size, self.config.graphs)
-            for spec in (target, auxiliary)
-        ]
-        # of a pair, what this class does not override reads the fields that an `ExecutorPair` has
-        self.pair, self.blocks = cast(Pair, pair), None
+        target, auxiliary = (cast(ExecutorSpec, engine.spec) for engine in (pair.target, pair.auxiliary))
+        of = executor_bindings() if bindings is None else bindings
+        specs = target, auxiliary
+        self.clients = [Client.open(folder / s.role, of, s, pair.vocab_size, self.config.graphs) for s in specs]
+        self.pair, self.blocks = pair, None
         self.memory = cast(Any, f"keys and values: {target.kv_tokens} and {auxiliary.kv_tokens} tokens")
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
@@ -120,18 +85,12 @@ class ExecutorLLM(LLM):
         if isinstance(asked, DecodingParams):
             if asked.speculation == "adaptive":
                 raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
-            spec = cast(ExecutorSpec, self.pair.target.spec)
-            if paths(asked) > spec.paths:
+            if paths(asked) > (built := self.clients[0].spec.paths):
                 problem = (
-                    f"the target was built to score {spec.paths} path per row, this method has up to {paths(asked)}; "
-                    f"export again with --defaults for it"
+                    f"the target was built for {built} path per row, not {paths(asked)}; export with --defaults for it"
                 )
                 raise InvalidInput("method", asked.method, problem)
         return super().requests(prompt, params, priority)
-
-    def submit(self, *requests: Request) -> None:
-        """See `LLM.submit`; nothing is ever measured."""
-        self.loop.submit(*requests)
 
     def measure(self, again: bool = False) -> None:
         """Nothing: see the class."""
@@ -143,8 +102,8 @@ class ExecutorLLM(LLM):
             client.close()
 
 
-def read_pair(folder: Path) -> ExecutorPair:
-    """Read what `mtad export --to tensorrt-llm` wrote; no engine is loaded.
+def read_pair(folder: Path) -> Pair:
+    """What `mtad export --to tensorrt-llm` wrote; no engine is loaded, and of a `Pair`'s fields, caches' are missing.
 
     Raises:
         InvalidInput: the folder is not a usable pair.
@@ -154,11 +113,13 @@ def read_pair(folder: Path) -> ExecutorPair:
     check_agreement(target, auxiliary, ("rows", "capacity", "draft_len", "beam_width"), vocab_size)
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
-    return ExecutorPair(
-        OpenExecutor(target),
-        OpenExecutor(auxiliary),
-        tokenizer,
-        vocab_size,
-        target.eos_token_ids,
-        DecodingParams.from_dict(defaults),
+    pair = SimpleNamespace(
+        target=SimpleNamespace(spec=target),
+        auxiliary=SimpleNamespace(spec=auxiliary),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        eos=target.eos_token_ids,
+        defaults=DecodingParams.from_dict(defaults),
+        device=torch.device("cpu"),
     )
+    return cast(Pair, pair)

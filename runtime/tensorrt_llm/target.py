@@ -18,16 +18,10 @@ from runtime.tensorrt_llm.executor import Client
 
 
 class ExecutorTarget:
-    """Scores and accepts; see `runtime.decoder.roles.Target`. Owns the tokens of each row.
+    """Scores and accepts; see `runtime.decoder.roles.Target`. Owns `tokens`, by row what its "columns" hold.
 
     Keys and values are the executor's. Each request sends its row's text whole, and what the executor knows of it from
     earlier requests it does not compute again. So nothing ever has to be rolled back. A tree is one request per leaf.
-
-    Args:
-        client: the target's executor.
-
-    Attributes:
-        tokens: by row, what its "columns" hold.
     """
 
     def __init__(self, client: Client) -> None:
@@ -59,7 +53,7 @@ class ExecutorTarget:
         return found
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
-        """See `Target.score`. Of nodes that were not scored, the root's logits; of a failed row, not numbers."""
+        """See `Target.score`. Of nodes that were not scored, the root's logits."""
         sequences = self.sequences(batch)
         self.tokens.update(enumerate(sequences))  # a block without a draft is never committed
         places = [(row, nodes) for row in range(len(sequences)) for nodes in _leaves(tree, row)]
@@ -70,16 +64,13 @@ class ExecutorTarget:
             self._logits = torch.empty(shape)
         self._scored = torch.zeros(shape[:2], dtype=torch.bool)
         answers = self.client.logits([sequences[row] for row, _ in places], drafts)
-        failed = {row for (row, _), rows in zip(places, answers, strict=True) if rows is None}
         for (row, nodes), rows in zip(places, answers, strict=True):
-            if row in failed:
-                self._logits[row] = math.nan
-                continue
-            assert rows is not None
-            if not self._scored[row, 0]:
-                self._logits[row] = rows[0]
-            at = [0, *(1 + node for node in nodes)][: len(rows)]
-            self._logits[row, at], self._scored[row, at] = rows, True
+            if rows is not None:
+                if not self._scored[row, 0]:
+                    self._logits[row] = rows[0]
+                at = [0, *(1 + node for node in nodes)][: len(rows)]
+                self._logits[row, at], self._scored[row, at] = rows, True
+        self._logits[~self._scored[:, 0]] = math.nan  # ends these requests, and no others
         return self._logits
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
@@ -106,12 +97,8 @@ def _leaves(tree: TokenTree | None, row: int) -> list[list[int]]:
         return [[]]
     drafted, parents = tree.drafted[row].tolist(), tree.parents[row].tolist()
     inner = {parent for parent, own in zip(parents, drafted, strict=True) if own}
-    paths = []
-    for leaf, own in enumerate(drafted):
-        if own and leaf not in inner:
-            path, node = [], leaf
-            while node >= 0:
-                path.append(node)
-                node = parents[node]
-            paths.append(path[::-1])
-    return paths or [[]]
+
+    def path(node: int) -> list[int]:
+        return [] if node < 0 else [*path(parents[node]), node]
+
+    return [path(node) for node, own in enumerate(drafted) if own and node not in inner] or [[]]

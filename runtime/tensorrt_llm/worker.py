@@ -7,7 +7,8 @@ decides. Not executed with the library; written from its `_torch/speculative/{in
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,6 +45,8 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """By module, what is used of it: names, and parameters that are passed to them or taken over."""
 
+Chosen = tuple[Tensor, Tensor]
+
 
 def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any) -> Any:
     """A `tensorrt_llm.LLM` that decodes by `mtad`.
@@ -72,22 +75,16 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any)
     if not modules[PROCESS].enable_worker_single_process_for_tp1():
         problem = "not 1 when it was read; start Python with it set to 1, so that the model is in this process"
         raise InvalidInput("TLLM_WORKER_USE_SINGLE_PROCESS", None, problem)
-    config = modules[API].DraftTargetDecodingConfig(
-        max_draft_len=params.draft_len, speculative_model=auxiliary, use_rejection_sampling=True
-    )
+    chain = {"max_draft_len": params.draft_len, "speculative_model": auxiliary, "use_rejection_sampling": True}
     own = modules[UTILS].DraftTargetOneModelWorker
     # `get_spec_worker` looks the class up by this name while the model is built
     modules[UTILS].DraftTargetOneModelWorker = make_worker(own, modules[INTERFACE], params.threshold)
     try:
-        return modules[API].LLM(model=model, speculative_config=config, **options)
+        return modules[API].LLM(
+            model=model, speculative_config=modules[API].DraftTargetDecodingConfig(**chain), **options
+        )
     finally:
         modules[UTILS].DraftTargetOneModelWorker = own
-
-
-class Bound(NamedTuple):
-    """What of `mtad.rows.Rows` the joint rule reads."""
-
-    threshold: Tensor
 
 
 def make_worker(base: Any, interface: Any, threshold: float) -> type:
@@ -99,24 +96,18 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
 
         def _accept_draft_tokens(
             self, logits: Tensor, draft_tokens: Tensor, num_contexts: int, batch_size: int, spec_metadata: Any
-        ) -> tuple[Tensor, Tensor]:
-            """Accept.
+        ) -> Chosen:
+            """Tokens int32 [requests, 1 + D] and how many count, int32 [requests]; those in context have one.
 
             Args:
-                logits: the target's, a row per context request, then 1 + D per request that generates.
+                logits: the target's, a row per request in context, then 1 + D for each of G that generate.
                 draft_tokens: int32 [G, D].
-                num_contexts, batch_size: requests, G + num_contexts in all.
+                num_contexts, batch_size: requests in context, and all.
                 spec_metadata: sampling parameters, and by slot what each token was drawn from.
-
-            Returns:
-                tokens int32 [requests, 1 + D], and how many of them count, int32 [requests].
             """
             (count, drafted), meta = draft_tokens.shape, spec_metadata
             if not count or not drafted or not self._can_use_rejection_sampling(meta):
-                found: tuple[Tensor, Tensor] = super()._accept_draft_tokens(
-                    logits, draft_tokens, num_contexts, batch_size, meta
-                )
-                return found
+                return cast(Chosen, super()._accept_draft_tokens(logits, draft_tokens, num_contexts, batch_size, meta))
             assert self._d2t is None, "the models have two vocabularies"
             logits = self._apply_occurrence_penalties(logits, draft_tokens, num_contexts, batch_size, meta)
             tokens = torch.zeros(batch_size, 1 + drafted, dtype=torch.int32, device=logits.device)
@@ -125,7 +116,7 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
                 first = self._sample_tokens_for_batch(logits[:num_contexts], meta, num_contexts, num_contexts)
                 tokens[:num_contexts, 0] = first
             own = slice(num_contexts, num_contexts + count * (1 + drafted))
-            filters = (meta.temperatures[own], meta.top_ks[own], meta.top_ps[own], meta.min_ps[own])
+            filters = (values[own] for values in (meta.temperatures, meta.top_ks, meta.top_ps, meta.min_ps))
             p = interface.spec_compute_probs_from_logits(meta.advanced_sampling_mode, logits[own], *filters)
             requests = slice(num_contexts, batch_size)
             q = meta.draft_probs[meta.batch_slot_ids[requests], :drafted]
@@ -133,14 +124,13 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
             tokens[num_contexts:], counts[num_contexts:] = decide(
                 draft_tokens.long(), p.view(count, 1 + drafted, -1), q, uniform, log_threshold
             )
-            accepted: tuple[Tensor, Tensor] = self._commit_occurrence_counts((tokens, counts), batch_size, meta)
-            return accepted
+            return cast(Chosen, self._commit_occurrence_counts((tokens, counts), batch_size, meta))
 
     return Worker
 
 
-def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> tuple[Tensor, Tensor]:
-    """Decide chains by the joint rule.
+def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> Chosen:
+    """Decide chains by `mtad.joint.joint`: tokens int64 [G, 1 + D], those accepted and one more; how many, int64 [G].
 
     Args:
         drafted: int64 [G, D].
@@ -148,19 +138,15 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
         q: what each drafted token was drawn from, float32 [G, D, V or more].
         uniform: of the token behind, float32 [G] in [0, 1).
         log_threshold: of the ratio of joint likelihoods.
-
-    Returns:
-        tokens int64 [G, 1 + D], those accepted and one more; and how many, int64 [G].
     """
     (count, levels), at = drafted.shape, drafted[:, :, None]
     log_p, log_q = p[:, :-1].gather(2, at).squeeze(2).log(), q.gather(2, at).squeeze(2).log()
-    parents = torch.arange(levels, device=p.device).expand(count, -1) - 1
-    paths = drafted.new_zeros(count, levels, levels)
-    tree = TokenTree(drafted, parents, log_q.cumsum(1), torch.ones_like(drafted, dtype=torch.bool), paths)
+    paths, true = drafted.new_zeros(count, levels, levels), torch.ones_like(drafted, dtype=torch.bool)
+    tree = TokenTree(drafted, paths[:, 0], log_q.cumsum(1), true, paths)  # nobody asks for a chain's parents
     ids = torch.arange(p.shape[2], device=p.device).expand(p.shape)
     noise = Noise((), p.new_empty(0), uniform, p.new_empty(0))
     scored = Scored(tree, log_p, Candidates(ids, p.log()), None, (), noise, p.shape[2])
-    verdict = joint(scored, cast(Rows, Bound(p.new_full((count, 1), log_threshold))))
+    verdict = joint(scored, cast(Rows, SimpleNamespace(threshold=log_threshold)))
     behind = torch.arange(1 + levels, device=p.device) == verdict.length[:, None]
     bonus = draw(verdict.ids, verdict.weights, uniform)
     return torch.where(behind, bonus[:, None], pad(drafted, (0, 1))), verdict.length + 1

@@ -35,7 +35,7 @@ from runtime import LLM, RuntimeConfig
 from runtime.commands.entry import Parser, command
 from runtime.tensorrt_llm import compat as library
 from runtime.tensorrt_llm.executor import Client
-from runtime.tensorrt_llm.llm import ExecutorLLM, ExecutorPair, read_pair
+from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from scripts.gpu.checks import Check
 from scripts.paths import DEMO
 
@@ -163,7 +163,7 @@ def run(folder: Path, torch_pair: Path, bindings: Any, tokens: int) -> dict[str,
     return {"passed": all(each.passed for each in (*answers, *checks)), "checks": rows, "tokens_per_second": speeds}
 
 
-def experiments(folder: Path, pair: ExecutorPair, bindings: Any, prompts: list[list[int]]) -> Iterator[Answer]:
+def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]) -> Iterator[Answer]:
     """The questions, on engines that are opened for each."""
 
     @contextmanager

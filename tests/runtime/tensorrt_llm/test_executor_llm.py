@@ -38,7 +38,7 @@ TREES: dict[str, object] = {"method": "mmtad", "draft_len": 3, "beam_width": 3}
 
 def write_fake_pair(plan: ExecutorPairPlan, folder: Path) -> None:
     """What `build_pair` leaves, of engines that the fake runs with the checkpoints' weights."""
-    for each in plan.engines:
+    for each in plan.engines.values():
         spec = each.spec
         (folder / spec.role).mkdir(parents=True)
         for name in ("config.json", "rank0.engine"):

@@ -20,8 +20,7 @@ from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import QueueFull, Scheduler
-from runtime.tensorrt_llm.auxiliary import ExecutorAuxiliary
-from runtime.tensorrt_llm.beams import Beam
+from runtime.tensorrt_llm.auxiliary import Beam, ExecutorAuxiliary
 from runtime.tensorrt_llm.target import ExecutorTarget
 from tests.runtime import test_schedules as engines
 from tests.runtime.tensorrt_llm.test_executor import CAPACITY, make_spec, open_client
@@ -163,11 +162,11 @@ def test_one_beam_search_is_the_draft_of_temperature_0(method: str) -> None:
 
 def test_ids_of_padding_and_tokens_of_probability_0_are_never_drafted() -> None:
     """An executor knows neither the shared vocabulary nor this package's filter: beams end before such tokens."""
-    assert Beam.of([3, 1, 12, 4], [-1.0, -0.5, -0.1, -0.1]).known(12) == Beam((3, 1), (-1.0, -1.5))
-    assert Beam.of([3, 1], [-math.inf, -0.5]).known(12).tokens == ()
-    ends = torch.arange(12) == 0
-    assert Beam.of([3, 1, 0, 2], [-1.0] * 4).cut(ends, -math.inf).tokens == (3, 1, 0)
-    assert Beam.of([3, 1, 0, 2], [-1.0] * 4).cut(None, -1.5).tokens == (3, 1)
+    ends, least = torch.arange(12) == 0, -math.inf
+    assert Beam.of(([3, 1, 12, 4], [-1.0, -0.5, -0.1, -0.1]), 12, None, least) == Beam((3, 1), (-1.0, -1.5))
+    assert Beam.of(([3, 1], [-math.inf, -0.5]), 12, None, least).tokens == ()
+    assert Beam.of(([3, 1, 0, 2], [-1.0] * 4), 12, ends, least).tokens == (3, 1, 0)
+    assert Beam.of(([3, 1, 0, 2], [-1.0] * 4), 12, None, -1.5).tokens == (3, 1)
     params = DecodingParams(method="mmtad", top_k=0, top_p=1.0, max_tokens=24, seed=1, ignore_eos=True)
     request = Request(0, [3, 7, 2], params, 1)
     Pair(1, "search", vocab_size=VOCAB - 2).run(request)
