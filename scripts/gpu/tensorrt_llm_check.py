@@ -191,7 +191,7 @@ def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]
     def tokens_alone(tokens: list[int], **_: Any) -> Any:
         return bindings.ExternalDraftTokensConfig(tokens)
 
-    long = [(prompt * CAPACITY)[: CAPACITY // 2 + 5] for prompt in prompts]
+    long = [(prompt * CAPACITY)[: CAPACITY // 2] for prompt in prompts]  # whole blocks, with no room for a draft
     with opened("target") as target:
         whole = scored(target, prompts) == [DRAFT] * len(prompts)
         yield Answer("C1", "Is every row of a draft returned, as it is offered here?", whole)
@@ -268,7 +268,7 @@ def _logits(llm: ExecutorLLM, reference: LLM, prompts: Sequence[list[int]]) -> C
 
 def _texts(llm: LLM, prompts: Sequence[list[int]], method: str, tokens: int) -> list[list[int]]:
     params = DecodingParams(
-        method=method, draft_len=DRAFT, beam_width=WIDTH, temperature=0.0, max_tokens=tokens, speculation="fixed"
+        method=method, draft_len=DRAFT, beam_width=WIDTH, temperature=0.0, top_k=0, top_p=1.0, max_tokens=tokens
     )
     return [result.token_ids for result in llm.generate(prompts, params)]
 

@@ -27,21 +27,11 @@ from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
 from mtad.errors import InvalidInput
 
 OPTIONS = {
-    *("checkpoint_dir", "model_config", "build_config", "model_cls_file", "model_cls_name", "output_dir"),
-    *("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width", "max_num_tokens", "opt_num_tokens"),
-    *("max_encoder_input_len", "max_prompt_embedding_table_size", "kv_cache_type", "paged_kv_cache"),
-    *("input_timing_cache", "output_timing_cache", "profiling_verbosity", "strip_plan", "weight_sparsity"),
-    *("weight_streaming", "fast_build", "workers", "log_level", "enable_debug_output", "visualize_network", "dry_run"),
-    *(
-        "monitor_memory",
-        "logits_dtype",
-        "gather_context_logits",
-        "gather_generation_logits",
-        "speculative_decoding_mode",
-    ),
-    *("max_draft_len", "gemm_plugin", "use_paged_context_fmha", "tokens_per_block"),
+    *("checkpoint_dir", "output_dir", "max_batch_size", "max_input_len", "max_seq_len", "max_beam_width"),
+    *("max_num_tokens", "kv_cache_type", "workers", "logits_dtype", "speculative_decoding_mode", "max_draft_len"),
+    *("gemm_plugin", "use_paged_context_fmha", "tokens_per_block"),
 }
-"""Options of `trtllm-build` 1.2 (`tensorrt_llm/commands/build.py`), of the plugins' those used here."""
+"""Of the options of `trtllm-build` 1.2 (`tensorrt_llm/commands/build.py`), those used here."""
 
 MODEL = {
     "from_hugging_face": "(hf_model_or_dir, dtype='auto', mapping=None, quant_config=None, **kwargs)",
@@ -168,7 +158,7 @@ def opt_checkpoint(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.Temp
 
 def of(plan: ExecutorPairPlan, role: str) -> dict[str, str]:
     """A role's arguments of `trtllm-build`."""
-    arguments = getattr(plan, role).build
+    arguments = plan.engines[role].build
     return {name.removeprefix("--"): value for name, value in zip(arguments[1::2], arguments[2::2], strict=True)}
 
 
@@ -185,7 +175,8 @@ def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Execut
     made = plan(beam_width=3)
     target, auxiliary = of(made, "target"), of(made, "auxiliary")
     assert target["speculative_decoding_mode"] == "draft_tokens_external"
-    assert (target["max_draft_len"], target["max_beam_width"], target["max_batch_size"]) == ("4", "1", "12")
+    assert (target["max_draft_len"], target["max_beam_width"], target["max_batch_size"]) == ("4", "1", "4")
+    assert (target["max_input_len"], target["max_seq_len"]) == ("256", "261")
     assert "speculative_decoding_mode" not in auxiliary
     assert "max_draft_len" not in auxiliary
     assert (auxiliary["max_beam_width"], auxiliary["max_batch_size"]) == ("3", "4")
@@ -193,18 +184,20 @@ def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Execut
         assert arguments.keys() <= OPTIONS
         assert (arguments["use_paged_context_fmha"], arguments["kv_cache_type"]) == ("enable", "paged")
         assert arguments["logits_dtype"] == "float32"
-        assert arguments["max_input_len"] == arguments["max_seq_len"] == "256"
     steps = of(plan(beam_width=3, drafting="steps"), "auxiliary")
     assert (steps["max_beam_width"], steps["max_batch_size"]) == ("1", "12")
 
 
-def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callable[..., ExecutorPairPlan]) -> None:
-    for rows, draft_len, beam_width in ((1, 1, 1), (4, 4, 4), (64, 8, 8), (256, 4, 4)):
-        made = plan(rows=rows, draft_len=draft_len, beam_width=beam_width)
-        tokens = int(of(made, "target")["max_num_tokens"])
-        assert tokens >= max(rows * beam_width * (draft_len + 1), 256)
-        assert int(of(made, "auxiliary")["max_num_tokens"]) >= max(rows * beam_width, 256)
-        assert tokens <= rows * beam_width * 256
+@pytest.mark.parametrize(("method", "paths"), [("mtad", 1), ("mmtad", 3), ("mtjd", 3), ("sample", 1)])
+def test_sizes_are_rows_times_capacity_times_the_paths_of_the_pairs_method(
+    plan: Callable[..., ExecutorPairPlan], method: str, paths: int
+) -> None:
+    made = plan(rows=5, beam_width=3, defaults={"method": method, "draft_len": 4, "beam_width": 3})
+    for role, requests, beams in (("target", paths, 1), ("auxiliary", 1, 3)):
+        spec = made.engines[role].spec
+        assert int(of(made, role)["max_num_tokens"]) == spec.max_num_tokens == 5 * 256 * requests
+        assert spec.kv_tokens == 5 * requests * (256 + beams * 2 * 32)
+        assert spec.paths == requests
 
 
 @pytest.mark.parametrize(
@@ -224,10 +217,7 @@ def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callabl
         ({"quantization": "int4_awq", "calibration": "texts"}, "quantize"),
         ({"tensor_parallel": 3}, "tensor_parallel"),
         ({"tensor_parallel": 8}, "tensor_parallel"),
-        ({"max_num_tokens": 0}, "max_num_tokens"),
-        ({"max_num_tokens": 255}, "max_num_tokens"),
-        ({"max_num_tokens": 299, "rows": 60, "beam_width": 1}, "max_num_tokens"),
-        ({"max_num_tokens": 10**6}, "max_num_tokens"),
+        ({"rows": 10**6}, "capacity"),
         ({"defaults": {"method": "none"}}, "method"),
         ({"defaults": {}, "draft_len": 3}, "draft_len"),
         ({"defaults": {}, "beam_width": 3}, "beam_width"),
@@ -256,13 +246,13 @@ def test_memory_counts_weights_as_they_are_stored_and_shrinks_with_gpus(
     plan: Callable[..., ExecutorPairPlan], checkpoints: tuple[Path, Path]
 ) -> None:
     stored = sum(value.numel() for value in load_file(checkpoints[0] / "model.safetensors").values())
-    one, two = plan().target.memory, plan(tensor_parallel=2).target.memory
-    assert one.weights == 2 * stored
-    assert one.weights / 2 < two.weights < one.weights
-    assert two.cache == one.cache / 2
-    # 2 layers, keys and values, 2 heads of 16, 2 bytes; a block of 32 and a draft for each of 16 requests
-    assert one.cache == 2 * 2 * 2 * 16 * 2 * (4 * 256 + 16 * (32 + 4))
-    assert one.total == one.weights + one.cache + one.logits
+    one, two = (plan(tensor_parallel=count).engines["target"].to_dict()["memory"] for count in (1, 2))
+    assert one["weights"] == 2 * stored
+    assert one["weights"] / 2 < two["weights"] < one["weights"]
+    assert two["cache"] == one["cache"] / 2
+    # 2 layers, keys and values, 2 heads of 16, 2 bytes; of each row the text, and two blocks for its draft
+    assert one["cache"] == 2 * 2 * 2 * 16 * 2 * 4 * (256 + 2 * 32)
+    assert one["total"] == sum(one.values()) / 2
 
 
 @pytest.mark.usefixtures("library")
@@ -275,7 +265,7 @@ def test_a_built_pair_holds_engines_descriptions_and_tokenizers_alone(
     build_pair(made, folder, run=fake_build)
     assert {path.name for path in folder.iterdir()} == {"target", "auxiliary", "pair.json"}
     assert json.loads((folder / "pair.json").read_text())["defaults"] == {"draft_len": 3}
-    for each in made.engines:
+    for each in made.engines.values():
         spec = read_executor_spec(folder / each.spec.role)
         assert spec == each.spec
         assert (folder / each.spec.role / "tokenizer.json").is_file()
@@ -300,7 +290,8 @@ def test_weights_are_quantized_by_the_librarys_own_path(write_checkpoint: Callab
     assert vars(quantized["quant"]) == {"quant_algo": "W4A16_AWQ", "group_size": 128}
     assert quantized["data"] == "texts"
     assert quantized["dtype"] == plain["dtype"] == "bfloat16"
-    assert made.target.memory.weights < made.auxiliary.memory.weights / 2 + 2 * 2 * 300 * 128
+    weights = {role: each.memory["weights"] for role, each in made.engines.items()}
+    assert weights["target"] < weights["auxiliary"] / 2 + 2 * 2 * 300 * 128
 
 
 @pytest.mark.usefixtures("library")

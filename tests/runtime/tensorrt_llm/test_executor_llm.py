@@ -184,7 +184,7 @@ def test_the_check_answers_every_question_compares_and_writes_one_json(
         assert [each["question"] for each in answers if each["answer"] != each["assumed"]] == [
             "Are logits the same when chunked context reuses keys and values?"  # the fake computes them anew
         ]
-    assert fault != "rows" or failed == {"C1"}
+    assert fault != "rows" or "C1" in failed
     assert fault != "logits" or "sample: text not the torch engine's" in failed
     assert fault != "graphs" or "mtad: graphs on and off" in failed
     assert result["tokens_per_second"].keys() == {"sample", "mtad"}
