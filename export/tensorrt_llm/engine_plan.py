@@ -118,7 +118,7 @@ def plan_engine(
     return EnginePlan(spec, checkpoint, _convert(spec, checkpoint, calibration), _build(spec), memory)
 
 
-def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -> dict[str, int]:
+def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -> dict[str, Any]:
     """Sizes with which all requests of a block run in one iteration.
 
     The library charges each request its whole text, not the part of it that it need not compute, and does so twice:
@@ -148,7 +148,7 @@ def _convert(spec: ExecutorSpec, checkpoint: Checkpoint, calibration: str | None
     if spec.quantization == "none":
         arguments = {"hf_model_or_dir": folder, "load_model_on_cpu": True, **common}
         return {"by": f"{owner}.from_hugging_face", "arguments": arguments}
-    quantized = {"quant_algo": QUANTIZATIONS[spec.quantization]}
+    quantized: dict[str, object] = {"quant_algo": QUANTIZATIONS[spec.quantization]}
     quantized |= {"group_size": GROUP} if spec.quantization == "int4_awq" else {}
     arguments = {"hf_model_dir": folder, "quant_config": quantized, "calib_dataset": calibration, **common}
     return {"by": f"{owner}.quantize", "arguments": arguments}
@@ -185,5 +185,5 @@ def _weights(spec: ExecutorSpec, checkpoint: Checkpoint, embedding: int) -> int:
     linear = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in apart)
     rest = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in apart)
     each = {"none": 2.0, "fp8": 1.0, "int4_awq": 0.5 + 2 / GROUP}[spec.quantization]
-    parallel = spec.tensor_parallel
-    return math.ceil(linear * each / parallel + 2 * (rest + embedding * (1 + 1 / parallel)))
+    split: float = linear * each / spec.tensor_parallel
+    return math.ceil(split + 2 * (rest + embedding * (1 + 1 / spec.tensor_parallel)))

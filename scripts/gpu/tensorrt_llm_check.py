@@ -155,12 +155,13 @@ def run(folder: Path, torch_pair: Path, bindings: Any, tokens: int) -> dict[str,
     """
     pair = read_pair(folder)
     prompts = [list(pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
-    answers = [_told(answer) for answer in experiments(folder, pair, bindings, prompts)]
+    found: list[Answer | Check] = [_told(answer) for answer in experiments(folder, pair, bindings, prompts)]
     checks, speeds = compare(folder, torch_pair, bindings, prompts, tokens)
-    rows = [{**asdict(each), "passed": each.passed} for each in (*answers, *checks)]
+    found += checks
+    rows = [{**asdict(each), "passed": each.passed} for each in found]
     for row in rows:
         row |= {name: None for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {"passed": all(each.passed for each in (*answers, *checks)), "checks": rows, "tokens_per_second": speeds}
+    return {"passed": all(each.passed for each in found), "checks": rows, "tokens_per_second": speeds}
 
 
 def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]) -> Iterator[Answer]:

@@ -464,8 +464,8 @@ class Executor:
                     log_probs = log_probs.flip(0)
                 grown += [([*tokens, token], [*each, value]) for token, value in enumerate(log_probs.tolist())]
             beams = sorted(grown, key=lambda beam: -sum(beam[1]))[: active.width]
-        log_probs = [each for _, each in beams]
-        return Result(True, [tokens for tokens, _ in beams], [sum(each) for each in log_probs], log_probs)
+        own = [each for _, each in beams]
+        return Result(True, [tokens for tokens, _ in beams], [sum(each) for each in own], own)
 
     def _returned(self, rows: list[Tensor], width: int, fault: str | None) -> Tensor:
         """batch_manager/handleContextLogits.cpp: the same rows for each beam; padded ids are the largest of all."""

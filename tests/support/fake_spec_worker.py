@@ -72,7 +72,8 @@ class SpecWorkerBase:
     def _apply_occurrence_penalties(
         self, logits: Tensor, draft_tokens: Tensor, num_contexts: int, batch_size: int, spec_metadata: Any
     ) -> Tensor:
-        return logits.clone() - 100.0 * (torch.arange(VOCAB) == spec_metadata.penalised)
+        penalised: Tensor = torch.arange(VOCAB) == spec_metadata.penalised
+        return logits.clone() - 100.0 * penalised
 
     def _commit_occurrence_counts(
         self, accepted: tuple[Tensor, Tensor], batch_size: int, spec_metadata: Any

@@ -118,7 +118,7 @@ def raw(text: list[int], external: Any = None, top_p: float | None = None) -> An
 
 def answers(executor: fake.Executor, *requests: Any) -> list[int]:
     """Rows of logits that each request gets back."""
-    numbers, found = executor.enqueue_requests(list(requests)), {}
+    numbers, found = executor.enqueue_requests(list(requests)), dict[int, Any]()
     while len(found) < len(numbers):
         found |= {each.request_id: each.result for each in executor.await_responses()}
     return [found[number].generation_logits.shape[1] for number in numbers]
@@ -189,8 +189,8 @@ def test_what_the_library_generates_in_place_of_a_discarded_draft_is_not_believe
 def test_all_requests_of_a_block_run_in_one_iteration_where_sizes_are_the_exported_ones() -> None:
     spec = make_spec("target", rows=3, beam_width=3)
     texts = [[1 + at % 7 for at in range(CAPACITY - DRAFT)]] * 9
-    for changes, most in (({}, 9), ({"max_num_tokens": spec.max_num_tokens // 2}, 4), ({"kv_tokens": 640}, 2)):
-        client, executor = open_client(replace(spec, **changes))
+    for tokens, blocks, most in ((spec.max_num_tokens, spec.kv_tokens, 9), (1200, spec.kv_tokens, 4), (2304, 640, 2)):
+        client, executor = open_client(replace(spec, max_num_tokens=tokens, kv_tokens=blocks))
         assert None not in client.logits(texts, [[1, 2, 3, 4]] * 9)
         assert max(executor.iterations) == most
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_a_pair_that_does_not_belong_together_or_has_no_room_is_refused(executor
     shutil.copytree(executor_pair, folder)
     for role in ("target", "auxiliary"):
         fake.ENGINES[str(folder / role)] = fake.ENGINES[str(executor_pair / role)]
-    pair = read_pair(folder)
+    pair: Any = read_pair(folder)
     write_executor_spec(folder / "target", replace(pair.target.spec, max_batch_size=3))
     with pytest.raises(InvalidInput, match="1 path per row, this method has up to 3"):
         ExecutorLLM(folder, bindings=fake).requests("x")
@@ -206,7 +207,7 @@ def test_the_check_refuses_a_machine_without_the_library(
 @pytest.mark.slow
 def test_the_shell_script_says_the_same(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    script = [ROOT / "scripts" / "gpu" / "trtllm_check.sh", "--work", tmp_path / "work"]
+    script = [str(ROOT / "scripts" / "gpu" / "trtllm_check.sh"), "--work", str(tmp_path / "work")]
     done = subprocess.run(script, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert "NVIDIA's package index" in done.stderr

@@ -115,9 +115,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             self.__dict__.update(values)
 
     class LLM(Config):
-        def __init__(self, **values: Any) -> None:
-            super().__init__(**values)
-            self.worker = sys.modules[ours.UTILS].get_spec_worker(self.speculative_config, None)
+        def __init__(self, speculative_config: Any, **values: Any) -> None:
+            super().__init__(speculative_config=speculative_config, **values)
+            self.worker = sys.modules[ours.UTILS].get_spec_worker(speculative_config, None)
 
     def get_spec_worker(spec_config: Any, mapping: Any) -> Any:
         return sys.modules[ours.UTILS].DraftTargetOneModelWorker(spec_config, mapping)
