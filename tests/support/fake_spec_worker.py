@@ -8,13 +8,16 @@ library is a few lines of torch. `Loop` drives a worker as the library's executo
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from runtime.tensorrt_llm import worker as ours
 from tests.support.fake_executor import mock_logits
 from tests.support.mock_engine import VOCAB
 
@@ -178,9 +181,40 @@ class Loop:
             request.draft, request.windows = [], request.windows + 1
             for step in range(self.draft_len):
                 logits = mock_logits([*request.tokens, *request.draft], 0.3)[None]
-                filters = (
-                    torch.tensor([value]) for value in (request.temperature or 1e-3, request.top_k, request.top_p)
-                )
+                values = request.temperature or 1e-3, request.top_k, request.top_p
+                filters: Any = [torch.tensor([value]) for value in values]
                 p = spec_compute_probs_from_logits("full", logits, *filters, torch.zeros(1))
                 self.draft_probs[request.slot, step] = p[0]
                 request.draft += draw(p, torch.tensor([request.seed]), torch.tensor([offset + 1 + step])).tolist()
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules that are used, with fakes in them."""
+    built = SimpleNamespace(single=True)
+
+    class Config:
+        def __init__(self, **values: Any) -> None:
+            self.__dict__.update(values)
+
+    class LLM(Config):
+        def __init__(self, speculative_config: Any, **values: Any) -> None:
+            super().__init__(speculative_config=speculative_config, **values)
+            self.worker = sys.modules[ours.UTILS].get_spec_worker(speculative_config, None)
+
+    def get_spec_worker(spec_config: Any, mapping: Any) -> Any:
+        return sys.modules[ours.UTILS].DraftTargetOneModelWorker(spec_config, mapping)
+
+    values: dict[str, dict[str, Any]] = {
+        ours.INTERFACE: globals(),
+        ours.UTILS: {
+            "get_spec_worker": get_spec_worker,
+            "DraftTargetOneModelWorker": DraftTargetOneModelWorker,
+        },
+        ours.API: {"LLM": LLM, "DraftTargetDecodingConfig": Config},
+        ours.PROCESS: {"enable_worker_single_process_for_tp1": lambda: built.single},
+    }
+    for name in {parent for each in values for parent in (each.rsplit(".", n)[0] for n in range(4))} | values.keys():
+        module = ModuleType(name)
+        module.__dict__.update({key: value for key, value in values.get(name, {}).items() if key[:2] != "__"})
+        monkeypatch.setitem(sys.modules, name, module)
+    return built

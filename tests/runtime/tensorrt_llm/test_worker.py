@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,35 +107,7 @@ def test_random_numbers_are_uniform_and_differ_by_seed_and_progress() -> None:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The modules that are used, with fakes in them."""
-    built = SimpleNamespace(single=True)
-
-    class Config:
-        def __init__(self, **values: Any) -> None:
-            self.__dict__.update(values)
-
-    class LLM(Config):
-        def __init__(self, speculative_config: Any, **values: Any) -> None:
-            super().__init__(speculative_config=speculative_config, **values)
-            self.worker = sys.modules[ours.UTILS].get_spec_worker(speculative_config, None)
-
-    def get_spec_worker(spec_config: Any, mapping: Any) -> Any:
-        return sys.modules[ours.UTILS].DraftTargetOneModelWorker(spec_config, mapping)
-
-    values: dict[str, dict[str, Any]] = {
-        ours.INTERFACE: vars(fake),
-        ours.UTILS: {
-            "get_spec_worker": get_spec_worker,
-            "DraftTargetOneModelWorker": fake.DraftTargetOneModelWorker,
-        },
-        ours.API: {"LLM": LLM, "DraftTargetDecodingConfig": Config},
-        ours.PROCESS: {"enable_worker_single_process_for_tp1": lambda: built.single},
-    }
-    for name in {parent for each in values for parent in (each.rsplit(".", n)[0] for n in range(4))} | values.keys():
-        module = ModuleType(name)
-        module.__dict__.update({key: value for key, value in values.get(name, {}).items() if key[:2] != "__"})
-        monkeypatch.setitem(sys.modules, name, module)
-    return built
+    return fake.install(monkeypatch)
 
 
 def test_the_worker_is_in_its_place_while_the_model_is_built(library: SimpleNamespace) -> None:
