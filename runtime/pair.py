@@ -133,7 +133,7 @@ def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_siz
         if ours != theirs:
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:
