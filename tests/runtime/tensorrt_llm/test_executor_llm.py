@@ -132,7 +132,7 @@ def test_a_pair_that_does_not_belong_together_or_has_no_room_is_refused(executor
         fake.ENGINES[str(folder / role)] = fake.ENGINES[str(executor_pair / role)]
     pair: Any = read_pair(folder)
     write_executor_spec(folder / "target", replace(pair.target.spec, max_batch_size=3))
-    with pytest.raises(InvalidInput, match="1 path per row, this method has up to 3"):
+    with pytest.raises(InvalidInput, match="1 path per row, not 3"):
         ExecutorLLM(folder, bindings=fake).requests("x")
     write_executor_spec(folder / "auxiliary", replace(pair.auxiliary.spec, rows=7))
     with pytest.raises(InvalidInput, match="must agree"):
