@@ -149,10 +149,9 @@ class ExecutorAuxiliary:
             if beams is None:
                 found[row] = [Beam((0,), (math.nan,))]  # ends its request, and no other
                 continue
-            ends = rows.ends if heeds[row] else None
-            known = (Beam.of(beam, self.client.vocab_size, ends, least[row]) for beam in beams)
-            cut = [beam for beam in known if beam.tokens]
-            found[row] = sorted(cut, key=lambda beam: -beam.log_q[-1])[: widths[row]]
+            limits = self.client.vocab_size, rows.ends if heeds[row] else None, least[row]
+            known = [Beam.of(beam, *limits) for beam in beams]
+            found[row] = sorted((b for b in known if b.tokens), key=lambda b: -b.log_q[-1])[: widths[row]]
         return found
 
 
@@ -176,8 +175,7 @@ def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> lis
         tokens = torch.zeros(count, width, dtype=torch.int64)
         parents = torch.zeros_like(tokens)
         log_q = torch.full((count, width), -math.inf)
-        drafted = torch.zeros_like(tokens, dtype=torch.bool)
-        growing = drafted.clone()
+        drafted, growing = torch.zeros(2, count, width, dtype=torch.bool)
         for row, beams in enumerate(rows):
             slots: dict[tuple[int, ...], int] = {}
             for beam in beams:

@@ -113,8 +113,8 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
             tokens = torch.zeros(batch_size, 1 + drafted, dtype=torch.int32, device=logits.device)
             counts = torch.ones(batch_size, dtype=torch.int32, device=logits.device)
             if num_contexts:
-                first = self._sample_tokens_for_batch(logits[:num_contexts], meta, num_contexts, num_contexts)
-                tokens[:num_contexts, 0] = first
+                begun = logits[:num_contexts], meta, num_contexts, num_contexts
+                tokens[:num_contexts, 0] = self._sample_tokens_for_batch(*begun)
             own = slice(num_contexts, num_contexts + count * (1 + drafted))
             filters = (values[own] for values in (meta.temperatures, meta.top_ks, meta.top_ps, meta.min_ps))
             p = interface.spec_compute_probs_from_logits(meta.advanced_sampling_mode, logits[own], *filters)
