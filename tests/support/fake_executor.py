@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from functools import cache, lru_cache
@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from engines.folder import write_json
 from engines.prefix_cache import common_prefix
+from engines.tensorrt_llm_spec import ExecutorSpec, write_executor_spec
+from export.tensorrt_llm.build import ExecutorPairPlan
 from tests.support.mock_engine import PRIME, VOCAB, _spread
 
 BLOCK = 32
@@ -188,6 +191,27 @@ class Limits:
 
 ENGINES: dict[str, Limits] = {}
 """Engines that `Executor` can open, by path."""
+
+
+def limits(spec: ExecutorSpec, **changes: Any) -> Limits:
+    """What the fake is told of an engine: as `export.tensorrt_llm.engine_plan` has it built."""
+    longest = spec.capacity + spec.max_draft_len + 1
+    built = Limits(0.0, None, spec.capacity, longest, spec.max_draft_len, spec.max_beam_width, VOCAB + BEYOND)
+    return replace(built, **changes)
+
+
+def write_fake_pair(plan: ExecutorPairPlan, folder: Path) -> None:
+    """What `build_pair` leaves, of engines that the fake runs with the checkpoints' weights."""
+    for each in plan.engines.values():
+        spec = each.spec
+        (folder / spec.role).mkdir(parents=True)
+        for name in ("config.json", "rank0.engine"):
+            (folder / spec.role / name).write_text("{}")
+        each.checkpoint.tokenizer().save_pretrained(folder / spec.role)
+        write_executor_spec(folder / spec.role, spec)
+        model = torch_model(each.checkpoint.folder)
+        ENGINES[str(folder / spec.role)] = limits(spec, model=model, padded=spec.padded_vocab_size)
+    write_json(folder / "pair.json", plan.description)
 
 
 @dataclass

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear, relu, scaled_dot_product_attention
 
 OPTIONS = {
     *("checkpoint_dir", "output_dir", "max_batch_size", "max_input_len", "max_seq_len", "max_beam_width"),
@@ -102,3 +107,42 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     module("tensorrt_llm.models.modeling_utils", QuantConfig=SimpleNamespace)
     module("tensorrt_llm.quantization", QuantAlgo={"FP8": "FP8", "W4A16_AWQ": "W4A16_AWQ"})
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+
+
+def opt_logits(folder: Path, tokens: Tensor) -> Tensor:
+    """Logits [S, V] of an OPT checkpoint in the library's format, by its rules: what every rank computes is summed."""
+    config = json.loads((folder / "config.json").read_text())
+    size = config["mapping"]["tp_size"]
+    ranks = [{n: v.double() for n, v in load_file(folder / f"rank{r}.safetensors").items()} for r in range(size)]
+    first, before = ranks[0], config["do_layer_norm_before"]
+    width, heads = config["hidden_size"], config["num_attention_heads"] // size
+
+    def norm(hidden: Tensor, name: str) -> Tensor:
+        return layer_norm(hidden, (width,), first[f"{name}.weight"], first[f"{name}.bias"])
+
+    def attention(hidden: Tensor, name: str) -> Tensor:
+        parts = []
+        for rank in ranks:
+            qkv = linear(hidden, rank[f"{name}.qkv.weight"], rank[f"{name}.qkv.bias"])
+            q, k, v = (x.view(len(tokens), heads, -1).transpose(0, 1) for x in qkv.chunk(3, -1))
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
+            parts.append(linear(mixed, rank[f"{name}.dense.weight"]))
+        return torch.stack(parts).sum(0) + first[f"{name}.dense.bias"]
+
+    def feed_forward(hidden: Tensor, name: str) -> Tensor:
+        parts = [
+            linear(relu(linear(hidden, r[f"{name}.fc.weight"], r[f"{name}.fc.bias"])), r[f"{name}.proj.weight"])
+            for r in ranks
+        ]
+        return torch.stack(parts).sum(0) + first[f"{name}.proj.bias"]
+
+    hidden = first["transformer.vocab_embedding.weight"][tokens]
+    hidden = hidden + first["transformer.position_embedding.weight"][: len(tokens)]
+    for layer in range(config["num_hidden_layers"]):
+        name = f"transformer.layers.{layer}"
+        for part, each, scale in (("attention", attention, "input_layernorm"), ("mlp", feed_forward, "post_layernorm")):
+            inner = each(norm(hidden, f"{name}.{scale}") if before else hidden, f"{name}.{part}")
+            hidden = hidden + inner if before else norm(hidden + inner, f"{name}.{scale}")
+    if before:
+        hidden = norm(hidden, "transformer.ln_f")
+    return torch.cat([linear(hidden, rank["lm_head.weight"]) for rank in ranks], -1)[:, : config["vocab_size"]]

@@ -46,15 +46,8 @@ def make_spec(role: Any, drafting: Any = "search", rows: int = 4, beam_width: in
     )
 
 
-def limits(spec: ExecutorSpec, **changes: Any) -> fake.Limits:
-    """What the fake is told of an engine: as `export.tensorrt_llm.engine_plan` has it built."""
-    longest = spec.capacity + spec.max_draft_len + 1
-    built = fake.Limits(0.0, None, spec.capacity, longest, spec.max_draft_len, spec.max_beam_width, VOCAB + fake.BEYOND)
-    return replace(built, **changes)
-
-
 def open_client(spec: ExecutorSpec, **changes: Any) -> tuple[Client, fake.Executor]:
-    fake.ENGINES[spec.role] = limits(spec, **changes)
+    fake.ENGINES[spec.role] = fake.limits(spec, **changes)
     return Client.open(Path(spec.role), fake, spec, VOCAB), fake.Executor.made.pop()
 
 

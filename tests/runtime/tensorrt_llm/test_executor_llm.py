@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from engines.folder import write_json
 from engines.tensorrt_llm_spec import write_executor_spec
 from export.tensorrt_llm.build import ExecutorPairPlan, plan_pair
 from mtad.errors import InvalidInput
@@ -29,26 +28,11 @@ from runtime.tensorrt_llm import llm as executor_llm
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from scripts.gpu import tensorrt_llm_check as check
 from scripts.paths import ROOT
-from tests.runtime.tensorrt_llm.test_executor import limits
 from tests.support import fake_executor as fake
-from tests.support.fake_executor import torch_model
+from tests.support.fake_executor import write_fake_pair
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many singers", "x"]
 TREES: dict[str, object] = {"method": "mmtad", "draft_len": 3, "beam_width": 3}
-
-
-def write_fake_pair(plan: ExecutorPairPlan, folder: Path) -> None:
-    """What `build_pair` leaves, of engines that the fake runs with the checkpoints' weights."""
-    for each in plan.engines.values():
-        spec = each.spec
-        (folder / spec.role).mkdir(parents=True)
-        for name in ("config.json", "rank0.engine"):
-            (folder / spec.role / name).write_text("{}")
-        each.checkpoint.tokenizer().save_pretrained(folder / spec.role)
-        write_executor_spec(folder / spec.role, spec)
-        model = torch_model(each.checkpoint.folder)
-        fake.ENGINES[str(folder / spec.role)] = limits(spec, model=model, padded=spec.padded_vocab_size)
-    write_json(folder / "pair.json", plan.description)
 
 
 @pytest.fixture(scope="module")
