@@ -182,8 +182,8 @@ def _weights(spec: ExecutorSpec, checkpoint: Checkpoint, embedding: int) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(checkpoint.config)
     apart = {id(p) for part in (model.get_input_embeddings(), model.get_output_embeddings()) for p in part.parameters()}
-    linear = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in apart)
-    rest = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in apart)
+    linear: int = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in apart)
+    rest: int = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in apart)
     each = {"none": 2.0, "fp8": 1.0, "int4_awq": 0.5 + 2 / GROUP}[spec.quantization]
     split: float = linear * each / spec.tensor_parallel
     return math.ceil(split + 2 * (rest + embedding * (1 + 1 / spec.tensor_parallel)))

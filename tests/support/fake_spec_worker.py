@@ -182,8 +182,8 @@ class Loop:
             for step in range(self.draft_len):
                 logits = mock_logits([*request.tokens, *request.draft], 0.3)[None]
                 values = request.temperature or 1e-3, request.top_k, request.top_p
-                filters: Any = [torch.tensor([value]) for value in values]
-                p = spec_compute_probs_from_logits("full", logits, *filters, torch.zeros(1))
+                heat, top_k, top_p = (torch.tensor([value]) for value in values)
+                p = spec_compute_probs_from_logits("full", logits, heat, top_k, top_p, torch.zeros(1))
                 self.draft_probs[request.slot, step] = p[0]
                 request.draft += draw(p, torch.tensor([request.seed]), torch.tensor([offset + 1 + step])).tolist()
 
