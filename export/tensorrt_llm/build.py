@@ -182,9 +182,8 @@ def _converted(plan: EnginePlan, folder: Path) -> None:
     if spec.quantization != "none":
         quantized = arguments.pop("quant_config")
         algorithm = import_module("tensorrt_llm.quantization").QuantAlgo[quantized["quant_algo"]]
-        config = import_module("tensorrt_llm.models.modeling_utils").QuantConfig(
-            **quantized | {"quant_algo": algorithm}
-        )
+        named = quantized | {"quant_algo": algorithm}
+        config = import_module("tensorrt_llm.models.modeling_utils").QuantConfig(**named)
         converter.quantize(**arguments, output_dir=str(folder), mapping=mapping(**parallel), quant_config=config)
         return
     for rank in range(spec.tensor_parallel):

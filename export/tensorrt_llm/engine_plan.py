@@ -66,9 +66,7 @@ class EnginePlan:
         )
 
 
-def plan_engine(
-    spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec, calibration: str | None = None
-) -> EnginePlan:
+def plan_engine(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec, calibration: str | None) -> EnginePlan:
     """Plan an engine; nothing is read but the checkpoint's configuration.
 
     Args:
@@ -180,7 +178,7 @@ def _build(spec: ExecutorSpec) -> tuple[str, ...]:
 def _weights(spec: ExecutorSpec, checkpoint: Checkpoint, embedding: int) -> int:
     """Bytes of the weights on each GPU; `embedding` elements are whole on every one, and once more, split, the head."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.config)
+        model = AutoModelForCausalLM.from_config(checkpoint.config, trust_remote_code=False)
     apart = {id(p) for part in (model.get_input_embeddings(), model.get_output_embeddings()) for p in part.parameters()}
     linear: int = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in apart)
     rest: int = sum(p.numel() for p in model.parameters() if p.dim() != 2 and id(p) not in apart)

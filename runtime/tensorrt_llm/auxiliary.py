@@ -67,7 +67,7 @@ class ExecutorAuxiliary:
 
     def move_row(self, source: int, to: int, columns: int) -> None: ...
 
-    def clear_row(self, row: int) -> None: ...
+    def clear_row(self, row: int, start: int = 0) -> None: ...
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None: ...
 
@@ -85,9 +85,8 @@ class ExecutorAuxiliary:
             none = torch.zeros(len(own), shape.candidates)
             first = [Candidates(none.long(), none)] * shape.draft_len
         q = Candidates(*(torch.stack(column) for column in zip(*first, strict=True)))
-        return batch, Draft(
-            tree, origin, q, tuple(above) if shape.children or batch.live is not None else (), batch.live
-        )
+        above = above if shape.children or batch.live is not None else []
+        return batch, Draft(tree, origin, q, tuple(above), batch.live)
 
     def _searched(self, batch: Batch) -> list[bool]:
         """Rows whose draft is one request."""
@@ -134,7 +133,8 @@ class ExecutorAuxiliary:
         for client, mine in ((self.client, False), (self.target.client, True)):
             at = [(row, beam) for row, beam in growing.nonzero().tolist() if _by_target(batch)[row] == mine]
             asked = [[*sequences[row], *texts[row][beam]] for row, beam in at]
-            for (row, beam), found in zip(at, client.logits(asked, [()] * len(at)), strict=True):
+            answers = client.logits(asked, [()] * len(at), self.target.salts(row for row, _ in at))
+            for (row, beam), found in zip(at, answers, strict=True):
                 logits[row, beam] = math.nan if found is None else found[0]
         return logits
 
@@ -143,7 +143,8 @@ class ExecutorAuxiliary:
         rows, own = batch.rows, [row for row, mine in enumerate(searched) if mine]
         lengths, widths = rows.draft_len[:, 0].tolist(), (rows.level_bias[0] == 0).sum(1).tolist()
         heeds, least = rows.heeds[:, 0].tolist(), rows.log_confidence[:, 0].tolist()
-        answers = self.client.search([sequences[row] for row in own], [lengths[row] for row in own])
+        texts, steps = [sequences[row] for row in own], [lengths[row] for row in own]
+        answers = self.client.search(texts, steps, self.target.salts(own))
         found: list[list[Beam]] = [[] for _ in searched]
         for row, beams in zip(own, answers, strict=True):
             if beams is None:

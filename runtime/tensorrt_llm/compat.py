@@ -29,7 +29,7 @@ EXECUTOR: dict[str, tuple[str, ...]] = {
     "ParallelConfig": ("device_ids",),
     "Request": (
         *("input_token_ids", "max_tokens", "sampling_config", "output_config", "end_id"),
-        *("external_draft_tokens_config",),
+        *("external_draft_tokens_config", "cache_salt_id"),
     ),
     "SamplingConfig": ("beam_width", "top_p"),
     **dict.fromkeys(("Executor.shutdown", "ExtendedRuntimePerfKnobConfig", "OrchestratorConfig"), ()),

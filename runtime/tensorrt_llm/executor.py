@@ -20,6 +20,7 @@ from runtime.tensorrt_llm.compat import ENGINES, load
 
 log = logging.getLogger(__name__)
 
+Texts = Sequence[Sequence[int]]
 Found = tuple[Sequence[int], Sequence[float]]
 """A beam as an executor tells it: its tokens, and each one's own log-probability."""
 NEVER = -1e30
@@ -75,47 +76,45 @@ class Client:
             extended_runtime_perf_knob_config=knobs,
             gather_generation_logits=True,
         )
-        executor = bindings.Executor(
-            model_path=folder, model_type=bindings.ModelType.DECODER_ONLY, executor_config=config
-        )
-        return cls(executor, bindings, spec, vocab_size)
+        made = bindings.Executor(model_path=folder, model_type=bindings.ModelType.DECODER_ONLY, executor_config=config)
+        return cls(made, bindings, spec, vocab_size)
 
-    def logits(self, texts: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Tensor | None]:
-        """Logits after each text and each token of its draft, in one forward pass.
+    def logits(self, texts: Texts, drafts: Texts, salts: Sequence[int] = ()) -> list[Tensor | None]:
+        """Logits after each text and each token of its draft, in one forward pass; one salt's share keys and values.
 
         Returns:
             by text, float32 [1 + scored, V], V the pair's. `scored` is `len(draft)`, or less where the library scored
             less of it; None where the request failed, which is logged.
         """
-        requests = [self._request(text, 1 + len(draft), draft) for text, draft in zip(texts, drafts, strict=True)]
+        each = zip(texts, drafts, salts or [0] * len(texts), strict=True)
+        requests = [self._request(text, 1 + len(draft), salt, draft) for text, draft, salt in each]
         return [self._scored(result, draft) for result, draft in zip(self._ask(requests), drafts, strict=True)]
 
-    def search(self, texts: Sequence[Sequence[int]], steps: Sequence[int]) -> list[list[Found] | None]:
+    def search(self, texts: Texts, steps: Sequence[int], salts: Sequence[int] = ()) -> list[list[Found] | None]:
         """Deterministic beam search behind each text, unfiltered; None where the request failed, which is logged."""
-        requests = [self._request(text, count, search=True) for text, count in zip(texts, steps, strict=True)]
+        requests = [self._request(*each) for each in zip(texts, steps, salts or [0] * len(texts), strict=True)]
         return [self._beams(result, count) for result, count in zip(self._ask(requests), steps, strict=True)]
 
     def close(self) -> None:
         """Release the GPU."""
         self._executor.shutdown()
 
-    def _request(self, text: Sequence[int], new: int, draft: Sequence[int] = (), search: bool = False) -> Any:
-        """A request (nanobind/executor/request.cpp). It draws tokens as well, of which none counts."""
-        of, external = self._bindings, None
+    def _request(self, text: Sequence[int], new: int, salt: int, draft: Sequence[int] | None = None) -> Any:
+        """A request (nanobind/executor/request.cpp), a search without `draft`; what tokens others draw is no matter."""
+        of, external, search = self._bindings, None, draft is None
         if draft:
-            external = of.ExternalDraftTokensConfig(
-                tokens=list(draft), logits=self._accepted(draft), acceptance_threshold=LEAST
-            )
+            judged = {"logits": self._accepted(draft), "acceptance_threshold": LEAST}
+            external = of.ExternalDraftTokensConfig(tokens=list(draft), **judged)
+        returned = {"return_log_probs": search, "return_generation_logits": not search}
         return of.Request(
             input_token_ids=list(text),
             max_tokens=new,
             # without top-p the library keeps the likeliest token alone (kernels/samplingTopKKernels.h)
             sampling_config=of.SamplingConfig(beam_width=self.spec.max_beam_width, top_p=1.0 if draft else None),
-            output_config=of.OutputConfig(
-                return_log_probs=search, return_generation_logits=not search, exclude_input_from_output=True
-            ),
+            output_config=of.OutputConfig(exclude_input_from_output=True, **returned),
             end_id=-1,  # ends are the runtime's own affair
             external_draft_tokens_config=external,
+            cache_salt_id=salt or None,  # of keys and values, which are reused (kvCacheManager.cpp: BlockKey)
         )
 
     def _accepted(self, draft: Sequence[int]) -> Tensor:

@@ -63,10 +63,12 @@ class ExecutorLLM(LLM):
         self.memory = cast(Any, f"keys and values: {target.kv_tokens} and {auxiliary.kv_tokens} tokens")
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
-        scorer = ExecutorTarget(self.clients[0])
+        sizes = target.rows, target.capacity, target.draft_len, target.beam_width
+        scheduler = Scheduler(*sizes, self.config.max_waiting)
+        scorer = ExecutorTarget(self.clients[0], scheduler.running)
         drafter = ExecutorAuxiliary(self.clients[1], scorer)
         self.loop = DecodingLoop(
-            Scheduler(target.rows, target.capacity, target.draft_len, target.beam_width, self.config.max_waiting),
+            scheduler,
             KvCaches(drafter, scorer),
             BatchBuilder(pair.vocab_size, pair.eos),
             partial(run_block_on_host, drafter, scorer),
@@ -75,7 +77,7 @@ class ExecutorLLM(LLM):
         )
         self._ids = itertools.count()
 
-    def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
+    def requests(self, prompt: Prompt, params: DecodingParams | None = None, *rest: Any, **more: Any) -> list[Request]:
         """See `LLM.requests`.
 
         Raises:
@@ -86,11 +88,9 @@ class ExecutorLLM(LLM):
             if asked.speculation == "adaptive":
                 raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
             if paths(asked) > (built := self.clients[0].spec.paths):
-                problem = (
-                    f"the target was built for {built} path per row, not {paths(asked)}; export with --defaults for it"
-                )
+                problem = f"the target has {built} path per row, not {paths(asked)}; export with --defaults for it"
                 raise InvalidInput("method", asked.method, problem)
-        return super().requests(prompt, params, priority)
+        return super().requests(prompt, params, *rest, **more)
 
     def measure(self, again: bool = False) -> None:
         """Nothing: see the class."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from mtad.block import Draft
 from mtad.constrain import root_paths, tree_paths
 from mtad.tree import TokenTree
 from runtime.decoder.batch import Batch
+from runtime.scheduler.request import Request
 from runtime.tensorrt_llm.executor import Client
 
 
@@ -22,10 +23,11 @@ class ExecutorTarget:
 
     Keys and values are the executor's. Each request sends its row's text whole, and what the executor knows of it from
     earlier requests it does not compute again. So nothing ever has to be rolled back. A tree is one request per leaf.
+    `running` are the loop's requests at any time; without them, all share keys and values.
     """
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, running: Sequence[Request] = ()) -> None:
+        self.client, self._running = client, running
         self.tokens: dict[int, list[int]] = {}
         self._logits, self._scored = torch.empty(0), torch.empty(0, dtype=torch.bool)
 
@@ -39,9 +41,13 @@ class ExecutorTarget:
         """Move a request's first `columns` columns to another row; fewer, of one that was cleared."""
         self.tokens[to] = self.tokens.get(source, [])[:columns]
 
-    def clear_row(self, row: int) -> None:
-        """Forget a row."""
-        self.tokens.pop(row, None)
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Forget a row's columns from `start` on."""
+        self.tokens[row] = self.tokens.get(row, [])[:start]
+
+    def salts(self, rows: Iterable[int]) -> list[int]:
+        """Whose keys and values rows may reuse."""
+        return [self._running[row].salt for row in rows] if self._running else []
 
     def sequences(self, batch: Batch) -> list[list[int]]:
         """Committed tokens of the batch's rows. The last one comes with it: it is in no column yet."""
@@ -63,7 +69,8 @@ class ExecutorTarget:
         if self._logits.shape != shape:
             self._logits = torch.empty(shape)
         self._scored = torch.zeros(shape[:2], dtype=torch.bool)
-        answers = self.client.logits([sequences[row] for row, _ in places], drafts)
+        asked, salts = [sequences[row] for row, _ in places], self.salts(row for row, _ in places)
+        answers = self.client.logits(asked, drafts, salts)
         for (row, nodes), rows in zip(places, answers, strict=True):
             if rows is not None:
                 if not self._scored[row, 0]:

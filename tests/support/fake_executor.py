@@ -8,7 +8,7 @@ executor}.cpp`); `RECORDED` has them as text, and a test compares. Each behaviou
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -278,7 +278,7 @@ class Executor:
         self.faults: list[str | None] = []
         self.counts: Counter[str] = Counter()
         self.iterations: list[int] = []
-        self.blocks = Blocks()
+        self.blocks: defaultdict[int | None, Blocks] = defaultdict(Blocks)
         self._last = self._told = 0
         self._active: list[_Active] = []
         self._late: list[tuple[int, Response]] = []
@@ -417,7 +417,8 @@ class Executor:
         fault = self.faults.pop() if self.faults else None
         if fault == "error":
             return Response(active.number, None, "injected")
-        self.counts["computed"] += len(active.prompt) - self.blocks.reused(active.prompt) + len(active.draft)
+        blocks = self.blocks[active.request.cache_salt_id]
+        self.counts["computed"] += len(active.prompt) - blocks.reused(active.prompt) + len(active.draft)
         if active.draft:
             tokens, rows = self._verified(active, threshold)
             result = Result(True, [tokens], generation_logits=self._returned(rows, 1, fault))
@@ -432,7 +433,7 @@ class Executor:
             result = Result(True, [tokens] * active.width, generation_logits=self._returned(rows, active.width, fault))
         # kvCacheManager.cpp: storeBlocksForReuse; of several beams, whole blocks of the prompt only
         text = [*active.prompt, *result.output_token_ids[0]][:-1]
-        self.blocks.store(text if active.width == 1 else active.prompt[: len(active.prompt) // BLOCK * BLOCK])
+        blocks.store(text if active.width == 1 else active.prompt[: len(active.prompt) // BLOCK * BLOCK])
         return Response(active.number, result)
 
     def _verified(self, active: _Active, threshold: float) -> tuple[list[int], list[Tensor]]:

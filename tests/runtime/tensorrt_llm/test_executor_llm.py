@@ -73,6 +73,24 @@ def test_a_server_takes_it_for_an_llm(llm: ExecutorLLM) -> None:
     assert asyncio.run(run()) == [result.text for result in llm.generate(PROMPTS, params)]
 
 
+def test_keys_and_values_are_shared_among_requests_of_one_salt_only(llm: ExecutorLLM) -> None:
+    executors = fake.Executor.made[-2:]
+
+    params = DecodingParams.from_dict({**TREES, "max_tokens": 2, "seed": 1})
+
+    def computed(salt: str) -> list[int]:
+        before = [executor.counts["computed"] for executor in executors]
+        (request,) = llm.requests(list(range(1, 65)), params, cache_salt=salt)
+        llm.submit(request)
+        while not llm.loop.scheduler.idle:
+            llm.step()
+        return [executor.counts["computed"] - count for executor, count in zip(executors, before, strict=True)]
+
+    first, other, again, common = (computed(salt) for salt in ("a", "b", "a", ""))
+    assert first == other == common
+    assert all(short + 32 < whole for short, whole in zip(again, first, strict=True))
+
+
 def test_the_commands_open_it_where_the_library_is(
     llm: ExecutorLLM, executor_pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
