@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,15 +77,10 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     placement, rows, ranks, nodes = config.placement, config.rows, config.tensor_parallel, config.nodes
     if ranks > 1:
         follow_if_told()
-    values = read_pair(folder)
+    values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
-    for name in ("rows", "capacity"):
-        ours, theirs = getattr(target, name), getattr(auxiliary, name)
-        if ours != theirs:
-            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
+    check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
     for spec in (target, auxiliary):
         placement.check(spec)
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
@@ -116,7 +112,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     )
 
 
-def read_pair(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
     """What `pair.json` says.
 
     Raises:
@@ -127,6 +123,20 @@ def read_pair(folder: Path) -> dict[str, Any]:
         return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
     except (KeyError, TypeError, ValueError):
         raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+
+
+def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_size: int) -> None:
+    """See to it that the descriptions of two engines have the same `names`, and logits for all ids they share.
+
+    Raises:
+        InvalidInput: they have not.
+    """
+    for name in names:
+        ours, theirs = getattr(target, name), getattr(auxiliary, name)
+        if ours != theirs:
+            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
+    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:

@@ -60,15 +60,12 @@ def main() -> None:
     group = parser.add_argument_group("TensorRT-LLM", "only for --to tensorrt-llm; see docs/tensorrt-llm.md")
     group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
     group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
-    group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
+    group.add_argument("--drafting", default="search", help="search or steps (default %(default)s)")
     group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per engine (default %(default)s)")
     group.add_argument("--quantize", default="none", help="quantization of the target: none, fp8 or int4_awq")
-    group.add_argument(
-        "--max-num-tokens", type=int, help="tokens per iteration (default: what prompts and drafts need)"
-    )
     group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
-    executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "max_num_tokens", "plan")
+    executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "plan")
     executor, ours = options.format == "tensorrt-llm", ("attention", "compute_capabilities", "auxiliary_precision")
     for name in ours if executor else executor_only:
         default = getattr(ExportOptions, name, parser.get_default(name))
@@ -141,7 +138,6 @@ def _tensorrt_llm(options: Namespace, asked: ExportOptions) -> None:
         tensor_parallel=options.tensor_parallel,
         quantization=options.quantize,
         calibration=None if asked.calibration is None else str(asked.calibration),
-        max_num_tokens=options.max_num_tokens,
         defaults=dict(asked.defaults),
         weights=not (options.plan or options.dry_run),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.pair_source import add_pair, find_pair, open_llm
 from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig
 
@@ -47,14 +47,13 @@ def main() -> None:
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     if "top_logprobs" in given and not options.json:
         print(f"{parser.prog}: warning: --top-logprobs has no effect without --json", file=sys.stderr)
-    folder = find_pair(options)
+    folder = find_pair(options, executors=True)
     prompts = [*options.prompt, *(read_text("file", path) for path in options.file)] or [_read_standard_input()]
 
     from runtime.async_llm import AsyncLLM
-    from runtime.llm import LLM
 
     use_torch()
-    llm = LLM(folder, config)
+    llm = open_llm(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for name in _ignored(given, params):
         print(f"{parser.prog}: warning: {name} has no effect with the method {params.method}", file=sys.stderr)

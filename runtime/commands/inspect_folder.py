@@ -15,7 +15,7 @@ from engines.folder import exported_defaults, read_spec, vocabulary_hash
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.pair import ROLES, open_tokenizer, read_pair
+from runtime.pair import ROLES, open_tokenizer, read_description
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
@@ -38,7 +38,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.
     """
-    values = read_pair(folder)
+    values = read_description(folder)
     vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
     DecodingParams.from_dict(dict(defaults))
     engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}

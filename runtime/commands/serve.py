@@ -14,7 +14,7 @@ from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
 from runtime.cluster.options import ClusterOptions
 from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.pair_source import add_pair, find_pair, open_llm
 from runtime.config import RuntimeConfig
 from runtime.server.options import ServerOptions
 
@@ -84,7 +84,7 @@ def main() -> None:
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
-    folder = find_pair(options)
+    folder = find_pair(options, executors=getattr(options, "replicas", None) is None)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -124,7 +124,8 @@ def main() -> None:
     use_torch()
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
-    read_spec(folder / "target")
+    if cluster:
+        read_spec(folder / "target")  # a folder that is no pair is refused before anything is started
     if options.chat_template:
         template = read_template(options.chat_template, open_tokenizer(folder / "target"))
         settings = replace(settings, chat_template=template)
@@ -136,7 +137,7 @@ def main() -> None:
 
         serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
         return
-    engine = AsyncLLM(folder, config)
+    engine = AsyncLLM(open_llm(folder, config))
     app = create_app(engine, settings)
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
