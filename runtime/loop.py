@@ -109,6 +109,8 @@ class DecodingLoop:
             group = groups.pop()
             try:
                 failures |= self._block(requests, group, budget)
+                if group is not requests:  # what it left in the others' rows may not be numbers, and nobody looked
+                    self.caches.restore(requests)
             except Exception as error:
                 if not group or isinstance(error, Failed):
                     failures |= {request: error for request in requests if request.finish_reason is None}

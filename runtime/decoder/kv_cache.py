@@ -114,9 +114,15 @@ class KvCaches:
         self.auxiliary.clear_row(row)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """A block of these requests, by row, broke off: zero whatever it left behind the columns that they hold."""
+        """A block of these requests, by row, broke off: zero whatever it left behind the columns that they hold.
+
+        A draft begins by running the last two committed tokens again, so it may have spoilt their columns as well. Its
+        next one writes them anew.
+        """
         for row, request in enumerate(requests):
-            self.target.clear_row(row, request.target_held)
+            drafted = max(0, request.committed - 2)
+            request.auxiliary_held = min(request.auxiliary_held, drafted)
+            self.target.clear_row(row, request.target_held if request.params.spec.drafter != "target" else drafted)
             self.auxiliary.clear_row(row, request.auxiliary_held)
 
     def check_integrity(self) -> None:
