@@ -13,7 +13,7 @@ from scipy.stats import chi2_contingency
 
 from mtad.params import DecodingParams
 from tests.support.cases import Case, generate, run_block
-from tests.support.reference import Model, Pair, Settings, Ties, Tokens, mock_pair, process
+from tests.support.reference import Model, Pair, Settings, Ties, Tokens, mock_pair, process, sure_pair
 
 VOCAB, LENGTH, TEXTS = 4, 3, 2_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
@@ -104,6 +104,22 @@ def test_another_beam_width_would_be_noticed() -> None:
 def test_an_auxiliary_that_knows_nothing_changes_nothing() -> None:
     ignorant = Pair(PAIR.target, mock_pair(99, VOCAB, peak=2.0, noise=0.0).auxiliary)
     assert p_value(drafted(ignorant, BASE, TEXTS), sampled(PAIR, BASE, TEXTS)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("gap", "params"),
+    [
+        (18, BASE),
+        *(
+            pytest.param(gap, replace(BASE, temperature=temperature, beam_width=3, **filters), marks=pytest.mark.slow)
+            for gap, filters in ((12, {}), (18, {"top_k": 3}), (24, {"top_p": 0.9}), (30, {}))
+            for temperature in (0.3, 0.6, 1.0)
+        ),
+    ],
+)
+def test_an_auxiliary_that_is_sure_changes_nothing(gap: float, params: DecodingParams) -> None:
+    pair = sure_pair(23, VOCAB, gap)
+    assert p_value(drafted(pair, params, TEXTS), sampled(pair, params, TEXTS)) > 1e-4
 
 
 @pytest.mark.slow

@@ -41,6 +41,22 @@ def mock_pair(seed: int, vocab: int, peak: float, noise: float) -> Pair:
     return Pair(lambda tokens: logits(tokens)[0], lambda tokens: logits(tokens)[1])
 
 
+def sure_pair(seed: int, vocab: int, gap: float) -> Pair:
+    """An auxiliary whose logits put one token, which one depends on the prefix, `gap` above all others.
+
+    The probability of the others is then less than 1 - q can express in float32, or in float64.
+    """
+    target, near = mock_pair(seed, vocab, peak=1.0, noise=1.0)
+
+    @cache
+    def sure(tokens: Tokens) -> NDArray[np.float32]:
+        logits = near(tokens).copy()
+        logits[(2 * len(tokens) + sum(tokens)) % vocab] = logits.max() + gap
+        return logits
+
+    return Pair(target, sure)
+
+
 class Ties:
     """The closest call among the comparisons seen; exact equality is not one, rounding does not make it."""
 
