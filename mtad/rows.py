@@ -84,7 +84,7 @@ class Rows(NamedTuple):
         draft_len: int64 [R, 1], most tokens that a path of the row's draft has.
         tree: bool [R], the target scores all of this row's draft rather than one path.
         drawn: bool [R], that path is the one drawn first, in slot 0, rather than the likeliest.
-        rule: int64 [R], the row's rule, as its index in the shape's; -1 where nothing is drafted: any rule will do.
+        rule: int64 [R], the row's rule, as its index in the shape's; -1 where nothing is drafted, so that none applies.
         beam_of: int64 [W K], the beam of each (beam, candidate) pair.
         ends: bool [V], tokens that end a text.
         heeds: bool [R, 1], whether they end this row's.
@@ -232,9 +232,7 @@ RATIOS = ("joint", "threshold")
 
 
 def _threshold(params: DecodingParams) -> float:
-    """As `Rows` has it; nothing is bounded where nothing is drafted, whatever the rule of the others."""
-    if not params.drafts:
-        return math.inf
+    """As `Rows` has it."""
     return _log(params.threshold) if params.spec.rule in RATIOS else params.threshold
 
 
