@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from mtad.beams import beams
 from mtad.chain import bild, block, threshold, token_wise, whole
 from mtad.distribution import Candidates, draw, process
-from mtad.joint import joint, modal, typical
+from mtad.joint import joint, joint_sample, modal, typical
 from mtad.live import Live
 from mtad.noise import Noise
 from mtad.ops import index
@@ -27,6 +27,7 @@ RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
     "block": block,
     "recursive_rejection": recursive_rejection,
     "joint": joint,
+    "joint_sample": joint_sample,
     "modal": modal,
     "typical": typical,
     "threshold": threshold,

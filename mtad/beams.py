@@ -273,11 +273,11 @@ def _extended(
     """Beams `parent` [R, W] with one more token; -1 for one that has ended."""
     here = index(now.path.shape[2], token.device) == level - 1
 
-    def along(values: Tensor, new: Tensor) -> Tensor:
+    def longer(values: Tensor, new: Tensor) -> Tensor:
         return torch.where(here, new[:, :, None], values.gather(1, parent[:, :, None].expand(-1, -1, values.shape[2])))
 
-    ended = (token < 0) | (rows.ends[token.clamp(min=0)] & rows.heeds)
-    return _Beams((node + 1).clamp(min=0), weight, ended, along(now.path, token), along(now.trail, node))
+    ended = (token < 0) | (rows.ends[token.clamp(min=0)] & rows.stops_at_eos)
+    return _Beams((node + 1).clamp(min=0), weight, ended, longer(now.path, token), longer(now.trail, node))
 
 
 def _decided(beams: _Beams, upto: Tensor) -> _Beams:

@@ -20,18 +20,30 @@ WINDOW = 2**14
 Floats = npt.NDArray[np.float32]
 
 
+class LevelNoise(NamedTuple):
+    """What one level of a draft is drawn with; 0 where nothing is.
+
+    Attributes:
+        uniform: float32 [R], uniform [0, 1): a chain's token.
+        gumbel: float32 [R, width, K], standard Gumbel: beams and branches; [R, width, 0] where all drafts are chains.
+    """
+
+    uniform: Tensor
+    gumbel: Tensor
+
+
 class Noise(NamedTuple):
     """The noise of one block.
 
     Attributes:
-        gumbel: draft_len times float32 [R, width, K], standard Gumbel; 0 where nothing is drawn.
+        levels: of the draft.
         accept: float32 [R, draft_len], uniform [0, 1).
         bonus: float32 [R], uniform [0, 1).
         nodes: float32 [R, N], uniform [0, 1), of the scored nodes of branching drafts; [R, N + W] where beams stay
             alive, of the nodes and of one level more; [R, 0] where neither is.
     """
 
-    gumbel: tuple[Tensor, ...]
+    levels: tuple[LevelNoise, ...]
     accept: Tensor
     bonus: Tensor
     nodes: Tensor
@@ -51,31 +63,43 @@ class Draws:
     def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
         self._rows = []
         for row, p in enumerate(params):
-            levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
+            chain = p.spec.form == "chain"
+            levels, beams, k = p.drafted, p.draft_width, 0 if chain else top_k_of(p, vocab_size)
             each = (levels + p.spec.live) * beams if p.spec.form == "branches" or p.spec.live else 0
+            each += levels if chain else 0
             length = max(1, min(32, WINDOW // max(1, levels * beams * k)))
             draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
             if p.temperature != 0:
-                self._rows.append((row, draw, (length, levels, beams, k, each)))
+                self._rows.append((row, draw, (length, levels, beams, k, each), chain))
 
     def into(
-        self, gumbel: Floats, accept: Floats, bonus: Floats, nodes: Floats, keys: Sequence[tuple[int, int]]
+        self,
+        uniform: Floats,
+        gumbel: Floats,
+        accept: Floats,
+        bonus: Floats,
+        nodes: Floats,
+        keys: Sequence[tuple[int, int]],
     ) -> None:
         """Write the noise of one block; what a row does not draw is left as it is.
 
         Args:
-            gumbel: float32 [draft_len, R, width, K].
+            uniform: float32 [draft_len, R].
+            gumbel: float32 [draft_len, R, width, K], K of `gumbel_noise`.
             accept: float32 [R, draft_len].
             bonus: float32 [R].
             nodes: float32 [R, levels, score_width], as many levels as `node_noise` says.
             keys: (seed, block index) of each row.
         """
-        for row, draw, (length, levels, beams, k, each) in self._rows:
+        for row, draw, (length, levels, beams, k, each), chain in self._rows:
             seed, block = keys[row]
             window, at = divmod(block, length)
             uniforms, gumbels = draw(seed, window, length, levels, beams, k, each)
             bonus[row] = uniforms[at, 0]
             accept[row, :levels] = uniforms[at, 1 : 1 + levels]
+            if chain:
+                uniform[:levels, row] = uniforms[at, 1 + levels :]
+                continue
             gumbel[:levels, row, :beams, :k] = gumbels[at]
             if each:
                 own = uniforms[at, 1 + levels :].reshape(-1, beams)
@@ -92,13 +116,22 @@ def draw_noise(
     device: torch.device | str = "cpu",
 ) -> Noise:
     """Noise of one block, of a shape at least as large as each request's own, in memory of its own; see `Draws`."""
-    gumbel = np.zeros((shape.draft_len, len(params), shape.width, shape.candidates), dtype=np.float32)
+    uniform = np.zeros((shape.draft_len, len(params)), dtype=np.float32)
+    gumbel = np.zeros((shape.draft_len, len(params), shape.width, gumbel_noise(shape)), dtype=np.float32)
     accept = np.zeros((len(params), shape.draft_len), dtype=np.float32)
     bonus = np.zeros(len(params), dtype=np.float32)
     nodes = np.zeros((len(params), *node_noise(shape)), dtype=np.float32)
-    Draws(params, vocab_size).into(gumbel, accept, bonus, nodes, keys)
-    levels = tuple(torch.from_numpy(level).to(device) for level in gumbel)
-    return Noise(levels, *(torch.from_numpy(x).to(device) for x in (accept, bonus, nodes.reshape(len(params), -1))))
+    Draws(params, vocab_size).into(uniform, gumbel, accept, bonus, nodes, keys)
+    levels = (
+        LevelNoise(*(torch.from_numpy(x).to(device) for x in level)) for level in zip(uniform, gumbel, strict=True)
+    )
+    others = (torch.from_numpy(x).to(device) for x in (accept, bonus, nodes.reshape(len(params), -1)))
+    return Noise(tuple(levels), *others)
+
+
+def gumbel_noise(shape: Shape) -> int:
+    """Candidates that Gumbel noise is drawn for; 0 where all drafts are chains."""
+    return 0 if shape.forms == ("chain",) else shape.candidates
 
 
 def node_noise(shape: Shape) -> tuple[int, int]:

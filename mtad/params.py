@@ -12,10 +12,21 @@ from typing import Any, Literal
 from mtad.errors import InvalidInput
 
 Rule = Literal[
-    "token_wise", "block", "recursive_rejection", "joint", "modal", "typical", "threshold", "bild", "beams", "whole"
+    "token_wise",
+    "block",
+    "recursive_rejection",
+    "joint",
+    "joint_sample",
+    "modal",
+    "typical",
+    "threshold",
+    "bild",
+    "beams",
+    "whole",
 ]
 Drafter = Literal["auxiliary", "target"]
 Form = Literal["chain", "beams", "branches"]
+FORMS: tuple[Form, ...] = ("chain", "beams", "branches")
 Speculation = Literal["fixed", "adaptive"]
 
 
@@ -30,7 +41,7 @@ class Method:
         tree: whether the target scores the whole draft rather than one path of it.
         rule: the acceptance rule, a key of `mtad.accept.RULES`.
         lossless: whether the output is distributed as the target's own samples.
-        drawn: whether that path is the one drawn first rather than the likeliest.
+        drawn: whether the path that is kept is a drawn one rather than the likeliest.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
         confidence: default of `draft_confidence`.
         live: whether several beams stay alive from block to block.
@@ -54,6 +65,7 @@ METHODS: dict[str, Method] = {
     "specinfer": Method("auxiliary", "branches", tree=True, rule="recursive_rejection", lossless=True),
     "mtad": Method("auxiliary", "beams", tree=False, rule="joint", lossless=False, threshold=0.5),
     "mmtad": Method("auxiliary", "beams", tree=True, rule="joint", lossless=False, threshold=0.5),
+    "mmtad_sample": Method("auxiliary", "beams", True, "joint_sample", lossless=False, drawn=True, threshold=0.1),
     "modal": Method("auxiliary", "beams", tree=False, rule="modal", lossless=False, threshold=1.0),
     "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
     "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
@@ -78,7 +90,8 @@ class DecodingParams:
     Attributes:
         method: How text is decoded. sample draws one target token per pass. speculative, block and specinfer draft and
             keep the target's distribution: verified token by token, as a block, or as a tree in several rounds. mtad
-            accepts the best beam's longest prefix by its joint likelihood ratio, mmtad searches the whole beam tree.
+            accepts the best beam's longest prefix by its joint likelihood ratio, mmtad searches the whole beam tree,
+            and mmtad_sample draws from the target's joint distribution over what mmtad would accept.
             modal, typical, threshold and bild are lossy rules of other papers. dsbd is beam sampling on the target,
             drafted. In mtjd and beam the target itself drafts.
         draft_len: Most tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, tokens that its live
@@ -87,12 +100,13 @@ class DecodingParams:
         branching: Children of each node of specinfer's tree, level by level; the first draft_len levels count. The
             default has about as many nodes as the other methods' beams.
         replacement: Draw a node's children independently, so that two may be equal. By default they differ.
-        accept_threshold: At least 0; by default, the method's own. For mtad and mmtad it is tau: a drafted prefix is
-            accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the target's filtered distribution allows,
-            and 1 asks the target to find it likelier than the auxiliary does. For threshold it is the same ratio, token
-            by token. For modal, nats that a block may lie below the target's mode. For typical, epsilon: the
-            probability from which a token is always accepted. For bild, nats of a token at which the target takes over.
-            For dsbd, a level has as many beams as are accepted with this probability; 0 always has beam_width.
+        accept_threshold: At least 0; by default, the method's own. For mtad, mmtad and mmtad_sample it is tau: a
+            drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the target's filtered
+            distribution allows, and 1 asks the target to find it likelier than the auxiliary does. For threshold it is
+            the same ratio, token by token. For modal, nats that a block may lie below the target's mode. For typical,
+            epsilon: the probability from which a token is always accepted. For bild, nats of a token at which the
+            target takes over. For dsbd, a level has as many beams as are accepted with this probability; 0 always has
+            beam_width.
         draft_confidence: From 0 to 1; by default, the method's own. A drafted path whose joint likelihood under the
             auxiliary falls below it is not continued, so a block drafts only as far as the auxiliary is sure; 0 always
             drafts on. For bild, the target decides wherever the auxiliary's most likely token is less likely than this.

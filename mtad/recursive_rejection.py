@@ -57,8 +57,9 @@ def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:
 
 
 def auxiliary_after(scored: Scored) -> Candidates:
-    """The auxiliary's distributions after root and nodes, [R, 1 + N, K]; after the last level's, which it never ran,
-    no token has any probability.
+    """The auxiliary's distributions after root and nodes, [R, 1 + N, K].
+
+    It never ran the last level's nodes: no token has any probability after those.
     """
     assert len(scored.above) == scored.tree.levels, "the draft keeps the distributions of all its nodes"
     width = scored.tree.width

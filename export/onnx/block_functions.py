@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,10 +30,10 @@ from mtad.block import Begun, Context, Draft, Grown
 from mtad.distribution import Candidates
 from mtad.draft import Level, root, stack
 from mtad.noise import Noise, draw_noise
-from mtad.params import DecodingParams, Rule
+from mtad.params import FORMS, DecodingParams, Form, Rule
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 from runtime.commands.entry import Parser, command
-from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, write_manifest
+from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, write_manifest
 
 OPSET = 22
 
@@ -72,7 +73,7 @@ class TracedBatch:
         above, sees = root(self.rows, self.shape), self.begun.sees
         for depth in range(1, self.shape.draft_len + 1):
             self.grow_arguments = (above, sees, *self._grow_arguments(depth, above.tokens.shape[1]))
-            self.grown.append(partial(block.grow, branches=self.shape.children > 0)(*self.grow_arguments))
+            self.grown.append(block.grow(*self.grow_arguments, self.shape.forms))
             above, sees = self.grown[-1].level, self.grown[-1].inputs.mask
         self.levels: Level = stack([grown.level for grown in self.grown])
         tree, origin = block.finish(self.levels, self.rows, self.shape.selects)
@@ -81,7 +82,7 @@ class TracedBatch:
 
     def _grow_arguments(self, depth: int, beams: int) -> tuple[Any, ...]:
         logits = torch.randn(len(self.context.committed), beams, VOCABULARY)
-        noise = self.noise.gumbel[depth - 1]
+        noise = self.noise.levels[depth - 1]
         return logits, noise, places(self.rows, self.shape)[depth - 1], self.begun.holds, self.context, self.rows
 
     def decide_arguments(self, draft: Draft | None) -> tuple[Any, ...]:
@@ -99,13 +100,15 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     best, mixed, branches = TracedBatch(base, base), TracedBatch(narrow, base), TracedBatch(branching, base)
     whole = TracedBatch(branching, branching)
     yield "begin", block.begin, (mixed.context, mixed.rows), mixed.shape
-    first = (root(mixed.rows, mixed.shape), mixed.begun.sees, *mixed._grow_arguments(1, 1))
-    yield "grow_first", block.grow, first, mixed.shape
-    yield "grow", block.grow, mixed.grow_arguments, mixed.shape
-    first = (root(branches.rows, branches.shape), branches.begun.sees, *branches._grow_arguments(1, 1))
-    grow_branches = partial(block.grow, branches=True)
-    yield "grow_branches_first", grow_branches, first, branches.shape
-    yield "grow_branches", grow_branches, branches.grow_arguments, branches.shape
+    chain = TracedBatch(*[replace(base, method="block")] * 2)
+    yield f"grow_{grow_kind(['chain'], 1)}", partial(block.grow, forms=["chain"]), chain.grow_arguments, chain.shape
+    every: tuple[tuple[TracedBatch, tuple[Form, ...]], ...]
+    every = (mixed, ("beams",)), (mixed, ("chain", "beams")), (branches, FORMS)
+    for example, forms in every:
+        first = (root(example.rows, example.shape), example.begun.sees, *example._grow_arguments(1, 1))
+        for arguments in (first, example.grow_arguments):
+            name = f"grow_{grow_kind(forms, arguments[0].tokens.shape[1])}"
+            yield name, partial(block.grow, forms=forms), arguments, example.shape
     for name, example in (("best", best), ("mixed", mixed), ("whole", whole)):
         finish = partial(block.finish, selects=example.shape.selects)
         yield f"finish_{name}", finish, (example.levels, example.rows), example.shape

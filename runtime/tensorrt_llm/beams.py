@@ -13,10 +13,11 @@ from mtad.draft import Level
 
 
 class Path(NamedTuple):
-    """One beam: its tokens, and the joint log-likelihood up to each of them."""
+    """One beam: its tokens, the joint log-likelihood up to each of them, and whether its text has ended."""
 
     tokens: tuple[int, ...]
     log_q: tuple[float, ...]
+    ended: bool = False
 
     @classmethod
     def of(cls, tokens: Sequence[int], log_probs: Sequence[float]) -> Path:
@@ -38,15 +39,16 @@ class Path(NamedTuple):
             log_confidence: see `mtad.rows.Rows`.
         """
         for depth, (token, log_q) in enumerate(zip(self.tokens, self.log_q, strict=True), 1):
-            if log_q < log_confidence or (ends is not None and ends[token]):
-                return Path(self.tokens[:depth], self.log_q[:depth])
+            ended = ends is not None and ends[token]
+            if log_q < log_confidence or ended:
+                return Path(self.tokens[:depth], self.log_q[:depth], ended)
         return self
 
 
 def levels_of(rows: Sequence[Sequence[Path]], draft_len: int, width: int) -> list[Level]:
     """Levels of a draft [R, width] from each row's beams, as `mtad.draft.expand` makes them.
 
-    Beams that begin alike share nodes, and a beam that ended is carried down with the weight it has.
+    Beams that begin alike share nodes. A text that has ended is carried down with the weight it has.
 
     Args:
         rows: of each row, at most `width` beams, the likeliest first, none of them empty; none of which goes on where
@@ -63,22 +65,23 @@ def levels_of(rows: Sequence[Sequence[Path]], draft_len: int, width: int) -> lis
         parents = torch.zeros_like(tokens)
         log_q = torch.full((count, width), -math.inf)
         drafted = torch.zeros_like(tokens, dtype=torch.bool)
-        growing = drafted.clone()
+        growing, ended = drafted.clone(), drafted.clone()
         for row, beams in enumerate(rows):
             slots: dict[tuple[int, ...], int] = {}
             for beam in beams:
                 prefix = beam.tokens[:depth]
-                if prefix in slots:
+                carried = depth > len(beam.tokens)
+                if prefix in slots or (carried and not beam.ended):
                     continue
                 slot = slots[prefix] = len(slots)
-                ended = depth > len(beam.tokens)
                 tokens[row, slot] = prefix[-1]
-                parents[row, slot] = above[row][prefix if ended else prefix[:-1]]
+                parents[row, slot] = above[row][prefix if carried else prefix[:-1]]
                 log_q[row, slot] = beam.log_q[len(prefix) - 1]
-                drafted[row, slot] = not ended
+                drafted[row, slot] = not carried
                 growing[row, slot] = depth < len(beam.tokens)
+                ended[row, slot] = beam.ended and depth >= len(beam.tokens)
             above[row] = slots
         paths = paths.gather(1, parents[:, :, None].expand(-1, -1, draft_len)).clone()
         paths[:, :, depth - 1] = torch.arange(width)
-        levels.append(Level(tokens, parents, log_q, drafted, growing, paths))
+        levels.append(Level(tokens, parents, log_q, drafted, growing, ended, paths))
     return levels

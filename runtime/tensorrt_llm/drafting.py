@@ -33,7 +33,7 @@ request; or level by level, each level as many requests of one token as it has b
 engine's auxiliary draws. Whatever is not beams (a sampled chain, whose rule needs the distributions it was drawn from;
 branches; constrained rows; what the target drafts itself) is drawn level by level, always."""
 
-FREE_RULES: frozenset[Rule] = frozenset({"joint", "modal", "typical"})
+FREE_RULES: frozenset[Rule] = frozenset({"joint", "joint_sample", "modal", "typical"})
 """Rules that judge by the draft's joint likelihood alone, or not by the draft at all."""
 
 
@@ -117,8 +117,8 @@ def _stepped(
         if batch.constraints and prefixes:
             logits = batch.constraints.adjust(logits, *prefixes)
         candidates = process(logits, rows)
-        noise, place = batch.noise.gumbel[depth], batch.places[depth]
-        grown = expand(level, candidates, noise, rows, place, shape.children > 0)
+        noise, place = batch.noise.levels[depth], batch.places[depth]
+        grown = expand(level, candidates, noise, rows, place, shape.forms)
         level = grown if batch.live is None else replay(grown, level, batch.live, depth + 1, place, rows)
         first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
         above.append(candidates)
@@ -149,19 +149,19 @@ def _found(
         asks = [_samples(batch, row, sequences[row], lengths[row], widths[row]) for row in found]
     answers = yield [(auxiliary, ask) for ask in asks]
     paths: list[list[Path]] = [[] for _ in whole]
-    ends, heeds, least = rows.ends.tolist(), rows.heeds[:, 0].tolist(), rows.log_confidence[:, 0].tolist()
+    ends, stops, least = rows.ends.tolist(), rows.stops_at_eos[:, 0].tolist(), rows.log_confidence[:, 0].tolist()
     for row, answer in zip(found, answers, strict=True):
         log_probs = answer.log_probs or _log_probs(batch, row, answer)
         beams = [Path.of(tokens, each) for tokens, each in zip(answer.tokens, log_probs, strict=True)]
         known = [path.known(auxiliary.vocab_size) for path in beams]
-        cut = [path.cut(ends if heeds[row] else None, least[row]) for path in known if path.tokens]
+        cut = [path.cut(ends if stops[row] else None, least[row]) for path in known if path.tokens]
         paths[row] = sorted(cut, key=lambda path: -path.log_q[-1])[: widths[row]]
     return paths
 
 
 def _samples(batch: Batch, row: int, sequence: Sequence[int], steps: int, count: int) -> Ask:
     rows = batch.rows
-    if not float(batch.noise.gumbel[0][row].abs().max()):
+    if not float(batch.noise.levels[0].gumbel[row].abs().max()):
         return Search(sequence, steps, count)  # temperature 0: nothing is drawn
     top_p = float(rows.top_p[row])
     return Samples(

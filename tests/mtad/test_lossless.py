@@ -11,8 +11,9 @@ import pytest
 from scipy.stats import chisquare
 
 from mtad.params import METHODS, DecodingParams
+from mtad.reference.request import Tokens
 from tests.support.cases import Case, generate, run_block
-from tests.support.reference import Pair, Ties, Tokens, log_likelihood, mock_pair, sure_pair
+from tests.support.mock_models import Pair, mock_pair, sure_pair
 
 VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
@@ -21,9 +22,8 @@ FREE = DecodingParams(method="speculative", draft_len=2, top_k=0, top_p=1.0)
 
 def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
     """Chi-square of the first tokens of many texts against the target's enumerated joint."""
-    settings = Case(pair, params, (), (0, 0)).settings(())
-    texts = itertools.product(range(VOCAB), repeat=LENGTH)
-    joint = {text: math.exp(log_likelihood(pair.target, (), text, settings, Ties())) for text in texts}
+    request = Case(pair, params, (), (0, 0)).request()
+    joint = {text: math.exp(request.log_p(text)) for text in itertools.product(range(VOCAB), repeat=LENGTH)}
     assert sum(joint.values()) == pytest.approx(1)
     seen = Counter(generate(pair, [params] * TEXTS, VOCAB, LENGTH))
     possible = {text for text, probability in joint.items() if probability > 0}
@@ -117,9 +117,8 @@ def test_beam_without_randomness_is_beam_search() -> None:
     differ = 0
     for seed in range(40):
         pair = mock_pair(seed, VOCAB, peak=1.0, noise=0.7)
-        settings = Case(pair, base, (), (0, 0)).settings(())
         texts = itertools.product(range(VOCAB), repeat=LENGTH)
-        best = max(texts, key=lambda text: log_likelihood(pair.target, (), text, settings, Ties()))
+        best = max(texts, key=Case(pair, base, (), (0, 0)).request().log_p)
         greedy: Tokens = ()
         while len(greedy) < LENGTH:
             greedy += (int(pair.target(greedy).argmax()),)

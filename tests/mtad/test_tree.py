@@ -7,8 +7,9 @@ import math
 import pytest
 
 from mtad.params import DecodingParams
+from mtad.reference.request import Tokens
 from tests.support.cases import Case, Run, mixed_runs, run_block
-from tests.support.reference import Ties, Tokens, log_likelihood, mock_pair
+from tests.support.mock_models import mock_pair
 
 REPLACED = ("specinfer", True)
 
@@ -48,7 +49,7 @@ def test_log_q_is_the_sum_of_the_conditionals_along_the_ancestors() -> None:
             paths = draft_paths(run, row)
             for level in range(run.shape.draft_len):
                 for node, log_q in beams(run, row, level).items():
-                    expected = log_likelihood(case.drafter, case.context, paths[node], case.settings(eos), Ties())
+                    expected = case.request(eos).log_q(paths[node])
                     assert log_q == pytest.approx(expected, abs=1e-5)
 
 

@@ -20,11 +20,11 @@ from mtad.distribution import Candidates
 from mtad.draft import Level
 from mtad.errors import InvalidInput
 from mtad.live import Live
-from mtad.noise import Noise
+from mtad.noise import LevelNoise, Noise
 from mtad.params import Rule
 from mtad.rows import Place, Rows, Shape, choose_rows
 from mtad.tree import TokenTree
-from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, GraphFolder
+from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, GraphFolder, grow_kind
 from runtime.decoder.eager import BlockFunctions, EagerBlock, filtered_levels
 
 SHAPES = 64
@@ -95,7 +95,7 @@ class _ShapeCalls:
         above: Level,
         sees: Tensor,
         logits: Tensor,
-        noise: Tensor,
+        noise: LevelNoise,
         place: Place,
         begun: Begun,
         context: Context,
@@ -107,13 +107,13 @@ class _ShapeCalls:
         arguments = above, sees, logits, noise, place, begun.holds, context, rows
         call = self._calls.get(("grow", depth))
         if call is None:
-            like = block.grow(*arguments, self._shape.children > 0)
+            like = block.grow(*arguments, self._shape.forms)
             if self._levels is None:
                 self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
-            kind = ("_branches" if self._shape.children else "") + ("_first" if above.tokens.shape[1] == 1 else "")
+            kind = grow_kind(self._shape.forms, above.tokens.shape[1])
             inputs, candidates = self._drafting.like((like.inputs, like.above))
             memory = self._levels.at(depth - 1, inputs, candidates)
-            call = self._add("grow", f"grow{kind}", memory, depth)
+            call = self._add("grow", f"grow_{kind}", memory, depth)
         call(*arguments)
         grown: Grown = call.outcome
         return grown
