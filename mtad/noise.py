@@ -37,7 +37,8 @@ class Noise(NamedTuple):
 
     Attributes:
         levels: of the draft.
-        accept: float32 [R, draft_len], uniform [0, 1).
+        accept: float32 [R, draft_len], uniform [0, 1): chains are accepted with it. The first draws the path of
+            `joint_sample`.
         bonus: float32 [R], uniform [0, 1).
         nodes: float32 [R, N], uniform [0, 1), of the scored nodes of branching drafts; [R, N + W] where beams stay
             alive, of the nodes and of one level more; [R, 0] where neither is.

@@ -15,9 +15,9 @@ from mtad.rows import Layout, Rows
 class TokenTree(NamedTuple):
     """Drafted tokens of R rows: `draft_len` levels of `width` nodes, node n = level * width + slot, depth level + 1.
 
-    A slot is a *drafted* token; or a beam that *ended* higher up (its path is complete: after EOS, or at the row's own
-    draft length) and is carried down so that it keeps its weight; or *dead* (log_q -inf: the support, or the row's own
-    width, was smaller). Only drafted slots can be accepted.
+    A slot is a *drafted* token; or a beam whose text *ended* higher up, which is carried down so that it keeps its
+    weight; or *dead* (log_q -inf: the support or the row's own width is smaller, or all paths have stopped). Only
+    drafted slots can be accepted.
 
     Attributes:
         tokens: int64 [R, N]; any valid id where not drafted.
