@@ -128,7 +128,7 @@ def keep_best(tree: TokenTree, rows: Rows) -> tuple[TokenTree, Tensor]:
     """
     count, levels, width = tree.tokens.shape[0], tree.levels, rows.slots.shape[0]
     first = (rows.draft_len.squeeze(1) - 1).clamp(min=0) * tree.width  # slot 0 of the row's own last level
-    best = tree.path(torch.where(rows.drawn, first, tree.best()))
+    best = tree.path(torch.where(rows.drawn & ~rows.tree, first, tree.best()))
     base = index(levels, best.device)
     if width == 1:
         chain = TokenTree(
