@@ -69,8 +69,8 @@ class Rows(NamedTuple):
         inverse_temperature: float32 [R, 1, 1].
         rank_bias: float32 [R, 1, K], 0 for the `top_k` most likely tokens, -inf below.
         top_p: float32 [R, 1, 1]; 2 where top-p is off, so that rounding of the mass cannot drop a token.
-        threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of a
-            ratio its logarithm, -inf for 0.
+        threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
+            the other `RATIOS` its logarithm, -inf for 0.
         log_confidence: float32 [R, 1], log-likelihood below which a path is not continued; -inf for never.
         log_fallback: float32 [R, 1], `bild`: log-probability below which the target decides; -inf for never.
         itself: float32 [K], conditional log-probability of an ended beam's only candidate, itself: 0, -inf, -inf, ..
