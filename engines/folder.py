@@ -109,7 +109,9 @@ def read_spec(folder: Path) -> EngineSpec:
     """
     values = read_json(folder, "engine.json")
     if values.get("format") == "tensorrt-llm":
-        raise InvalidInput("engine.json format", "tensorrt-llm", "an executor's engine; see runtime.tensorrt_llm.llm")
+        raise InvalidInput(
+            "engine.json format", "tensorrt-llm", "an engine of TensorRT-LLM; see runtime.tensorrt_llm.llm"
+        )
     values = {f.name: f.default for f in fields(EngineSpec) if f.default is not MISSING} | values
     names = {f.name for f in fields(EngineSpec)}
     if set(values) != names:
@@ -124,13 +126,15 @@ def read_spec(folder: Path) -> EngineSpec:
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
     if values["dtype"] != PRECISIONS[values["precision"]]:
-        raise InvalidInput("engine.json dtype", values["dtype"], f"not that of {values['precision']}; export again")
+        raise InvalidInput(
+            "engine.json dtype", values["dtype"], f"not that of precision {values['precision']}; export again"
+        )
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
     plan = values["plan"]
     if (plan is not None) != (values["format"] in RUNTIMES) or not isinstance(plan, dict | None):
-        raise InvalidInput("engine.json plan", plan, f"not what the format {values['format']} has; export again")
+        raise InvalidInput("engine.json plan", plan, f"does not match the format {values['format']}; export again")
     shards = [match for file in folder.iterdir() if (match := _SHARDS.fullmatch(file.name))]
     for file in MODEL_FILES[values["format"]]:
         sharded = file == "model.onnx.data" and shards and len(shards) == int(shards[0][1])

@@ -77,7 +77,7 @@ class Memory:
         """
         rows = (parse_bytes(size) - self.weights - self.prefixes - self.graphs) // (self.row + self.logits)
         if rows < 1:
-            raise InvalidInput("memory", size, f"one row takes {format_bytes(replace(self, rows=1).total)} in all")
+            raise InvalidInput("memory", size, f"weights and one row take {format_bytes(replace(self, rows=1).total)}")
         return replace(self, rows=rows)
 
     def __str__(self) -> str:

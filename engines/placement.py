@@ -54,11 +54,11 @@ class Placement:
         """
         for name, value, format in (("provider", self.provider, "onnx"), ("attention", self.attention, "torch")):
             if value is not None and spec.format != format:
-                problem = f"it is an option of the format {format}, and the folder is of {spec.format}; leave it out"
+                problem = f"it is an option of format {format}, but the engine has format {spec.format}; leave it out"
                 raise InvalidInput(name, value, problem)
         if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:
             remedy = "export --to torch or in another precision, or open it with --device cuda"
-            problem = f"ONNX Runtime's CPU provider has no bfloat16 products; {remedy}"
+            problem = f"ONNX Runtime's CPU provider has no bfloat16 MatMul; {remedy}"
             raise InvalidInput("precision", spec.precision, problem)
 
 

@@ -102,12 +102,12 @@ def check_plan(format: str, plan: TensorRtPlan, version: str, gpu: Gpu | None) -
         InvalidInput: another version, no GPU, or another GPU than the plan's.
     """
     if version != plan.version:
-        problem = f"the plan was built by {format} {plan.version}, and runs with that version alone; export again"
+        problem = f"the plan was built by {format} {plan.version} and runs only with that version; export again"
         raise InvalidInput(f"{format} version", version, problem)
     wanted = " or ".join(plan.compute_capabilities)
     if gpu is None:
         problem = (
-            f"the plan needs a GPU of compute capability {wanted}, and torch sees none (torch.cuda.is_available())"
+            f"the plan needs a GPU of compute capability {wanted}, but torch finds none (torch.cuda.is_available())"
         )
         raise InvalidInput("device", "none", problem)
     found = f"{gpu.name} ({gpu.compute_capability})"
@@ -115,4 +115,4 @@ def check_plan(format: str, plan: TensorRtPlan, version: str, gpu: Gpu | None) -
         problem = f"the plan was built for compute capability {wanted}; export again for this GPU"
         raise InvalidInput("device", found, problem)
     if plan.gpu is not None and gpu.name != plan.gpu:
-        raise InvalidInput("device", found, f"the plan was built on, and for, {plan.gpu}; export again on this GPU")
+        raise InvalidInput("device", found, f"the plan was built for {plan.gpu}; export again on this GPU")

@@ -116,8 +116,10 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
     parameters = sum(parameter.numel() for parameter in empty.parameters())  # tied ones count once
     wide = DTYPES[spec.dtype].itemsize
     each = BITS[spec.precision] / 8 if spec.precision in BITS else wide
-    kept = empty.get_input_embeddings().weight.numel() * (wide - each)
     is_torch = spec.format == "torch"
+    head, embeddings = empty.get_output_embeddings(), empty.get_input_embeddings()
+    tied = head is not None and head.weight is embeddings.weight
+    stored = parameters + (embeddings.weight.numel() if tied and not is_torch else 0)  # a graph has the head transposed
     form = "torch" if is_torch else "onnx"  # a plan's build comes on top: not measured
     return Estimate(
         name=model.name,
@@ -125,7 +127,8 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
         parameters=parameters,
         unchanged=not model.download and not engine_differs(folder, spec),
         download=model.download,
-        disk=int(parameters * each + kept) + (0 if is_torch else GRAPH + spec.layers * GRAPH_LAYER),
+        disk=int(stored * each + embeddings.weight.numel() * (wide - each))
+        + (0 if is_torch else GRAPH + spec.layers * GRAPH_LAYER),
         exporting=IMPORTS + int(COPIES.get(spec.precision, COPIES[form]) * parameters * 4),
         seconds=(0 if is_torch else TRACE + TRACE_LAYER * spec.layers) + PER_BILLION[form] * parameters / 1e9,
         kv_row=spec.kv_bytes // spec.rows,

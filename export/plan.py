@@ -105,14 +105,14 @@ def plan_pair(
         _check_precision(name, value, format, attention)
     quantized = any(value in MEASURED for value in precisions)
     if quantized != (calibration is not None):
-        problem = "give text that such a pair will meet: how far a quantised engine is off depends on it"
+        problem = "give text like that in production: the error of a quantized engine depends on it"
         raise InvalidInput(
             "calibration",
             calibration and str(calibration),
-            problem if quantized else "nothing is quantised; leave it out",
+            problem if quantized else "nothing is quantized; leave it out",
         )
     if attention not in ATTENTION or (format == "torch" and attention != ATTENTION[0]):
-        raise InvalidInput("attention", attention, f"choose one of {', '.join(ATTENTION)}; torch has the first alone")
+        raise InvalidInput("attention", attention, f"choose one of {', '.join(ATTENTION)}; torch has only the first")
     if capabilities and format not in RUNTIMES:
         raise InvalidInput("compute-capability", " ".join(capabilities), "only for --to tensorrt-rtx")
     checked = DecodingParams.from_dict(dict(options.defaults))
@@ -155,9 +155,7 @@ def _check_precision(field: str, precision: str, format: str, attention: str) ->
     if precision not in PRECISIONS:
         raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
     if precision in QUANTIZED and (format, attention) != ("onnx", ATTENTION[0]):
-        raise InvalidInput(
-            field, precision, f"is for ONNX Runtime (--to onnx), not for {format}, {attention} attention"
-        )
+        raise InvalidInput(field, precision, f"needs --to onnx and operator attention, not {format} and {attention}")
     if precision in STATIC:
         if format not in RUNTIMES or attention != ATTENTION[0]:
             problem = f"is for TensorRT (--to {' or '.join(RUNTIMES)}), not for {format}, {attention} attention"

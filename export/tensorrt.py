@@ -56,26 +56,26 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     version = str(trt.__version__)
     oldest = OLDEST[format, spec.attention]
     if tuple(int(part) for part in version.split(".")[:2]) < oldest:
-        remedy = "it has no cache updates, rotations and norms: install a newer one, or give --attention decomposed"
+        remedy = "it lacks cache updates, rotations and norms: install a newer one, or give --attention decomposed"
         if spec.attention == "decomposed":
             remedy = "install a newer one"
         raise InvalidInput(f"{format} version", version, f"older than {'.'.join(map(str, oldest))}; {remedy}")
     if format == "tensorrt":
         if capabilities:
-            problem = "TensorRT builds for the GPU it runs on alone; build there, or give --to tensorrt-rtx"
+            problem = "TensorRT builds only for the GPU it runs on; build there, or give --to tensorrt-rtx"
             raise InvalidInput("compute-capability", " ".join(capabilities), problem)
         gpu = current_gpu()
         if gpu is None:
-            problem = "it builds on the GPU that will run the plan, and torch sees none; tensorrt-rtx needs no GPU"
+            problem = "it builds on the GPU that will run the plan, but torch finds none; tensorrt-rtx needs no GPU"
             raise InvalidInput("to", format, problem)
         if gpu.compute_capability in JETSON and version.startswith("11."):
-            raise InvalidInput("tensorrt version", version, f"TensorRT 11 has no JetPack for {gpu.name}; use JetPack's")
+            raise InvalidInput("tensorrt version", version, f"no JetPack for {gpu.name} has TensorRT 11; use JetPack's")
     else:
         gpu, known = None, _capabilities(trt)
         for capability in capabilities:
             if capability not in known:
                 problem = (
-                    f"TensorRT-RTX {version} builds for {', '.join(known)}; for others build with --to tensorrt there"
+                    f"TensorRT-RTX {version} builds for {', '.join(known)}; for other GPUs, use --to tensorrt on them"
                 )
                 raise InvalidInput("compute-capability", capability, problem)
         if not capabilities:
@@ -83,9 +83,9 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     targets = [gpu.compute_capability] if gpu else sorted(set(capabilities), key=_pair)
     if _pair(targets[0]) < needed:
         if spec.precision == "fp8":
-            remedy = "8.9 and later have; give int8-static or float16, or leave that GPU out"
-            raise InvalidInput("precision", "fp8", f"compute capability {targets[0]} has none; {remedy}")
-        raise InvalidInput("dtype", spec.dtype, f"compute capability {targets[0]} has none; give float16")
+            remedy = "8.9 and later do; give int8-static or float16, or leave that GPU out"
+            raise InvalidInput("precision", "fp8", f"compute capability {targets[0]} does not support it; {remedy}")
+        raise InvalidInput("dtype", spec.dtype, f"compute capability {targets[0]} does not support it; give float16")
     prefill = min(PREFILL_TOKENS, spec.capacity)
     return TensorRtPlan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, prefill)
 
@@ -205,7 +205,9 @@ def _check_polygraphy(format: str) -> None:
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:
-        raise InvalidInput("to", format, f"this process has built for {(set(RUNTIMES) - {format}).pop()}; use another")
+        raise InvalidInput(
+            "to", format, f"{(set(RUNTIMES) - {format}).pop()} was built in this process; use another one"
+        )
 
 
 @contextlib.contextmanager

@@ -88,55 +88,58 @@ class DecodingParams:
     top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
 
     Attributes:
-        method: How text is decoded. sample draws one target token per pass. speculative, block and specinfer draft and
-            keep the target's distribution: verified token by token, as a block, or as a tree in several rounds. mtad
-            accepts the best beam's longest prefix by its joint likelihood ratio, mmtad searches the whole beam tree,
-            and mmtad_sample draws from the target's joint distribution over what mmtad would accept.
-            modal, typical, threshold and bild are lossy rules of other papers. dsbd is beam sampling on the target,
-            drafted. In mtjd and beam the target itself drafts.
-        draft_len: Most tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, tokens that its live
-            beams have already count, and a token stays undecided for at most half as many.
-        beam_width: Beams of the draft (B), at least 1. Only methods that draft beams use it.
-        branching: Children of each node of specinfer's tree, level by level; the first draft_len levels count. The
-            default has about as many nodes as the other methods' beams.
-        replacement: Draw a node's children independently, so that two may be equal. By default they differ.
-        accept_threshold: At least 0; by default, the method's own. For mtad, mmtad and mmtad_sample it is tau: a
-            drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the target's filtered
-            distribution allows, and 1 asks the target to find it likelier than the auxiliary does. For threshold it is
-            the same ratio, token by token. For modal, nats that a block may lie below the target's mode. For typical,
-            epsilon: the probability from which a token is always accepted. For bild, nats of a token at which the
-            target takes over. For dsbd, a level has as many beams as are accepted with this probability; 0 always has
-            beam_width.
-        draft_confidence: From 0 to 1; by default, the method's own. A drafted path whose joint likelihood under the
-            auxiliary falls below it is not continued, so a block drafts only as far as the auxiliary is sure; 0 always
-            drafts on. For bild, the target decides wherever the auxiliary's most likely token is less likely than this.
+        method: Decoding method. sample draws one token per target pass. speculative, block and specinfer keep the
+            target's distribution; they verify drafts token by token, as a block, or as a tree in several rounds. mtad
+            accepts the longest prefix of the best beam by its joint likelihood ratio; mmtad searches the whole beam
+            tree, and mmtad_sample draws from the target's joint distribution over the paths that mmtad would accept.
+            modal, typical, threshold and bild are other lossy rules. dsbd is beam sampling on the target, with drafted
+            beams. In mtjd and beam, the target itself drafts.
+        draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, it
+            includes the tokens that live beams already have, and a token stays undecided for at most half as many
+            tokens.
+        beam_width: Number of beams in the draft (B), at least 1. Only methods that draft beams use it.
+        branching: Number of children per node of specinfer's tree, level by level; only the first draft_len levels are
+            used. The default tree has about as many nodes as the other methods' beams.
+        replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
+        accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For
+            mtad, mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0
+            accepts whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under
+            the target than under the auxiliary. For threshold, it is the same ratio, token by token. For modal, how many nats a block may lie
+            below the target's most likely tokens. For typical, epsilon: a token at least this probable is always
+            accepted. For bild, the target takes over at a token with -log p above this. For dsbd, each level keeps the
+            most beams that are all accepted with this probability; 0 keeps beam_width.
+        draft_confidence: From 0 to 1; the default depends on the method. A drafted path is not continued once its joint
+            likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
+            never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
+            than this.
         temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods decode
-            greedily, the others draft by beam search, accept on the distributions of temperature 1, and add the
+            greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
             target's most likely token.
         top_k: Both models keep their top_k most likely tokens; 0 keeps all.
         top_p: Both models then keep the fewest tokens whose probability reaches top_p, above 0 and up to 1; 1 keeps
             all.
-        seed: Key of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
-        max_tokens: Most new tokens, at least 1.
-        stop: Strings that end the text where they first appear; they are not part of it. One string or several.
-        ignore_eos: Go on past end-of-sequence tokens, to measure speed.
-        min_tokens: Fewest new tokens, up to max_tokens. Until then no end-of-sequence token is drafted or accepted, and
-            stop strings are not looked for.
-        n: Independent texts for the prompt, at least 1. The first has the request's seed, the others seeds derived from
-            it.
-        top_logprobs: Most likely alternatives reported with each token, from 0 to 20.
-        logit_bias: Numbers added to the logits of single tokens, by token id, in both models and before everything
-            else; finite.
-        repetition_penalty: Divides positive logits of tokens that are in the prompt or the text, and multiplies
-            negative ones (arXiv 1909.05858); above 0, and 1 is off.
+        seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
+        max_tokens: Maximum number of new tokens, at least 1.
+        stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
+        ignore_eos: Continue past end-of-sequence tokens, to measure speed.
+        min_tokens: Minimum number of new tokens, up to max_tokens. Until then, no end-of-sequence token is drafted or
+            accepted, and stop strings are ignored.
+        n: Number of independent texts per prompt, at least 1. The first uses the request's seed, the others seeds
+            derived from it.
+        top_logprobs: Number of most likely alternatives reported per token, from 0 to 20.
+        logit_bias: Finite numbers added to the logits of tokens, by token id, in both models and before all other
+            processing.
+        repetition_penalty: Divides the positive logits of tokens that are in the prompt or the text, and multiplies the
+            negative ones (arXiv 1909.05858); above 0; 1 turns it off.
         presence_penalty: Subtracted from the logit of every token that is in the text; from -2 to 2.
-        frequency_penalty: Subtracted as often as the token is in the text; from -2 to 2.
-        json_schema: JSON schema, as JSON text, that the text must satisfy. Only one of the three may be given.
+        frequency_penalty: Subtracted from a token's logit once per occurrence in the text; from -2 to 2.
+        json_schema: JSON schema, as a string, that the text must satisfy. Give only one of json_schema, regex and
+            grammar.
         regex: Regular expression that the whole text must match.
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
-        speculation: fixed always drafts as asked. adaptive lets the runtime shorten, narrow or skip drafts where that
-            is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a seed
-            (its distribution does not depend on the drafts, but its samples do), and fixed otherwise.
+        speculation: fixed always drafts as requested. adaptive lets the runtime shorten, narrow or skip drafts when
+            that is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a
+            seed (its distribution does not depend on the drafts, but its samples do), otherwise fixed.
     """
 
     method: str = "mtad"
@@ -176,7 +179,7 @@ class DecodingParams:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
             raise InvalidInput(
-                "branching", self.branching, "give the children of a node, one number per level, such as 4,2,2"
+                "branching", self.branching, "give the number of children per node, level by level, such as 4,2,2"
             )
         for children in self.branching:
             _integer("branching", children, 1, 64)
@@ -214,11 +217,11 @@ class DecodingParams:
         if sum(getattr(self, name) is not None for name in LANGUAGES) > 1:
             raise InvalidInput("grammar", self.grammar, f"give at most one of {', '.join(LANGUAGES)}")
         if self.constrained and self.ignore_eos:
-            raise InvalidInput("ignore_eos", True, "a constrained text ends where its language ends; leave it out")
+            raise InvalidInput("ignore_eos", True, "a constrained text ends when it is complete; leave it out")
         if self.speculation not in (None, "fixed", "adaptive"):
             raise InvalidInput("speculation", self.speculation, "give fixed or adaptive")
         if self.speculation == "adaptive" and self.drafts and not self.flexible:
-            raise InvalidInput("speculation", "adaptive", f"{self.method} has one draft only; leave it out")
+            raise InvalidInput("speculation", "adaptive", f"the draft of {self.method} cannot change; leave it out")
 
     @property
     def spec(self) -> Method:

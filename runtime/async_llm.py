@@ -59,7 +59,7 @@ class AsyncLLM:
 
     def __init__(self, llm: LLM | Pair | Path | str, config: RuntimeConfig | None = None) -> None:
         if isinstance(llm, LLM) and config is not None:
-            raise InvalidInput("config", "a RuntimeConfig", "the LLM is made already; give it to LLM")
+            raise InvalidInput("config", "a RuntimeConfig", "the LLM exists already; give the configuration to LLM")
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self._inbox = _Inbox()
         self._preparing = threading.Lock()  # tokenizers are not safe for two threads at once
@@ -180,7 +180,9 @@ class AsyncLLM:
         requests: list[Request] = []
         n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
         if len(prompts) * n > most:
-            raise InvalidInput("prompt", f"{len(prompts)} prompts", f"with n = {n} at most {most // n} (max_waiting)")
+            raise InvalidInput(
+                "prompt", f"{len(prompts)} prompts", f"at most {most // n} fit with n = {n} (max_waiting)"
+            )
         with self._preparing:
             for prompt in prompts:
                 requests += self.llm.requests(prompt, params, priority)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engines.placement import Placement
 
 AT_OPENING = ("device", "threads", "provider", "attention", "tensor_parallel", "rows", "memory")
-"""Options that decide how the engines are opened; of a pair that is open they are settled."""
+"""Options that decide how the engines are opened; they cannot change for an open pair."""
 
 _LEAST = {
     "threads": 1,
@@ -30,29 +30,30 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How a pair of engines runs. The commands, the servers, Triton and the replicas all read it.
+    """How a pair of engines runs: the options of the commands, the servers, Triton and the replicas.
 
     Attributes:
-        device: Where both engines run: cpu, cuda, or cuda:N for the GPU of that number.
-        threads: CPU threads of the target's engine; by default, all cores. The auxiliary's steps are too small for more
-            than one.
-        provider: Execution provider of ONNX Runtime: cpu or cuda; by default, that of the device.
-        attention: Attention of PyTorch engines: sdpa, or triton on a GPU; by default, that of the device.
+        device: Where both engines run: cpu, cuda, or cuda:N for GPU number N.
+        threads: CPU threads of the target's engine; by default, all cores. The auxiliary has one, because its steps are
+            too small to use more.
+        provider: ONNX Runtime execution provider: cpu or cuda; by default, that of the device.
+        attention: Attention implementation of PyTorch engines: sdpa, or triton on a GPU; by default, that of the
+            device.
         graphs: Capture whole blocks as CUDA graphs, on a GPU.
-        tensor_parallel: Ranks that the target is sharded over: one GPU each, or one process each on a CPU. Under
-            torchrun, every rank but the first follows that one.
-        rows: Requests decoded at once; by default, as many as the pair was exported with.
-        memory: In place of rows, the memory to use, in bytes or as 4GiB: as many rows as fit beside the weights.
-        max_draft_len: Longest draft that a request may ask for, in tokens. Each row keeps max_draft_len times
-            max_beam_width KV columns free.
+        tensor_parallel: Number of ranks that the target is sharded over: one GPU each, or one process each on a CPU.
+            Under torchrun, the other ranks follow the first.
+        rows: Requests decoded at once; by default, the number that the pair was exported with.
+        memory: Instead of rows, a memory limit in bytes or as 4GiB: as many rows as fit beside the weights.
+        max_draft_len: Longest draft that a request may ask for, in tokens. Each row reserves max_draft_len times
+            max_beam_width KV columns.
         max_beam_width: Most beams that a request may ask for.
-        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens, which bounds how long a
-            new prompt delays the requests that run.
-        prefix_tokens: Prompt tokens whose keys and values are kept for prompts that begin alike, rounded down to whole
-            pages of 64; 0 keeps none. By default, as many as two rows hold.
+        max_prefill_tokens: Chunked prefill: each step prefills at most this many prompt tokens, which bounds how long a
+            new prompt delays running requests.
+        prefix_tokens: Prompt tokens whose keys and values are kept for later prompts with the same prefix, rounded down
+            to whole pages of 64; 0 keeps none. By default, as many as two rows hold.
         max_waiting: Requests that may wait for a row.
-        eager: Run what lies between the engines' steps in PyTorch rather than as functions compiled for ONNX Runtime.
-            PyTorch engines, and everything on a GPU, always do.
+        eager: Run the functions between engine steps in PyTorch rather than as compiled ONNX graphs. PyTorch engines,
+            and everything on a GPU, always do.
     """
 
     device: str = "cpu"
@@ -124,7 +125,7 @@ class RuntimeConfig:
         """
         for name in AT_OPENING:
             if getattr(self, name) != getattr(RuntimeConfig, name):
-                raise InvalidInput(name, getattr(self, name), "the pair is open already; give it to open_pair")
+                raise InvalidInput(name, getattr(self, name), "the pair is already open; give the option to open_pair")
 
 
 def describe(config: type) -> dict[str, str]:

@@ -157,7 +157,7 @@ class LLM:
         many = cast("Sequence[Prompt]", [prompts] if one else prompts)
         each = [params] * len(many) if params is None or isinstance(params, DecodingParams) else list(params)
         if len(each) != len(many):
-            raise InvalidInput("params", f"{len(each)} given", f"give one for all, or one for each of {len(many)}")
+            raise InvalidInput("params", f"{len(each)} given", f"give one, or one for each of the {len(many)} prompts")
         requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
         backlog, pending = deque(requests), {request.id for request in requests}
         try:
@@ -202,7 +202,7 @@ class LLM:
             QueueFull: try again later.
         """
         if params and params.n > 1:
-            raise InvalidInput("n", params.n, "add one request a choice, or use generate")
+            raise InvalidInput("n", params.n, "add one request per choice, or use generate")
         request = self.requests(prompt, params, priority)[0]
         self.submit(request)
         return request

@@ -87,7 +87,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         if ours != theirs:
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
     for spec in (target, auxiliary):
         placement.check(spec)
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}

@@ -6,15 +6,19 @@ import ast
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mtad.params import METHODS, DecodingParams
+from runtime.commands.entry import Parser
+from runtime.commands.main import COMMANDS
 from scripts.paths import DEMO, ROOT
 
 DOCS = ROOT / "docs"
@@ -22,6 +26,10 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [*TOP, *sorted(DOCS.glob("*.md"))]
 ROOMS = "docs|engines|export|mtad|runtime|scripts|tests"
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+NO_PARSER = {"scripts.demo.dataset", "scripts.demo.tokenizer"}
+"""Scripts without arguments."""
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -74,6 +82,41 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
     missing = [path for path in sorted(named) if not (ROOT / path).exists()]
     missing += [name for name in modules if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()]
     assert not missing, f"{page.name} names what is not there: {', '.join(missing)}"
+
+
+class Parsed(Exception):
+    """A command line was understood."""
+
+
+def commands(page: Path) -> list[str]:
+    """Each command of a page that is one of ours, comments aside."""
+    text = "".join(blocks(page, "bash")) + "".join(blocks(page, "console")).replace("\n$ ", "\n")
+    lines = re.sub(r"\\\n *", "", text.removeprefix("$ ")).splitlines()
+    return [line for line in lines if re.match(r"(mtad|python -m scripts[\w.]*)( |$)", line)]
+
+
+@EVERY_PAGE
+def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Parser.parse_args
+
+    def only_parse(parser: Parser, args: Any = None, namespace: Any = None) -> Any:
+        parse(parser, args, namespace)
+        raise Parsed
+
+    monkeypatch.setattr(Parser, "parse_args", only_parse)
+    for line in commands(page):
+        name, *arguments = shlex.split(line, comments=True)
+        if name == "python":
+            module, arguments = arguments[1], arguments[2:]
+        else:
+            module, arguments = COMMANDS[arguments[0]][0], arguments[1:]
+        if module in NO_PARSER:
+            assert not arguments, line
+            continue
+        found = importlib.import_module(module + (".__main__" if (ROOT / module.replace(".", "/")).is_dir() else ""))
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(Parsed):
+            found.main()
 
 
 @EVERY_PAGE

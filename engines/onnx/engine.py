@@ -65,7 +65,7 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     except InvalidInput:
         raise
     except Exception as error:  # ONNX Runtime's own, such as for a graph that cannot be recorded
-        raise InvalidInput("provider", provider, f"ONNX Runtime cannot open the graph there: {error}") from error
+        raise InvalidInput("provider", provider, f"ONNX Runtime cannot open the graph with it: {error}") from error
 
 
 class SessionRecorder(CudaRecorder):

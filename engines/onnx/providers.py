@@ -46,7 +46,7 @@ def load_onnxruntime() -> ModuleType:
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:
-        problem = f"cannot be imported ({error}); it comes with pip install mtad; torch's engines do without it"
+        problem = f"cannot be imported ({error}); pip install mtad installs it; PyTorch engines do not need it"
         raise InvalidInput("onnxruntime", "missing", problem) from error
 
 
@@ -118,9 +118,9 @@ def check_session(session: ort.InferenceSession) -> None:
     ort = load_onnxruntime()
     if PROVIDERS["cuda"] not in session.get_providers():
         problem = (
-            "ONNX Runtime could not load it, and its log says why: CUDA "
-            f"{getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9 must be there (torch is built for CUDA "
-            f"{torch.version.cuda}); pip install 'mtad[cuda]' brings them"
+            "ONNX Runtime could not load it (see its log): it needs CUDA "
+            f"{getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9 (torch is built for CUDA "
+            f"{torch.version.cuda}); pip install 'mtad[cuda]' installs them"
         )
         raise InvalidInput("provider", "cuda", problem)
     left = Counter(
@@ -133,7 +133,7 @@ def check_session(session: ort.InferenceSession) -> None:
     if left:
         found = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
         problem = (
-            f"ONNX Runtime {ort.__version__} has no kernel there for {found}; export with --attention decomposed, "
+            f"ONNX Runtime {ort.__version__} has no CUDA kernel for {found}; export with --attention decomposed, "
             "in another precision, or with --to torch"
         )
         raise InvalidInput("provider", "cuda", problem)

@@ -126,18 +126,20 @@ def check_launch(world: int, device: str) -> Launched | None:
     if not (dist.is_available() and dist.is_gloo_available()):
         raise InvalidInput("tensor_parallel", world, "this build of torch has no torch.distributed with gloo")
     if dist.is_initialized():
-        problem = "torch.distributed is in use in this process already; one tensor-parallel pair at a time"
+        problem = "torch.distributed is already in use in this process; open one tensor-parallel pair at a time"
         raise InvalidInput("tensor_parallel", world, problem)
     launched = Launched.read()
     if launched is not None and launched.world != world:
-        raise InvalidInput("tensor_parallel", world, f"{launched.world} processes were started; give that number")
+        raise InvalidInput("tensor_parallel", world, f"torchrun started {launched.world} processes; give that number")
     if device not in ("cpu", "cuda", "cuda:0"):
-        problem = "ranks take GPUs from cuda:0 on; choose others with CUDA_VISIBLE_DEVICES, and give cuda"
+        problem = "ranks use the GPUs from cuda:0 on; give cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
         raise InvalidInput("device", device, problem)
     if device != "cpu":
         here = world if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", world))
         if torch.cuda.device_count() < here:
-            raise InvalidInput("tensor_parallel", world, f"{torch.cuda.device_count()} GPUs here; one for each rank")
+            raise InvalidInput(
+                "tensor_parallel", world, f"there are {torch.cuda.device_count()} GPUs; each rank needs one"
+            )
         if not dist.is_nccl_available():
             raise InvalidInput("tensor_parallel", world, "this build of torch has no NCCL")
     return launched

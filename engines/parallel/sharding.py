@@ -174,14 +174,14 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
         wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
         found = list(filter(wanted.fullmatch, parts))
         if plan is OWN.get(family) and not found:
-            problem = f"{family} of the installed transformers has no {pattern}, which our plan divides"
+            problem = f"{family} of the installed transformers has no {pattern}, which our plan shards"
             raise InvalidInput("tensor_parallel", ranks.world, problem)
         if style in known:
             for name in found:
                 if style not in REPLICATED:
                     _replace(model, name, _divided(name, parts[name], style, ranks))
         elif found or any(map(wanted.fullmatch, parameters)):
-            problem = f"the plan of {family} divides {pattern} by {style!r}, which is not done here"
+            problem = f"the plan of {family} shards {pattern} by {style!r}, which is not supported"
             raise InvalidInput("tensor_parallel", ranks.world, problem)
 
 
@@ -194,7 +194,7 @@ def _divided(name: str, module: torch.nn.Module, style: str, ranks: Ranks) -> to
     if isinstance(module, Conv1D):
         module = _linear(module)
     if not isinstance(module, torch.nn.Linear):
-        problem = f"{name} is a {type(module).__name__}; only plain linear layers are divided"
+        problem = f"{name} is a {type(module).__name__}; only plain linear layers can be sharded"
         raise InvalidInput("tensor_parallel", ranks.world, problem)
     if style in GATHERED:
         return ColumnLinear(module, ranks, gathers=True)
@@ -215,7 +215,7 @@ def _linear(layer: Conv1D) -> torch.nn.Linear:
 
 def _even(count: int, what: str, ranks: Ranks) -> int:
     if count % ranks.world:
-        raise InvalidInput("tensor_parallel", ranks.world, f"the {count} {what} do not divide by it")
+        raise InvalidInput("tensor_parallel", ranks.world, f"the {count} {what} are not divisible by it")
     return count // ranks.world
 
 
@@ -264,7 +264,7 @@ def share(folder: Path, spec: EngineSpec, world: int) -> Share:
     except InvalidInput:
         raise
     except Exception as error:  # whatever a model may do that was never divided
-        raise InvalidInput("tensor_parallel", world, f"{spec.architecture} does not run divided: {error}") from error
+        raise InvalidInput("tensor_parallel", world, f"{spec.architecture} cannot be sharded: {error}") from error
     return Share(replace(spec, kv_heads=kv_heads), weights)
 
 

@@ -99,11 +99,11 @@ def require(attention: str, device: torch.device, head_dim: int) -> None:
     if attention == "sdpa":
         return
     if head_dim > WIDEST_HEAD:
-        raise InvalidInput("attention", attention, f"heads of {head_dim} exceed its {WIDEST_HEAD}; give sdpa")
+        raise InvalidInput("attention", attention, f"heads of {head_dim} exceed the limit of {WIDEST_HEAD}; give sdpa")
     kernels = _kernels()
     if device.type != "cuda" and not kernels.INTERPRETED:
         raise InvalidInput(
-            "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or for a test TRITON_INTERPRET=1"
+            "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or TRITON_INTERPRET=1 in tests"
         )
 
 

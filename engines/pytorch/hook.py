@@ -55,7 +55,7 @@ def _attention(
     scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
     if name == KERNEL:
         if write_at is None or (sliding_window is not None and position_ids is None):
-            problem = "the model does not tell its attention where it stands; give sdpa"
+            problem = "the model does not pass write_at or position_ids on to its attention; give sdpa"
             raise InvalidInput("attention", "triton", problem)
         return attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids), None
     if sliding_window is not None:

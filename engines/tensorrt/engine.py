@@ -194,7 +194,7 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
     runtime = trt.Runtime(Log())
     engine = runtime.deserialize_cuda_engine(path.read_bytes())
     if engine is None:
-        raise InvalidInput("plan", str(path), "the runtime does not take it (its log says why); export again")
+        raise InvalidInput("plan", str(path), "the runtime cannot load it (see its log); export again")
     return runtime, engine
 
 

@@ -152,7 +152,7 @@ class Checkpoint:
         window = getattr(self.config.get_text_config(), "sliding_window", None)
         if window is not None and window < KV_PAGE:  # of which drafts are never deeper
             raise InvalidInput(
-                self.name, str(self.folder), f"its sliding window of {window} is narrower than {KV_PAGE}"
+                self.name, str(self.folder), f"its sliding window of {window} is below the minimum, {KV_PAGE}"
             )
         layers, kv_heads, head_dim, vocab_size = self._shape()
         return EngineSpec(
@@ -218,7 +218,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # configurations check themselves, each in its own way
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        problem = f"its config.json is not that of a model that transformers {version('transformers')} knows: {reason}"
+        problem = f"transformers {version('transformers')} does not know the model in its config.json: {reason}"
         raise InvalidInput(name, source, problem) from error
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != architecture:
@@ -258,4 +258,4 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
         return folder, 0
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InvalidInput(name, source, f"no such folder, and the hub did not give it: {reason}") from None
+        raise InvalidInput(name, source, f"no such folder, and the hub request failed: {reason}") from None

@@ -22,17 +22,19 @@ def main() -> None:
     parser = Parser(
         prog="mtad check",
         description="Compare an engine with the checkpoint it was exported from, or with another engine of the same "
-        "model: another format, another precision. Rows of different lengths with a chain and with a random tree. "
-        "Of a pair folder, both engines. Exit code 0: the same within the tolerance; 1: different; 2: bad input.",
+        "model in another format or precision. The batch has rows of different lengths, a chain and a random tree. "
+        "For a pair folder, checks both engines. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
     )
     parser.add_argument("engine", type=Path, help="engine folder (PAIR/target), or pair folder")
-    parser.add_argument("other", type=Path, nargs="?", help="what to compare with; default: the checkpoint")
-    parser.add_argument("--checkpoint", help="folder or hub id; default: where the engine was exported from")
     parser.add_argument(
-        "--layers", action="store_true", help="compare what every module gives; name the first wrong one"
+        "other", type=Path, nargs="?", help="engine or pair folder to compare with (default: the checkpoint)"
     )
-    parser.add_argument("--tolerance", type=float, help="accepted difference of a logit; default: by dtype")
-    parser.add_argument("--seed", type=int, default=0, help="of the random tokens and trees (default %(default)s)")
+    parser.add_argument("--checkpoint", help="folder or hub id (default: where the engine was exported from)")
+    parser.add_argument(
+        "--layers", action="store_true", help="compare the output of every module; name the first that differs"
+    )
+    parser.add_argument("--tolerance", type=float, help="allowed difference of a logit (default: by dtype)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens and trees (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -41,7 +43,7 @@ def main() -> None:
     if not 0 <= options.seed < 2**63:
         raise InvalidInput("seed", options.seed, "give 0 to 2**63 - 1")
     if options.tolerance is not None and not options.tolerance >= 0:
-        raise InvalidInput("tolerance", options.tolerance, "give a number from 0")
+        raise InvalidInput("tolerance", options.tolerance, "give a number of at least 0")
     folders = _folders(options.engine, options.other, options.checkpoint)
     try:
         import polygraphy  # noqa: F401
@@ -88,9 +90,9 @@ def _folders(engine: Path, other: Path | None, checkpoint: str | None) -> list[t
     if not (engine / "pair.json").is_file():
         return [(engine, other)]
     if checkpoint is not None:
-        raise InvalidInput("checkpoint", checkpoint, "is for one engine; give the pair's target or auxiliary folder")
+        raise InvalidInput("checkpoint", checkpoint, "works on one engine; give the pair's target or auxiliary folder")
     if other is not None and not (other / "pair.json").is_file():
-        raise InvalidInput("other", str(other), "is no pair folder, and the first one is")
+        raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
     return [(engine / name, other and other / name) for name in ENGINES]
 
 

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 @command
 def main() -> None:
     """Entry point of `mtad export`."""
-    parser = Parser(prog="mtad export", description=__doc__)
+    parser = Parser(
+        prog="mtad export",
+        usage="%(prog)s PAIR --target CHECKPOINT --auxiliary CHECKPOINT [options]",
+        description="Compile a target and an auxiliary model into a pair of engines. The two vocabularies are compared "
+        "first, and each engine's logits with its checkpoint's; if either check fails, nothing is left behind.",
+    )
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
     parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
@@ -38,8 +43,8 @@ def main() -> None:
     parser.add_argument("--auxiliary-precision", help="of the auxiliary (default: the target's)")
     parser.add_argument(
         "--calibration",
-        help="text to measure a quantised pair on: JSON lines with prompt, perhaps answer; tensorrt-llm: a data set to "
-        "quantise with, local folder or hub id",
+        help="text to measure a quantized pair on: JSON lines with prompt and optionally answer; for tensorrt-llm, a "
+        "calibration data set: local folder or hub id",
     )
     parser.add_argument(
         "--to",
@@ -56,19 +61,19 @@ def main() -> None:
         nargs="+",
         default=[],
         metavar="M.N",
-        help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all it knows)",
+        help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all supported)",
     )
     parser.add_argument("--defaults", default="{}", help="decoding parameters for pair.json, as a JSON object")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the input, print disk, memory and time to expect; write nothing"
+        "--dry-run", action="store_true", help="check the input and estimate disk, memory and time; write nothing"
     )
-    group = parser.add_argument_group("TensorRT-LLM", "of --to tensorrt-llm alone; see docs/tensorrt-llm.md")
+    group = parser.add_argument_group("TensorRT-LLM", "only for --to tensorrt-llm; see docs/tensorrt-llm.md")
     group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
     group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
     group.add_argument("--drafting", default="search", help="search, samples or steps (default %(default)s)")
     group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per engine (default %(default)s)")
-    group.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
+    group.add_argument("--quantize", default="none", help="quantization of the target: none, fp8 or int4_awq")
     group.add_argument(
         "--max-num-tokens", type=int, help="tokens per iteration (default: what prompts and drafts need)"
     )

@@ -57,7 +57,7 @@ def check_installed(field: str, precision: str) -> None:
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        problem = f"NVIDIA Model Optimizer finds its scales, and {missing[0]} is not installed"
+        problem = f"NVIDIA Model Optimizer calibrates it, and {missing[0]} is not installed"
         raise InvalidInput(field, precision, f"{problem}; pip install 'mtad[modelopt]' installs it")
 
 

@@ -65,7 +65,7 @@ def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibrat
     prompts = [list(tokenizer(example.prompt).input_ids) for example in examples]
     texts = [list(tokenizer(example.prompt + (example.answer or "")).input_ids) for example in examples]
     if max(map(len, texts)) < 2:
-        raise InvalidInput("calibration", str(path), "no line of it has two tokens")
+        raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
     return Calibration(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), prompts, texts)
 
 

@@ -171,12 +171,12 @@ def check(
         for name in ("architecture", "layers", "vocab_size"):
             ours, theirs = getattr(spec, name), getattr(second, name)
             if ours != theirs:
-                raise InvalidInput(name, f"{ours} and {theirs}", "these are engines of two models")
+                raise InvalidInput(name, f"{ours} and {theirs}", "these are engines of different models")
         shared = replace(spec, rows=min(spec.rows, second.rows), capacity=min(spec.capacity, second.capacity))
         specs.append(second)
     for one in specs:
         if one.precision in ACTIVATIONS and allowed is None:
-            problem = f"an engine of precision {one.precision} has other weights than its checkpoint; give --tolerance"
+            problem = f"an engine of precision {one.precision} does not have its checkpoint's weights; give --tolerance"
             raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
     cases = make_cases(shared, window, seed)
     total = sum(len(case.compared[0]) for case in cases) if other is None else len(cases)
@@ -210,7 +210,7 @@ def _engine(
         marked = MarkedGraph(folder, threads)
         run, places = partial(marked.layers, engine), marked.places
     else:
-        problem = f"{spec.format} engines show nothing but their logits; check the onnx engine of the same checkpoint"
+        problem = f"{spec.format} engines expose only their logits; check the onnx engine of the same checkpoint"
         raise InvalidInput("layers", str(folder), problem)
 
     def compute(case: Case) -> Outputs:
@@ -232,9 +232,11 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
     source = find("checkpoint", given or spec.source)
     architecture = source.config.architectures[0]
     if architecture != spec.architecture:
-        raise InvalidInput("checkpoint", str(source.folder), f"is a {architecture}, the engine a {spec.architecture}")
+        raise InvalidInput(
+            "checkpoint", str(source.folder), f"is a {architecture}, but the engine a {spec.architecture}"
+        )
     if given is None and source.digest != spec.checkpoint_hash:
-        problem = "has changed since the engine was exported from it; give --checkpoint to compare all the same"
+        problem = "has changed since the engine was exported from it; give --checkpoint to compare anyway"
         raise InvalidInput("checkpoint", spec.source, problem)
     return source
 
@@ -243,7 +245,9 @@ def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callab
     model = source.load(torch.float32)
     if model.config.get_text_config().vocab_size != spec.vocab_size:
         width = model.config.get_text_config().vocab_size
-        raise InvalidInput("checkpoint", str(source.folder), f"has {width} logits, the engine {spec.vocab_size}")
+        raise InvalidInput(
+            "checkpoint", str(source.folder), f"has {width} logits, but the engine has {spec.vocab_size}"
+        )
     model.set_attn_implementation("eager")
 
     def compute(case: Case) -> Outputs:
@@ -258,11 +262,11 @@ def _compare(engine: _Runner, reference: _Runner, cases: tuple[Case, ...], limit
     (_, ours), (_, theirs) = runs
     names = [name for name in ours[0].keys() if name in theirs[0].keys() and name != "logits"]  # noqa: SIM118
     if share is not None and not names:
-        raise InvalidInput("layers", engine.name, "it has no module in common with what it is compared with")
+        raise InvalidInput("layers", engine.name, "it shares no module with what it is compared with")
     for name in names:
         shapes = [run[0][name].shape for run in (ours, theirs)]
         if shapes[0] != shapes[1]:
-            raise InvalidInput(name, f"{shapes[0]} and {shapes[1]}", "these are outputs of two models")
+            raise InvalidInput(name, f"{shapes[0]} and {shapes[1]}", "these are outputs of different models")
     largest = {name: max(float(abs(one[name]).max()) for one in theirs) for name in [*names, "logits"]}
     limits = {name: (share or 0) * largest[name] for name in names} | {"logits": limit}
     found = Comparator.compare_accuracy(

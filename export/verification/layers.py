@@ -104,7 +104,7 @@ class MarkedGraph:
         model = onnx.load(folder / "model.onnx", load_external_data=False)
         self.places = graph_locations(model.graph)
         if len(self.places) < 2:
-            raise InvalidInput("layers", str(folder), "its graph does not say which modules its nodes are of")
+            raise InvalidInput("layers", str(folder), "its graph does not record the modules of its nodes")
         outputs = {value.name for value in model.graph.output}
         marked = ModifyOutputs(model, [p.tensor for p in self.places.values() if p.tensor not in outputs])()
         options = ort.SessionOptions()

@@ -97,7 +97,7 @@ def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> Non
     for name, key in (("cpus", "CPU"), ("gpus", "GPU")):
         wanted, there = cluster.replicas * getattr(cluster, name), found.get(key, 0.0)
         if wanted > there:
-            problem = f"{cluster.replicas} replicas want {wanted:g} of Ray's {there:g} {key}s; give fewer"
+            problem = f"{cluster.replicas} replicas need {wanted:g} {key}s, and Ray has {there:g}; give fewer"
             raise InvalidInput(f"replica-{name}", getattr(cluster, name), problem)
 
 

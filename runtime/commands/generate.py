@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument(
         "--file", type=Path, action="append", default=[], help="file that holds one prompt; may be repeated"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt: text, tokens, statistics")
+    parser.add_argument("--json", action="store_true", help="one JSON object per prompt: text, tokens, statistics")
     add_options(parser.add_argument_group("decoding"), DecodingParams)
     add_options(parser.add_argument_group("runtime"), RuntimeConfig)
     options = parser.parse_args()
@@ -46,8 +46,6 @@ def main() -> None:
         follow_if_told()  # one process prints
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
-    for name in _ignored(given):
-        print(f"{parser.prog}: warning: {name} has no effect with the method {given['method']}", file=sys.stderr)
     if "top_logprobs" in given and not options.json:
         print(f"{parser.prog}: warning: --top-logprobs has no effect without --json", file=sys.stderr)
     folder = find_pair(options)
@@ -63,6 +61,8 @@ def main() -> None:
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     llm = LLM(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
+    for name in _ignored(given, params):
+        print(f"{parser.prog}: warning: {name} has no effect with the method {params.method}", file=sys.stderr)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
     print(llm.memory, file=sys.stderr)
@@ -84,11 +84,9 @@ async def _stream(engine: AsyncLLM, prompt: str, params: DecodingParams) -> None
         await answer(engine, prompt, params, colour=True)
 
 
-def _ignored(given: dict[str, Any]) -> list[str]:
-    """Options that the method does not use, of those that were given beside one."""
-    if "method" not in given:
-        return []
-    spec = DecodingParams.from_dict({"method": given["method"]}).spec
+def _ignored(given: dict[str, Any], params: DecodingParams) -> list[str]:
+    """Options that were given and that the method does not use."""
+    spec = params.spec
     used = {
         "draft_len": spec.drafter is not None,
         "beam_width": spec.form == "beams",

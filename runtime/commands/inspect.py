@@ -15,8 +15,8 @@ def main() -> None:
     """Entry point of `mtad inspect`."""
     parser = Parser(
         prog="mtad inspect",
-        description="Print what an engine or pair folder is: model, sizes, weights, operators, files, memory, "
-        "versions, hashes, tuned defaults. Nothing is run.",
+        description="Describe an engine or pair folder: model, sizes, weights, operators, files, memory, "
+        "versions, hashes, tuned defaults. It runs nothing.",
     )
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -57,7 +57,7 @@ def _engine(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("engine", f"{found['format']}, {found['dtype']}, {found['rows']} rows x {found['capacity']} columns"),
         ("weights", "unknown" if found["parameters"] is None else f"{found['parameters']:,} stored"),
         ("vocabulary", f"{found['vocabulary']} tokens, logits padded by {padding}; ends: {ends or 'none'}"),
-        ("KV cache", f"{format_bytes(found['kv_bytes_row'])} a row, {format_bytes(found['kv_bytes'])} in all"),
+        ("KV cache", f"{format_bytes(found['kv_bytes_row'])} per row, {format_bytes(found['kv_bytes'])} in all"),
         ("files", ", ".join(f"{name} {format_bytes(size)}" for name, size in found["files"].items())),
         ("size", format_bytes(found["size"])),
     ]

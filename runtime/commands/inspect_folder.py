@@ -20,7 +20,7 @@ from runtime.pair import ROLES, open_tokenizer
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
 PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
-"""Operators with quantised weights, scales and zero points behind their first input; attributes that say how many."""
+"""Operators with quantized weights, scales and zero points behind their first input; attributes that say how many."""
 
 
 def inspect(folder: Path) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _read_graph(folder: Path) -> onnx.ModelProto:
 
 
 def _graph_parameters(graph: onnx.GraphProto) -> int:
-    """Weights of a graph, as many as are stored; scales and zero points of quantised ones are none."""
+    """Weights of a graph, as many as are stored; scales and zero points of quantized ones are none."""
     integers = onnx.TensorProto.INT64  # shapes and axes
     sizes = {tensor.name: prod(tensor.dims) for tensor in graph.initializer if tensor.data_type != integers}
     for node in graph.node:

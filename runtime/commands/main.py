@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from importlib import import_module, metadata
 
@@ -21,7 +22,18 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Entry point of `mtad`."""
+    """Entry point of `mtad`. A reader that goes away, such as `head`, ends it quietly."""
+    try:
+        try:
+            _run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        sys.exit(141)
+
+
+def _run() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(table_of_contents())

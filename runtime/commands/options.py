@@ -33,10 +33,10 @@ def add_options(parser: _Target, config: type, only: Collection[str] = (), but: 
         flag, hint = "--" + name.replace("_", "-"), hints[name]
         help = f"{texts[name]}{_default(known[name])}".replace("%", "%%")
         if hint is bool:
-            on = known[name].default
-            action = "store_false" if on else "store_true"
+            on = bool(known[name].default)
             if on:
-                flag, help = f"--no-{flag[2:]}", f"Do not: {texts[name]}".replace("%", "%%")
+                help += " (default: yes)"
+            action = argparse.BooleanOptionalAction if on else "store_true"
             parser.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=help)
         else:
             parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help, **_kind(hint))

@@ -19,7 +19,7 @@ EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revisi
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the pair and, for a pair that has yet to be exported, its auxiliary and what the export is told."""
     parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
-    group = parser.add_argument_group("exporting first", "with --auxiliary alone; the pair is kept in the user's cache")
+    group = parser.add_argument_group("exporting first", "only with --auxiliary; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
     group.add_argument("--revision", help="branch, tag or commit of a target on the hub")
     group.add_argument("--auxiliary-revision", help="branch, tag or commit of an auxiliary on the hub")
@@ -36,11 +36,11 @@ def find_pair(options: argparse.Namespace) -> Path:
     given = {name: value for name in EXPORT_OPTIONS if (value := getattr(options, name, None)) is not None}
     if options.auxiliary is None:
         for name in set(given) - {"rows"}:
-            raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder is as it was exported")
+            raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder was exported with its own")
         check_pair(Path(options.pair))
         return Path(options.pair)
     if (Path(options.pair) / "pair.json").is_file():
-        raise InvalidInput("auxiliary", options.auxiliary, "leave it out; what is given first is a whole pair")
+        raise InvalidInput("auxiliary", options.auxiliary, "leave it out; the first argument is already a pair folder")
     return _exported(options.pair, options.auxiliary, given)
 
 

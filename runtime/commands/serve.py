@@ -40,12 +40,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
-    described.add_argument("--port", type=int, default=PORT, help="port; 0 takes a free one (default %(default)s)")
+    described.add_argument(
+        "--port", type=int, default=PORT, help="port to listen on; 0 picks a free one (default %(default)s)"
+    )
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
     described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
     keys = described.add_argument_group("authentication and limits")
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
-    keys.add_argument("--api-key-file", type=Path, help="file with one key a line")
+    keys.add_argument("--api-key-file", type=Path, help="file with one key per line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
     keys.add_argument(
         "--body-seconds",
@@ -68,16 +70,28 @@ def parser() -> argparse.ArgumentParser:
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
     group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
     group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
-    group.add_argument("--max-replicas", type=int, help="as many as that where requests wait (default: --replicas)")
     group.add_argument(
-        "--replica-cpus", type=float, default=1, help="of each, for Ray's accounts (default %(default)s)"
+        "--max-replicas", type=int, help="most replicas, started while requests wait (default: --replicas)"
     )
-    group.add_argument("--replica-gpus", type=float, default=0, help="of each (default %(default)s)")
-    group.add_argument("--ray-address", help="of a running Ray cluster (default: one of this machine's own)")
+    group.add_argument(
+        "--replica-cpus",
+        type=float,
+        default=1,
+        help="CPU cores that Ray reserves for each replica (default %(default)s)",
+    )
+    group.add_argument(
+        "--replica-gpus", type=float, default=0, help="GPUs that Ray gives each replica (default %(default)s)"
+    )
+    group.add_argument("--ray-address", help="address of a running Ray cluster (default: starts one on this machine)")
     watch = described.add_argument_group("observability")
     watch.add_argument("--trace", action="store_true", help="OpenTelemetry spans; needs opentelemetry-api")
-    watch.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
-    watch.add_argument("--access-log", action="store_true", help="log a line for each request")
+    watch.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least severe messages that are logged (default %(default)s)",
+    )
+    watch.add_argument("--access-log", action="store_true", help="log one line per request")
     return described
 
 
@@ -177,7 +191,7 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
             raise InvalidInput("api-key-file", str(file), f"cannot be read: {error}") from None
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise InvalidInput("api-key-file", str(file), "holds no key; one a line")
+            raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")
         found += keys
     return tuple(found)
 

@@ -17,13 +17,15 @@ def parser() -> argparse.ArgumentParser:
         prog="mtad triton",
         usage="%(prog)s PAIR REPOSITORY [options]",
         description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines. "
-        "An earlier one that nobody changed is replaced; anything else is left alone.",
+        "It replaces an earlier directory only if that is unchanged.",
     )
     described.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
     described.add_argument("--model", default="mtad", help="name of the model (default %(default)s)")
     described.add_argument("--convention", default="bls", help="names of tensors: bls or llmapi (default %(default)s)")
-    described.add_argument("--environment", help="virtual environment to run it in (default: Triton's own Python)")
+    described.add_argument(
+        "--environment", help="virtual environment to run the model in (default: Triton's own Python)"
+    )
     described.add_argument("--copy", action="store_true", help="put a copy of the pair into the directory")
     described.add_argument(
         "--request-seconds",

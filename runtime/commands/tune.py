@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from runtime.commands.entry import Parser, command
 from runtime.commands.options import add_placement, placed_config
 
 if TYPE_CHECKING:
-    from runtime.tuning.search import Tuning
+    from runtime.tuning.search import Tuning, Verdict
 
 LARGEST = 8
 """`draft_len` and `beam_width` that `LLM` takes without being told to."""
@@ -26,21 +27,22 @@ def main() -> None:
     """Entry point of `mtad tune`."""
     parser = Parser(
         prog="mtad tune",
-        description="Choose draft length, beam width and acceptance threshold of a pair on prompts of yours, print "
+        usage="%(prog)s PAIR --prompts FILE [options]",
+        description="Choose draft length, beam width and acceptance threshold of a pair on your own prompts, print "
         "what was measured, and make the choice the pair's default. Goal speed: the most tokens/s within the bounds on "
-        "quality; goal quality: the best text within the bound on speed. Use prompts that are not used to report.",
+        "quality; goal quality: the best text within the bound on speed. Do not report results on the same prompts.",
     )
     parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     parser.add_argument(
-        "--prompts", type=Path, required=True, help='JSON lines with "prompt" and perhaps "answer" (the text, exactly)'
+        "--prompts", type=Path, required=True, help='JSON lines with "prompt" and optionally "answer" (the exact text)'
     )
-    parser.add_argument("--method", default="mtad", help="what to tune (default %(default)s)")
+    parser.add_argument("--method", default="mtad", help="method to tune (default %(default)s)")
     parser.add_argument("--goal", default="speed", help="speed or quality (default %(default)s)")
     bounds = (
-        ("max-perplexity", 1.0, "goal speed: perplexity at most, as a multiple of sample's"),
-        ("accuracy-loss", 0.0, "goal speed: share of right answers below sample's at most, where answers are given"),
-        ("min-speed", 1.0, "goal quality: tokens/s at least, as a multiple of speculative's"),
-        ("min-distinct", 0.0, "distinct-2 at least, as a multiple of sample's: a bound on repetition"),
+        ("max-perplexity", 1.0, "goal speed: highest perplexity, as a multiple of sample's"),
+        ("accuracy-loss", 0.0, "goal speed: largest loss of accuracy against sample, if answers are given"),
+        ("min-speed", 1.0, "goal quality: lowest tokens/s, as a multiple of speculative's"),
+        ("min-distinct", 0.0, "lowest distinct-2, as a multiple of sample's, to bound repetition"),
     )
     for name, default, text in bounds:
         parser.add_argument(f"--{name}", type=float, default=default, help=f"{text} (default %(default)s)")
@@ -49,7 +51,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", help="values to try, separated by commas")
     parser.add_argument("--params", default="{}", help="all other decoding parameters, as a JSON object")
     parser.add_argument("--limit", type=int, help="use the first prompts only")
-    parser.add_argument("--seeds", type=int, default=1, help="texts a prompt (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="texts per prompt (default %(default)s)")
     add_placement(parser)
     parser.add_argument("--dry-run", action="store_true", help="leave pair.json as it is")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -63,11 +65,11 @@ def main() -> None:
     given = _object(options.params)
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
-            raise InvalidInput("params", name, "is not for --params; see mtad tune --help")
+            raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
     DecodingParams.from_dict({**given, "method": options.method})
 
     from runtime.tuning.prompts import read_prompts
-    from runtime.tuning.search import GRID, Objective, describe, grid_of, tune
+    from runtime.tuning.search import GRID, Objective, Verdict, describe, grid_of, judge, tune
 
     own = grid_of(METHODS[options.method])
     grid = {name: _values(name, getattr(options, name)) or values for name, values in own.items()}
@@ -77,7 +79,7 @@ def main() -> None:
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
     for name in ("draft_len", "beam_width"):
         if name in grid and max(grid[name]) > LARGEST:
-            problem = f"{LARGEST} is the most that engines are opened for by default, and the choice becomes a default"
+            problem = f"give at most {LARGEST}: the choice becomes a default, and engines open for drafts up to that"
             raise InvalidInput(name, getattr(options, name), problem)
     objective = Objective(options.goal, **bound)
     if options.search not in ("coordinate", "grid"):
@@ -99,26 +101,26 @@ def main() -> None:
     llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
     base = DecodingParams.from_dict({**exported, **given, "method": options.method})
+    prompts = [example.prompt for example in examples]
+    verdict = Verdict(False, "no setting keeps the bounds")
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        found = tune(
-            llm,
-            [example.prompt for example in examples],
-            base,
-            objective,
-            grid,
-            options.search,
-            options.seeds,
-            lambda number, text: examples[number].right(text),
-            progress,
-        )
+        def right(number: int, text: str) -> bool | None:
+            return examples[number].right(text)
+
+        found = tune(llm, prompts, base, objective, grid, options.search, options.seeds, right, progress)
+        now, choice = llm.pair.defaults, replace(base, **found.choice.values)
+        if found.fits:
+            verdict = judge(llm, prompts, now, choice, objective, options.seeds, right, progress)
     report = {
         "method": options.method,
         **describe(found, objective),
+        "changed": verdict.change,
+        "reason": verdict.reason,
         "search": options.search,
         "prompts": {"sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(), "count": len(examples)},
         "seeds": options.seeds,
@@ -127,19 +129,29 @@ def main() -> None:
     }
     print(json.dumps(report) if options.json else curve(found))
     if not found.fits:
-        problem = f"no setting keeps the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
-        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is as it was; widen a bound")
-    if not options.dry_run:
+        problem = f"no setting meets the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
+        raise InvalidInput("goal", options.goal, f"{problem}. pair.json is unchanged; widen a bound")
+    if verdict.change and not options.dry_run:
         write_tuning(options.pair, {**given, "method": options.method, **found.choice.values}, report)
     if not options.json:
-        print(f"\n{'chosen' if options.dry_run else f'written to {options.pair}'}: {json.dumps(found.choice.values)}")
+        print(f"\n{_conclusion(now, choice, verdict, options.dry_run)}")
+
+
+def _conclusion(now: DecodingParams, choice: DecodingParams, verdict: Verdict, dry_run: bool) -> str:
+    """The last line: what has become of the pair's default, in the parameters that differ."""
+    before, after = asdict(now), asdict(choice)
+    names = [name for name in after if name == "method" or before[name] != after[name]]
+    a, b = (" ".join(f"{name}={values[name]}" for name in names) for values in (before, after))
+    if not verdict.change:
+        return f"{'would keep' if dry_run else 'kept'} {a}: {verdict.reason}"
+    return f"{'would change' if dry_run else 'changed'} {a} to {b}: {verdict.reason}"
 
 
 def curve(found: Tuning) -> str:
     """All points of a search as a table; the chosen one is marked."""
     names = list(found.choice.values)
     heads = [*names, "tokens/s", "x sample", "x speculative", "perplexity", "x sample", "accuracy %", "distinct-2"]
-    lines = [[*heads, "tokens a pass", ""]]
+    lines = [[*heads, "tokens per pass", ""]]
     for point in sorted(found.points, key=lambda point: tuple(point.values.values())):
         accuracy = "-"
         if point.accuracy is not None:

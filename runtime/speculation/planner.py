@@ -24,8 +24,8 @@ PROBE_SHARE = 0.01
 """A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
 
 
-MOST_ERROR = 1.3
-"""Factor by which the table is at most taken to be wrong about blocks that draft, against those that do not."""
+LEAST, MOST_ERROR = BlockShape(1, 1, 1), 1.6
+"""The smallest draft, and the factor by which the table is at most taken to be wrong about it, against no draft."""
 
 
 class Planned(Protocol):
@@ -97,8 +97,9 @@ class Planner:
     costs; each row takes of it what its own parameters allow. The first choice is the largest draft; it is made anew
     every `INTERVAL` blocks.
 
-    A block takes the seconds of the table, times the machine's speed and, if it drafts, one more factor. In the first
-    blocks after a change between drafting and not, an error of the table is that factor's; later it is the speed's.
+    A block takes the seconds of the table times the machine's speed. If it drafts, it takes some more: the table's
+    error of the smallest draft, since what the table misses is the host's work, which larger drafts share. In the first
+    blocks after a change between drafting and not, an error of the table is that one; later it is the speed's.
 
     Nothing is learnt of what is not run, so now and then a probe runs another width (0 drafts nothing), in turn.
     `PROBE_SHARE` bounds what probes lose.
@@ -261,8 +262,11 @@ class Planner:
 
     def _expect(self, rows: int, shape: BlockShape, columns: int) -> float:
         """Seconds of a block."""
-        factor = self._speed * self._draft_error if shape.draft_len else self._speed
-        return max(1e-9, factor * self._block_seconds(rows, shape, -(-columns // 64) * 64))
+        columns = -(-columns // 64) * 64
+        seconds = self._block_seconds(rows, shape, columns)
+        if shape.draft_len:
+            seconds += (self._draft_error - 1) * self._block_seconds(rows, LEAST, columns)
+        return max(1e-9, self._speed * seconds)
 
     def _catch_up(self, request: Planned, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""

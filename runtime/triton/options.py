@@ -45,9 +45,7 @@ class TritonOptions:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             raise InvalidInput("request_seconds", seconds, "give a positive number")
         if self.engine.tensor_parallel != 1:
-            raise InvalidInput(
-                "tensor_parallel", self.engine.tensor_parallel, "a model of Triton is one process; give 1"
-            )
+            raise InvalidInput("tensor_parallel", self.engine.tensor_parallel, "a Triton model is one process; give 1")
 
     def to_dict(self) -> dict[str, Any]:
         """What `model.yaml` says, every option of the engine included."""

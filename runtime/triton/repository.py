@@ -57,7 +57,7 @@ def write_model(
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
     if folder.exists() and not _as_written(folder):
-        problem = "exists, and is not as mtad triton wrote it; give another --model, or move it away"
+        problem = "exists and is not what mtad triton wrote; give another --model, or move it away"
         raise InvalidInput("repository", str(folder), problem)
     values = {**options.to_dict(), "pair": _PAIR if copy else str(pair)}
     with write_folder(folder) as temporary:

@@ -90,7 +90,7 @@ def read(
         raise type(error)(names.get(error.field, error.field), error.value, error.problem) from None
     if len(prompts) != 1:
         given = "both" if prompts else None
-        raise InvalidInput("text_input", given, "give text_input, or token ids as input_ids; one of them")
+        raise InvalidInput("text_input", given, "give either text_input, or token ids as input_ids")
     return TritonRequest(next(iter(prompts.values())), params, asked, names)
 
 
@@ -100,7 +100,7 @@ def _value(tensor: TritonTensor, values: Array) -> Any:
     if tensor.dims == (-1,) and tensor.name != "text_input":
         return tuple(item for item in items if item != "") if tensor.type == "STRING" else tuple(items)
     if len(items) != 1:
-        problem = "give one value; several prompts are several requests, and share one batch all the same"
+        problem = "give one value; send several prompts as several requests, which share one batch"
         raise InvalidInput(tensor.name, f"{len(items)} values", problem)
     if tensor.field != "logit_bias":
         return items[0]
@@ -128,5 +128,5 @@ def _guide(settings: OutputSettings, type_name: str, guide_name: str) -> tuple[s
     if field is None:
         raise InvalidInput(type_name, kind, "give json, json_schema or regex; a grammar goes into `grammar`")
     if (kind == "json") == (guide is not None):
-        raise InvalidInput(guide_name, guide, "give it with json_schema and regex, only there")
+        raise InvalidInput(guide_name, guide, "give it only with json_schema or regex")
     return field, guide or '{"type": "object"}'

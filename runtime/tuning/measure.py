@@ -21,6 +21,11 @@ Floats = npt.NDArray[np.float64]
 Values = tuple[tuple[str, Any], ...]
 """A setting: parameters and their values."""
 
+Right = Callable[[int, str], bool | None] | None
+"""Whether a text answers the prompt of that number; None where no right answer is known."""
+Progress = Callable[[int, int], None]
+"""Called with the answers given so far, and how many there will be."""
+
 BASES = ("sample", "speculative")
 
 
@@ -73,20 +78,56 @@ def measure(
     base: DecodingParams,
     settings: Sequence[Values],
     seeds: int,
-    right: Callable[[int, str], bool | None] | None,
-    progress: Callable[[int, int], None],
+    right: Right,
+    progress: Progress,
 ) -> dict[Values, Point]:
     """Points of the settings, from one run in which they and `BASES` take turns."""
-    compared: dict[Any, DecodingParams] = {name: replace(base, method=name, speculation="fixed") for name in BASES}
-    compared |= {values: replace(base, speculation="fixed", **dict(values)) for values in settings}
-    keys, total = list(compared), len(prompts) * seeds * len(compared)
-    sums = {key: {name: np.zeros(len(prompts)) for name in _COLUMNS} for key in keys}
+    compared: dict[Any, DecodingParams] = {values: replace(base, **dict(values)) for values in settings}
+    sums = _run(llm, prompts, {**_bases(base), **compared}, range(seeds), right, progress)
+    return {values: _point(dict(values), sums[values], sums["sample"], sums["speculative"]) for values in settings}
+
+
+def compare(
+    llm: LLM,
+    prompts: Sequence[str],
+    now: DecodingParams,
+    choice: DecodingParams,
+    seeds: range,
+    right: Right,
+    progress: Progress,
+) -> tuple[Point, Point]:
+    """Two settings in one run: the figures of `now`, as `measure` gives them, and those of `choice` relative to `now`.
+
+    Args:
+        seeds: Numbers that the search has not used. A choice is the luckiest of many on the search's own texts.
+    """
+    sums = _run(llm, prompts, {**_bases(choice), "now": now, "choice": choice}, seeds, right, progress)
+    before = _point({}, sums["now"], sums["sample"], sums["speculative"])
+    return before, _point({}, sums["choice"], sums["now"], sums["speculative"])
+
+
+def _bases(params: DecodingParams) -> dict[Any, DecodingParams]:
+    return {name: replace(params, method=name) for name in BASES}
+
+
+def _run(
+    llm: LLM,
+    prompts: Sequence[str],
+    compared: Mapping[Any, DecodingParams],
+    seeds: range,
+    right: Right,
+    progress: Progress,
+) -> dict[Any, dict[str, Floats]]:
+    """Sums per prompt of each setting's columns, float64 [prompts]; the settings take turns on each prompt."""
+    compared = {key: replace(params, speculation="fixed", n=1) for key, params in compared.items()}
+    keys, total = list(compared), len(prompts) * len(seeds) * len(compared)
     known = right is not None and right(0, "") is not None
+    sums = {key: {name: np.zeros(len(prompts)) for name in _COLUMNS} for key in keys}
     for params in compared.values():  # warm-up
         short = replace(params, seed=0, max_tokens=min(8, params.max_tokens), min_tokens=0)
         answer(llm, prompts[:1], [short])
     done = itertools.count(1)
-    for number, (at, seed) in enumerate(itertools.product(range(len(prompts)), range(seeds))):
+    for number, (at, seed) in enumerate(itertools.product(range(len(prompts)), seeds)):
         turn = number % len(keys)
         for key in keys[turn:] + keys[:turn]:
             (result,), seconds = answer(llm, [prompts[at]], [replace(compared[key], seed=(seed << 32) + at)])
@@ -98,15 +139,14 @@ def measure(
                 s.target_passes,
                 s.drafted,
                 s.accepted,
-                -sum(result.logprobs) / len(result.logprobs) / seeds,
-                bool(right(at, result.text)) / seeds if right is not None and known else 0.0,
-                (1.0 if pairs is None else pairs) / seeds,
+                -sum(result.logprobs) / len(result.logprobs) / len(seeds),
+                bool(right(at, result.text)) / len(seeds) if right is not None and known else math.nan,
+                (1.0 if pairs is None else pairs) / len(seeds),
             )
             for name, value in zip(_COLUMNS, values, strict=True):
                 own[name][at] += value
             progress(next(done), total)
-    bases = sums["sample"], sums["speculative"]
-    return {values: _point(dict(values), sums[values], *bases, known) for values in settings}
+    return sums
 
 
 def _point(
@@ -114,7 +154,6 @@ def _point(
     own: Mapping[str, Floats],
     sample: Mapping[str, Floats],
     speculative: Mapping[str, Floats],
-    known: bool,
 ) -> Point:
     def rate(columns: Mapping[str, Floats]) -> float:
         return float(columns["tokens"].sum() / columns["seconds"].sum())
@@ -127,6 +166,7 @@ def _point(
     def error(difference: Floats) -> float:
         return float(difference.std(ddof=1) / math.sqrt(len(difference)))
 
+    known = not np.isnan(own["right"]).any()
     nll, gain = own["nll"] - sample["nll"], own["right"] - sample["right"]
     ratio = math.exp(nll.mean())
     return Point(
@@ -142,7 +182,7 @@ def _point(
         accuracy_gain=float(gain.mean()) if known else None,
         accuracy_gain_error=error(gain) if known else None,
         block_efficiency=float(own["tokens"].sum() / own["passes"].sum()),
-        acceptance_rate=float(own["accepted"].sum() / own["drafted"].sum()),
+        acceptance_rate=float(own["accepted"].sum() / own["drafted"].sum()) if own["drafted"].any() else 0.0,
         distinct_2=float(own["distinct"].mean()),
         distinct_ratio=float(own["distinct"].mean() / sample["distinct"].mean()),
     )

@@ -40,7 +40,7 @@ def read_prompts(path: Path) -> list[Example]:
         try:
             values = json.loads(line)
         except ValueError:
-            raise InvalidInput(where, line[:80], "not JSON; give one object a line") from None
+            raise InvalidInput(where, line[:80], "not JSON; give one object per line") from None
         if not isinstance(values, dict):
             raise InvalidInput(where, line[:80], "not a JSON object")
         prompt, answer = values.get("prompt"), values.get("answer")

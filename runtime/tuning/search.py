@@ -11,21 +11,22 @@ with what was measured in another. Two goals:
   `min_speed` times as fast as `speculative` and within `min_distinct`. Low perplexity may be repetition: look at
   distinct-2, or bound it.
 
-Choices are by the figures themselves, not by their errors: more prompts and seeds make better choices.
+The search goes by the figures themselves. What it chooses is then compared with the pair's present default on texts
+that the search has not seen, and replaces it only if it leads by more than twice the standard error (`Verdict`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
 from mtad.params import Method, Rule
 from runtime import LLM, DecodingParams
-from runtime.tuning.measure import Point, Values, measure
+from runtime.tuning.measure import Point, Progress, Right, Values, compare, measure
 
 GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
@@ -128,8 +129,8 @@ def tune(
     grid: Mapping[str, Sequence[Any]] | None = None,
     search: Literal["coordinate", "grid"] = "coordinate",
     seeds: int = 1,
-    right: Callable[[int, str], bool | None] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    right: Right = None,
+    progress: Progress = lambda done, total: None,
 ) -> Tuning:
     """Search for the best setting of `base.method`.
 
@@ -187,6 +188,53 @@ def tune(
                 break
     choice = measured[best(list(measured))]
     return Tuning(choice, list(measured.values()), objective.excess(choice) == 0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a choice should replace the pair's present default.
+
+    Attributes:
+        change: it should.
+        reason: why, with the figures.
+    """
+
+    change: bool
+    reason: str
+
+
+def judge(
+    llm: LLM,
+    prompts: Sequence[str],
+    now: DecodingParams,
+    choice: DecodingParams,
+    objective: Objective,
+    seeds: int = 1,
+    right: Right = None,
+    progress: Progress = lambda done, total: None,
+) -> Verdict:
+    """Compare what a search chose with the present default, on texts that the search has not seen.
+
+    Args:
+        llm, prompts, seeds, right, progress: as for `tune`.
+        now: the pair's default.
+        choice: what would replace it.
+    """
+    if now == choice:
+        return Verdict(False, "it is the best setting that was found")
+    before, lead = compare(llm, prompts, now, choice, range(seeds, 2 * seeds), right, progress)
+    if objective.excess(before) > 0:
+        return Verdict(True, "the earlier default does not keep the bounds")
+    if objective.goal == "speed":
+        by, error, what = lead.speed - 1, lead.speed_error, "tokens per second"
+    elif lead.accuracy_gain is not None and lead.accuracy_gain_error is not None:
+        by, error, what = lead.accuracy_gain, lead.accuracy_gain_error, "accuracy"
+    else:
+        by, error, what = 1 - lead.perplexity_ratio, lead.perplexity_ratio_error, "lower perplexity"
+    figures = f"{by:+.1%} ±{error:.1%} {what}"
+    if by > 2 * error:
+        return Verdict(True, figures)
+    return Verdict(False, f"the best setting found gives {figures}, which is not clearly better; try more prompts")
 
 
 def _now(params: DecodingParams, name: str) -> Any:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from runtime.commands.entry import Parser, command
 from scripts.demo.dataset import Example, load, matches
 from scripts.demo.sampling import Sampling
 from scripts.paths import DEMO
@@ -129,9 +130,12 @@ def block_efficiency(
     return tokens / passes
 
 
+@command
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="scripts.demo.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--split", choices=("development", "test"), default="development")
     parser.add_argument("--pair", type=Path, default=PAIR, help="folder with target/ and auxiliary/")
     parser.add_argument("--questions", type=int, default=300, help="SQL questions for accuracy")

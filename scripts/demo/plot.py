@@ -11,15 +11,17 @@ import json
 
 import matplotlib
 
+from runtime.commands.entry import Parser, command
 from scripts.paths import DEMO
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
+@command
 def main() -> None:
     """Write the picture: one panel a kind of text, training and development loss of both models."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="scripts.demo.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", nargs="?", default="pair", choices=("pair", "opt"))
     pair = parser.parse_args().pair
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), constrained_layout=True)

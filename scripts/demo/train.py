@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from runtime.commands.entry import Parser, command
 from scripts.demo import batches, corpus, dataset, tokenizer
 from scripts.demo.batches import Batch
 from scripts.demo.recipes import RECIPES, Recipe
@@ -312,9 +313,12 @@ def train(name: str, steps: int | None, fresh: bool, compiled: bool) -> None:
     publish(recipe, material.words, work, DEMO)
 
 
+@command
 def main() -> None:
     """Command line of the trainer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="scripts.demo.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--steps", type=int, help="steps in all (default: the recipe's); may change between resumes")
     parser.add_argument("--fresh", action="store_true", help="ignore the checkpoint")

@@ -10,7 +10,6 @@ mask, over the columns the mask has. The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import statistics
@@ -26,7 +25,7 @@ from engines.pytorch.attention import attend_cached, require
 from engines.pytorch.hook import KERNEL, NAME
 from export.verification.verify import ancestors_of, random_tree
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime.commands.entry import command
+from runtime.commands.entry import Parser, command
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of an output's difference, in units of 1 plus its size: some of what a weight and the output are rounded by."""
@@ -228,7 +227,7 @@ def _milliseconds(work: Callable[[], Any], device: str, runs: int = 50) -> float
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(prog="scripts.gpu.attention_check", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda", help="torch's name of the GPU (default %(default)s)")
     device = parser.parse_args().device
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():

@@ -23,6 +23,7 @@ from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.vocabulary import common_vocabulary
 from export.engine import expectation
+from export.estimate import estimate_pair
 from export.onnx.graph import OPSET, write_graph
 from export.onnx.widen import rounded, write_widened
 from export.pair import export_pair
@@ -259,7 +260,10 @@ class TestFolder:
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
         asked = ExportOptions(source, source, rows=2, capacity=128, precision=precision, format=format)
+        expected = estimate_pair(tmp_path / "pair", plan_pair(asked, weights=False)).engines[0].disk
         export_pair(tmp_path / "pair", asked)
+        written = sum(path.stat().st_size for path in (tmp_path / "pair" / "target").glob("model.*"))
+        assert expected == pytest.approx(written, rel=0.02), "a graph holds a tied head a second time"
         pair = open_pair(tmp_path / "pair")
         assert pair.target.kv.dtype == DTYPES[precision]
         params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
@@ -274,7 +278,7 @@ class TestFolder:
         assert export(format="onnx", precision="bfloat16", auxiliary_precision="float32")
         assert names(tmp_path / "pair" / "target") == names(tmp_path / "pair" / "auxiliary")
         assert read_spec(tmp_path / "pair" / "target").dtype == "bfloat16"
-        with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 products; export --to torch"):
+        with pytest.raises(InvalidInput, match="CPU provider has no bfloat16 MatMul; export --to torch"):
             open_pair(tmp_path / "pair")
 
     @pytest.mark.slow
@@ -483,7 +487,7 @@ class TestOpening:
         [
             ({"version": 9}, "version = 9"),
             ({"vocab_size": None}, "fields missing"),
-            ({"vocab_size": 10**6}, "narrower"),
+            ({"vocab_size": 10**6}, "fewer logits"),
             ({"defaults": [1]}, "fields missing"),
             ({"defaults": {"gamma": 4}}, "gamma"),
             ({"defaults": {"draft_len": 0}}, "draft_len"),

@@ -95,7 +95,7 @@ class DeviceBlocks:
         few = all(engine.capturable for engine in engines)
         scratch = min(engine.scratch for engine in engines)
         if few and scratch < tokens:
-            problem = f"the pair was opened for steps of {scratch} tokens a row; open it for {tokens - 1} nodes"
+            problem = f"the pair was opened for steps of {scratch} tokens per row; open it for {tokens - 1} nodes"
             raise InvalidInput("max_draft_len", tokens - 1, problem)
         spec = engines[0].spec
         buckets = Buckets(spec.rows, spec.capacity, few, pinned=target.device.type == "cuda")

@@ -140,9 +140,9 @@ def test_each_rank_has_its_heads_and_all_have_the_models_logits(family: str, wor
             OPTConfig(**{**HEADS, "num_attention_heads": 1}, ffn_dim=96, num_hidden_layers=1),
             "1 num_heads of .* do not",
         ),
-        (FAMILIES["gpt-2"](1).__class__(n_embd=6, n_head=2, n_inner=7, n_layer=1), "7 outputs of .*c_fc do not divide"),
-        (FAMILIES["llama-3"](1).__class__(**{**GROUPED, "intermediate_size": 97}), "97 outputs .* do not divide"),
-        (MixtralConfig(**GROUPED, num_hidden_layers=1, num_local_experts=2), "MixtralForCausalLM divides .* by '"),
+        (FAMILIES["gpt-2"](1).__class__(n_embd=6, n_head=2, n_inner=7, n_layer=1), "7 outputs of .* are not divisible"),
+        (FAMILIES["llama-3"](1).__class__(**{**GROUPED, "intermediate_size": 97}), "97 outputs .* are not divisible"),
+        (MixtralConfig(**GROUPED, num_hidden_layers=1, num_local_experts=2), "MixtralForCausalLM shards .* by '"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_name(config: PretrainedConfig, problem: str) -> None:
@@ -170,7 +170,7 @@ def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
     with pytest.raises(InvalidInput, match="4 processes were started"):
         LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(InvalidInput, match="1 GPUs here; one for each rank"):
+    with pytest.raises(InvalidInput, match="there are 1 GPUs; each rank needs one"):
         check_launch(4, "cuda")
     with pytest.raises(InvalidInput, match="CUDA_VISIBLE_DEVICES"):
         check_launch(4, "cuda:1")

@@ -230,7 +230,7 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     require("triton", CPU, 256)
     with pytest.raises(InvalidInput, match="known: sdpa, triton"):
         require("flash", CPU, 64)
-    with pytest.raises(InvalidInput, match="heads of 288 exceed its 256"):
+    with pytest.raises(InvalidInput, match="heads of 288 exceed the limit of 256"):
         require("triton", CPU, 288)
     monkeypatch.setattr("engines.pytorch.attention_kernels.INTERPRETED", False)
     with pytest.raises(InvalidInput, match="runs on a GPU, not on cpu"):
@@ -250,7 +250,7 @@ def test_a_gpu_has_the_kernels_unless_it_is_told_why_not(caplog: pytest.LogCaptu
     assert default_attention(CPU, 128) == "sdpa"
     assert not caplog.records
     assert default_attention(torch.device("cuda"), 320) == "sdpa"
-    assert "heads of 320 exceed its 256" in caplog.text
+    assert "heads of 320 exceed the limit of 256" in caplog.text
 
 
 def test_masks_that_are_no_multiple_of_a_block_are_no_step() -> None:

@@ -148,7 +148,7 @@ def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
     rtx_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensorrt_rtx, "Runtime", None)
-    with pytest.raises(InvalidInput, match=r"compute capability 8\.6 or 8\.9 or 12\.0, and torch sees none"):
+    with pytest.raises(InvalidInput, match=r"compute capability 8\.6 or 8\.9 or 12\.0, but torch finds none"):
         open_engine(rtx_pair / "target")
 
 
@@ -156,7 +156,7 @@ def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
     ("plan", "version", "gpu", "problem"),
     [
         (PLAN, "1.6.1.120", ADA, r"built by tensorrt-rtx 1\.7\.1\.116, and runs with that version alone"),
-        (PLAN, PLAN.version, None, "torch sees none"),
+        (PLAN, PLAN.version, None, "torch finds none"),
         (PLAN, PLAN.version, Gpu("NVIDIA H200", "9.0"), r"H200 \(9\.0\).*compute capability 8\.6 or 8\.9 or 12\.0"),
         (replace(PLAN, gpu="NVIDIA L4"), PLAN.version, ADA, "built on, and for, NVIDIA L4"),
     ],
@@ -202,7 +202,7 @@ def test_a_damaged_description_of_a_plan_is_refused(plan: object, rtx_pair: Path
         ({"format": "onnx"}, "only for --to tensorrt-rtx"),
         ({"format": "tensorrt"}, "tensorrt cannot be imported"),
         ({"attention": "flash"}, "operator, decomposed"),
-        ({"format": "torch", "compute_capabilities": [], "attention": "decomposed"}, "torch has the first alone"),
+        ({"format": "torch", "compute_capabilities": [], "attention": "decomposed"}, "torch has only the first"),
     ],
 )
 def test_an_export_that_cannot_be_is_refused_before_anything_is_written(
@@ -224,8 +224,8 @@ class FakeModule:
         ("10.13.3.9", ADA, {}, r"older than 10\.15; .*--attention decomposed"),
         ("8.6.1", ADA, {"attention": "decomposed"}, r"older than 10\.3; install a newer one$"),
         ("10.16.2.1", None, {}, "builds on the GPU that will run the plan.*tensorrt-rtx needs no GPU"),
-        ("10.16.2.1", Gpu("Tesla T4", "7.5"), {"dtype": "bfloat16"}, r"compute capability 7\.5 has none; give float16"),
-        ("11.4.0.106", Gpu("NVIDIA Thor", "11.0"), {}, "TensorRT 11 has no JetPack"),
+        ("10.16.2.1", Gpu("Tesla T4", "7.5"), {"dtype": "bfloat16"}, "does not support it; give float16"),
+        ("11.4.0.106", Gpu("NVIDIA Thor", "11.0"), {}, "no JetPack for NVIDIA Thor has TensorRT 11"),
     ],
 )
 def test_what_a_devices_tensorrt_cannot_build_is_refused(
@@ -396,7 +396,7 @@ def test_more_rows_than_the_plan_has_are_refused(target_graphs: dict[str, Path],
 def test_a_plan_the_runtime_does_not_take_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.engine").write_bytes(b"nothing")
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN)
-    with pytest.raises(InvalidInput, match="does not take it"):
+    with pytest.raises(InvalidInput, match="cannot load it"):
         TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
 
 
@@ -405,7 +405,7 @@ def test_a_plan_the_runtime_does_not_take_is_refused(tmp_path: Path) -> None:
 def test_the_real_runtime_says_on_the_log_why_it_takes_no_plan(
     rtx_pair: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(InvalidInput, match="does not take it"):
+    with pytest.raises(InvalidInput, match="cannot load it"):
         load_plan(tensorrt_rtx, rtx_pair / "auxiliary" / "model.engine")
     assert any("CUDA" in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
 

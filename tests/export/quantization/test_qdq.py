@@ -185,10 +185,10 @@ def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same
 @pytest.mark.parametrize(
     ("field", "changes", "problem"),
     [
-        ("precision", {"compute_capabilities": ["8.6", "12.0"]}, "8.6 has none; 8.9 and later have; give int8-static"),
+        ("precision", {"compute_capabilities": ["8.6", "12.0"]}, "8.6 does not support it; 8.9 and later do"),
         ("precision", {"format": "onnx", "compute_capabilities": []}, "is for TensorRT"),
         ("precision", {"attention": "decomposed"}, "is for TensorRT .*decomposed"),
-        ("auxiliary_precision", {"auxiliary_precision": "int8"}, "is for ONNX Runtime"),
+        ("auxiliary_precision", {"auxiliary_precision": "int8"}, "needs --to onnx"),
         ("calibration", {"calibration": None}, "give text"),
     ],
 )

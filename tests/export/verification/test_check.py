@@ -185,7 +185,7 @@ class TestCommand:
         assert "DIFFERENT; --layers says where it begins" in outcome.out
         wider = write_checkpoint(tmp_path / "wider", seed=5, hidden_size=128)
         refused = run(pair_folders("torch") / "target", "--checkpoint", wider, "--layers")
-        assert_refused(refused, "mtad check", "outputs of two models")
+        assert_refused(refused, "mtad check", "outputs of different models")
 
     @pytest.mark.parametrize(
         ("words", "arguments"),
@@ -193,7 +193,7 @@ class TestCommand:
             ("no such folder", ["nowhere"]),
             ("no engine.json", ["."]),
             ("no such folder", ["{engine}", "nowhere"]),
-            ("engines of two models", ["{engine}", "{narrow}"]),
+            ("engines of different models", ["{engine}", "{narrow}"]),
             ("not both", ["{engine}", "{engine}", "--checkpoint", "x"]),
             ("no such folder", ["{engine}", "--checkpoint", "/no/such"]),
             ("checkpoint", ["{pair}", "--checkpoint", "x"]),
@@ -238,7 +238,7 @@ def test_a_graph_without_names_of_modules_is_refused(onnx_copy: Path) -> None:
     for node in model.graph.node:
         del node.metadata_props[:]
     onnx.save(model, onnx_copy / "model.onnx")
-    with pytest.raises(InvalidInput, match="which modules"):
+    with pytest.raises(InvalidInput, match="record the modules"):
         check(onnx_copy, layers=True)
 
 

@@ -112,6 +112,21 @@ def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
         assert values["statistics"]["tokens"] == 8
 
 
+def test_options_that_have_no_effect_warn(run: Run, pair: Path) -> None:
+    ran = run("mtad generate", pair, "SELECT", *OPTIONS, "--branching", "2,1", "--top-logprobs", "2")
+    assert ran.code == 0
+    assert "warning: --branching has no effect with the method mtad\n" in ran.err, "the pair's own method"
+    assert "warning: --top-logprobs has no effect without --json\n" in ran.err
+    assert "warning" not in run("mtad generate", pair, "SELECT", *OPTIONS, "--beam-width", "2").err
+
+
+def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
+    command = f"{sys.executable} -m runtime.commands.main --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "141")
+
+
 def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
     options = [
         "--method",

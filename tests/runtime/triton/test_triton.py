@@ -163,7 +163,7 @@ def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(
         assert parts[-1]["cum_log_probs"][0] == pytest.approx(sum(result.logprobs), rel=1e-5)
         assert parts[-1]["finish_reason"][0].decode() == result.finish_reason
     passes = sum(result.statistics.target_passes for result in results)
-    until(lambda: total(server, "mtad_requests_total") == ended + 12)
+    until(lambda: total(server, "mtad_requests_total") >= ended + 12)  # more where an earlier one was counted late
     blocks = figure(server, "mtad_blocks_total") - before
     assert blocks < 0.6 * passes, f"{passes} passes of rows in {blocks} blocks: hardly batched"
 

@@ -142,11 +142,11 @@ def test_a_directory_is_replaced_only_as_it_was_written(tmp_path: Path, pair_fol
     write_model(tmp_path, "mtad", TritonOptions(options.pair, engine=RuntimeConfig(rows=2)))
     assert read_options(folder / "1" / "model.yaml").engine.rows == 2
     (folder / "config.pbtxt").write_text("# mine\n")
-    with pytest.raises(InvalidInput, match="not as mtad triton wrote it"):
+    with pytest.raises(InvalidInput, match="not what mtad triton wrote"):
         write_model(tmp_path, "mtad", options)
     assert (folder / "config.pbtxt").read_text() == "# mine\n"
     (tmp_path / "theirs" / "1").mkdir(parents=True)
-    with pytest.raises(InvalidInput, match="not as mtad triton wrote it"):
+    with pytest.raises(InvalidInput, match="not what mtad triton wrote"):
         write_model(tmp_path, "theirs", options)
 
 

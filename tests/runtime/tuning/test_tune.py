@@ -273,7 +273,10 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 SMALL = ("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5", "--draft-confidence", "0")
 
 
-def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Path) -> None:
+def test_the_choice_becomes_the_pairs_default_with_its_curve(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point(1.5)))
     code, out, err = run(*SMALL, "--max-perplexity", "100", "--search", "grid")
     assert code == 0, err
     values = read_json(pair, "pair.json")
@@ -286,7 +289,56 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(run: Run, pair: Pat
     assert choice == max(fits, key=lambda one: one["speed"])["values"]
     assert values["tuning"]["objective"]["max_perplexity"] == 100
     assert out.count("<- chosen") == 1
+    assert out.splitlines()[-1].startswith("changed method=mtad ")
     assert LLM(pair, RuntimeConfig(threads=1)).generate("SELECT")[0].token_ids
+
+
+def test_a_lead_within_its_error_leaves_the_default_as_it_is(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (pair / "pair.json").read_bytes()
+    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point(1.15)))  # +15 % with an error of 10 %
+    code, out, err = run(*SMALL, "--max-perplexity", "100")
+    assert code == 0, err
+    assert out.splitlines()[-1].startswith("kept method=mtad ")
+    assert "+15.0% ±10.0% tokens per second, which is not clearly better" in out
+    assert (pair / "pair.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("objective", "before", "lead", "change"),
+    [
+        (Objective(), point(), point(1.25), True),
+        (Objective(), point(), point(1.19), False),
+        (Objective(), point(perplexity=1.1), point(0.5), True),  # the default is out of bounds
+        (Objective("quality", min_speed=0), point(), point(gain=0.3, accuracy_gain_error=0.1), True),
+        (Objective("quality", min_speed=0), point(), point(gain=0.1, accuracy_gain_error=0.1), False),
+        (Objective("quality", min_speed=0), point(), point(perplexity=0.7), True),
+        (Objective("quality", min_speed=0), point(), point(perplexity=0.9), False),
+    ],
+)
+def test_only_a_lead_of_twice_its_error_changes_the_default(
+    objective: Objective, before: Point, lead: Point, change: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "compare", lambda *_: (before, lead))
+    llm: Any = AnyLLM()
+    verdict = tune.judge(llm, PROMPTS, DecodingParams(), DecodingParams(draft_len=2), objective)
+    assert verdict.change == change
+
+
+def test_a_choice_is_judged_on_texts_that_the_search_has_not_seen(exported: Path) -> None:
+    llm = LLM(exported, RuntimeConfig(threads=1, prefix_tokens=0))
+    seeds: list[int] = []
+    make = llm.requests
+
+    def noted(prompt: Any, params: Any) -> Any:
+        seeds.append(params.seed)
+        return make(prompt, params)
+
+    llm.requests = noted  # type: ignore[method-assign]
+    now, choice = DecodingParams(max_tokens=4), DecodingParams(max_tokens=4, draft_len=2)
+    tune.judge(llm, PROMPTS, now, choice, Objective(), seeds=2)
+    assert {seed >> 32 for seed in seeds if seed} == {2, 3}
 
 
 def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, pair: Path) -> None:
@@ -308,6 +360,7 @@ def test_what_is_measured_is_what_will_be_written(run: Run, pair: Path, monkeypa
         return tune.Tuning(chosen, [chosen], fits=True)
 
     monkeypatch.setattr(tune, "tune", noted)
+    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point(1.5)))
     code, _, err = run()
     assert code == 0, err
     assert bases == [DecodingParams(**{**EXPORTED, "max_tokens": 6})], "an earlier tuning is replaced, not built upon"

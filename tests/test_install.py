@@ -1,0 +1,127 @@
+"""The wheel works without extras and without a checkout, and the code of the README runs as printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.paths import ROOT
+
+PACKAGES = ("engines", "export", "mtad", "runtime")
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    ran = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
+    return ran
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of a fresh environment that holds the wheel and what it requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("install")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (folder / "source").mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / "source" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    run(*pip, "install", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
+    return python.parent
+
+
+@pytest.mark.slow
+def test_the_wheel_without_extras_exports_and_generates(
+    installed: Path, checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, auxiliary = checkpoints
+    mtad, outside = installed / "mtad", {"PYTHONPATH": ""}
+    sizes = ("--rows", "2", "--capacity", "256")
+    ran = run(mtad, "export", "pair", "--target", target, "--auxiliary", auxiliary, *sizes, cwd=tmp_path, **outside)
+    assert "mtad generate pair" in ran.stdout + ran.stderr, "the next command is said"
+    ran = run(mtad, "generate", "pair", "SELECT", "--max-tokens", "8", "--ignore-eos", cwd=tmp_path, **outside)
+    assert "8 tokens" in ran.stderr
+    for name, remedy in (("serve", "pip install 'mtad[serve]'"), ("bench", "checkout")):
+        refused = subprocess.run(
+            [mtad, name, "pair"],
+            cwd=tmp_path,
+            env={**os.environ, **outside},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert refused.returncode == 2, refused.stderr
+        assert remedy in refused.stderr
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder in which the README's commands find what they name, and write beside it."""
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    return tmp_path
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Language and text of the README's code, from its own pair on; the two commands before it run the tests."""
+    found = re.findall(r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return (block for block in found if "scripts/test.sh" not in block[1])
+
+
+@pytest.mark.slow
+def test_the_readmes_code_runs_as_printed(elsewhere: Path) -> None:
+    outputs = []
+    for language, text in blocks():
+        if "mtad serve" in text:
+            assert_serves(text, elsewhere)
+        elif language == "bash":
+            outputs.append(run("bash", "-ec", text, cwd=elsewhere, PYTHONPATH=str(ROOT)).stdout)
+        else:
+            outputs.append(run(sys.executable, "-c", text, cwd=elsewhere, PYTHONPATH=str(ROOT)).stdout)
+    assert len(outputs) == 2, "exporting and generating, and the same in Python"
+    assert all(output.strip() for output in outputs)
+
+
+def assert_serves(text: str, folder: Path) -> None:
+    """The server that a block starts answers at the address that the block names, and ends when it is told to."""
+    address = re.search(r"http://[\w.:]+", text)
+    assert address
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
+    command = ["bash", "-ec", f"exec {text}"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    with urllib.request.urlopen(f"{address.group()}/health", timeout=5) as answer:
+                        assert answer.status == 200
+                    break
+                except OSError:
+                    assert server.poll() is None, server.communicate()[1]
+                    assert time.monotonic() < until
+                    time.sleep(0.2)
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
