@@ -101,13 +101,13 @@ class DecodingParams:
         branching: Number of children per node of specinfer's tree, level by level; only the first draft_len levels are
             used. The default tree has about as many nodes as the other methods' beams.
         replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
-        accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For
-            mtad, mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0
-            accepts whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under
-            the target than under the auxiliary. For threshold, it is the same ratio, token by token. For modal, how many nats a block may lie
-            below the target's most likely tokens. For typical, epsilon: a token at least this probable is always
-            accepted. For bild, the target takes over at a token with -log p above this. For dsbd, each level keeps the
-            most beams that are all accepted with this probability; 0 keeps beam_width.
+        accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For mtad,
+            mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts
+            whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under the
+            target than under the auxiliary. For threshold, it is the same ratio, token by token. For modal, how many
+            nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at least this
+            probable is always accepted. For bild, the target takes over at a token with -log p above this. For dsbd,
+            each level keeps the most beams that are all accepted with this probability; 0 keeps beam_width.
         draft_confidence: From 0 to 1; the default depends on the method. A drafted path is not continued once its joint
             likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
             never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
