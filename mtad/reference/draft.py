@@ -28,7 +28,8 @@ def draft(request: Request, random: Random, live: Sequence[Path] = ()) -> Draft:
     Args:
         live: paths that the first levels have already, with the weight they have.
     """
-    params, levels, above = request.params, [], [Path((), 0.0)]
+    params, above = request.params, [Path((), 0.0)]
+    levels: Draft = []
     sampler = {"chain": sample_chain, "beams": sample_beams, "branches": sample_branches}[params.spec.form]
     least = log(params.confidence) if params.spec.rule != "bild" else -math.inf
     for level in range(params.drafted):
