@@ -102,7 +102,7 @@ def test_sizes_follow_the_method(method: str) -> None:
         "specinfer": (3, 4, 4, 10),
         **dict.fromkeys(("speculative", "block", "threshold", "bild"), chain),
         **dict.fromkeys(("mtad", "modal", "mtjd", "beam"), best),
-        **dict.fromkeys(("mmtad", "typical", "dsbd"), whole),
+        **dict.fromkeys(("mmtad", "mmtad_sample", "typical", "dsbd"), whole),
     }
     assert sizes == expected[method]
 
