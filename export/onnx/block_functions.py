@@ -73,7 +73,7 @@ class TracedBatch:
         above, sees = root(self.rows, self.shape), self.begun.sees
         for depth in range(1, self.shape.draft_len + 1):
             self.grow_arguments = (above, sees, *self._grow_arguments(depth, above.tokens.shape[1]))
-            self.grown.append(block.grow(*self.grow_arguments, self.shape.forms))
+            self.grown.append(partial(block.grow, forms=self.shape.forms)(*self.grow_arguments))
             above, sees = self.grown[-1].level, self.grown[-1].inputs.mask
         self.levels: Level = stack([grown.level for grown in self.grown])
         tree, origin = block.finish(self.levels, self.rows, self.shape.selects)

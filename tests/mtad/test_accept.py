@@ -90,7 +90,7 @@ def test_texts_end_as_often_as_by_the_definition(method: str) -> None:
 def test_a_path_that_stops_early_does_not_win_against_the_continuation_of_a_likelier_one() -> None:
     auxiliary = fixed({(): [0.6, 0.4], (0,): [0.55, 0.45]}, 2)
     target = fixed({(): [0.6, 0.4]}, 2)
-    unsure = {"beam_width": 2, "draft_confidence": 0.5, "accept_threshold": 0.0}
+    unsure: dict[str, Any] = {"beam_width": 2, "draft_confidence": 0.5, "accept_threshold": 0.0}
     for method in ("mtad", "mmtad"):
         assert accepted_tokens(target, auxiliary, method=method, **unsure) == (0, 0)
 
