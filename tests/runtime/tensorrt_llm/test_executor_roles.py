@@ -152,9 +152,10 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], str]]:
 @pytest.mark.parametrize("in_step", [True, False])
 def test_drafting_by_steps_gives_the_tokens_any_other_engine_gives(in_step: bool) -> None:
     pair = Pair(rows=4, in_step=in_step)
-    requests = [Request(at, prompt, params, params.seed or 0) for at, (prompt, params, _, _) in enumerate(pool()[10:74])]
+    chosen = pool()[10:74]
+    requests = [Request(at, prompt, params, params.seed or 0) for at, (prompt, params, _, _) in enumerate(chosen)]
     pair.run(*requests)
-    for request, (_, _, tokens, text) in zip(requests, pool()[10:], strict=False):
+    for request, (_, _, tokens, text) in zip(requests, chosen, strict=True):
         assert request.error is None
         assert request.tokens == tokens
         assert request.text == text
