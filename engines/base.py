@@ -165,9 +165,9 @@ class Engine(ABC):
         """Copy the first `columns` columns of one row over another's."""
         self.kv[:, :, to, :, :columns] = self.kv[:, :, source, :, :columns]
 
-    def clear_row(self, row: int) -> None:
-        """Zero all columns of one row."""
-        self.kv[:, :, row] = 0
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Zero the columns of one row from `start` on."""
+        self.kv[:, :, row, :, start:] = 0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:

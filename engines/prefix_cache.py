@@ -11,7 +11,7 @@ from torch import Tensor
 from engines.base import KV_PAGE
 
 Key = tuple[int, tuple[int, ...]]
-"""Slot of the preceding page (-1 for none), and the page's own tokens: together, all tokens from the start."""
+"""Slot of the preceding page (for none, -1 - salt), and the page's own tokens: together, all tokens from the start."""
 
 
 class PrefixCache:
@@ -38,34 +38,35 @@ class PrefixCache:
         self._slots: OrderedDict[Key, int] = OrderedDict()
         self.bytes = self._pool.nbytes
 
-    def restore(self, row: int, tokens: Sequence[int], start: int = 0) -> int:
+    def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         """Write what is known of `tokens` into `row`; returns the columns that are right, from 0.
 
-        Columns before `start` are right already and are left alone.
+        Columns before `start` are right already and are left alone. What was stored with another salt, from 0 to
+        2**63 - 2, is not found.
         """
-        chain = self._find(tokens)
+        chain = self._find(tokens, salt)
         for number, key in enumerate(chain):
             if (number + 1) * KV_PAGE > start:
                 self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[self._slots[key]]
         return max(start, len(chain) * KV_PAGE)
 
-    def store(self, row: int, tokens: Sequence[int]) -> None:
+    def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
         """Keep the whole pages of `tokens`, whose keys and values are columns 0 .. len - 1 of `row`."""
-        chain = self._find(tokens)
+        chain = self._find(tokens, salt)
         for number in range(len(chain), min(len(tokens) // KV_PAGE, len(self._pool))):
             columns = slice(number * KV_PAGE, (number + 1) * KV_PAGE)
-            key = self._slots[chain[-1]] if chain else -1, tuple(tokens[columns])
+            key = self._slots[chain[-1]] if chain else -1 - salt, tuple(tokens[columns])
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
             self._pool[slot] = self._kv[:, :, row, :, columns]
             self._slots[key] = slot
             chain.append(key)
         self._touch(chain)
 
-    def _find(self, tokens: Sequence[int]) -> list[Key]:
+    def _find(self, tokens: Sequence[int], salt: int) -> list[Key]:
         """The longest known chain of pages, marked as used."""
         chain: list[Key] = []
         for start in range(0, len(tokens) - KV_PAGE + 1, KV_PAGE):
-            key = self._slots[chain[-1]] if chain else -1, tuple(tokens[start : start + KV_PAGE])
+            key = self._slots[chain[-1]] if chain else -1 - salt, tuple(tokens[start : start + KV_PAGE])
             if key not in self._slots:
                 break
             chain.append(key)
@@ -88,7 +89,7 @@ class PrefixCache:
         order = {slot: age for age, slot in enumerate(used)}
         for (parent, tokens), slot in self._slots.items():
             assert len(tokens) == KV_PAGE
-            assert parent == -1 or order[parent] > order[slot], "a page would outlive the one it follows"
+            assert parent < 0 or order[parent] > order[slot], "a page would outlive the one it follows"
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -112,7 +112,7 @@ def estimate_pair(folder: Path, plan: PairPlan) -> PairEstimate:
 
 def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(model.config)
+        empty = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
     parameters = sum(parameter.numel() for parameter in empty.parameters())  # tied ones count once
     wide = DTYPES[spec.dtype].itemsize
     each = BITS[spec.precision] / 8 if spec.precision in BITS else wide

@@ -4,7 +4,18 @@ Nothing here knows an engine, a file, a clock or a request. Every function has s
 the device, has no branch on data, and takes its noise as an argument.
 """
 
-from mtad.errors import CapacityExceeded, InvalidInput
-from mtad.params import METHODS, DecodingParams, Method
+import os
+
+# The toolkit talks to nobody. These libraries would, and read their variables when they are imported, which is after
+# this package: all others of the toolkit import it. Who sets a variable otherwise is heeded.
+for _name, _value in (
+    ("ORT_DISABLE_TELEMETRY", "1"),  # ONNX Runtime 1.31 writes a device id and sends events to its maker
+    ("HF_HUB_DISABLE_TELEMETRY", "1"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+):
+    os.environ.setdefault(_name, _value)
+
+from mtad.errors import CapacityExceeded, InvalidInput  # noqa: E402
+from mtad.params import METHODS, DecodingParams, Method  # noqa: E402
 
 __all__ = ["METHODS", "CapacityExceeded", "DecodingParams", "InvalidInput", "Method"]

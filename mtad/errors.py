@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 300
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: 300 characters at most, and without looking at all of a large one."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
 
 class InvalidInput(ValueError):
     """A value given by a user is not usable.
@@ -16,7 +27,7 @@ class InvalidInput(ValueError):
 
     def __init__(self, field: str, value: object, problem: str) -> None:
         self.field, self.value, self.problem = field, value, problem
-        super().__init__(f"{field} = {value!r}: {problem}")
+        super().__init__(f"{field} = {shown(value)}: {problem}")
 
 
 class CapacityExceeded(InvalidInput):

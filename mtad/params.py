@@ -75,6 +75,8 @@ METHODS: dict[str, Method] = {
     "beam": Method("target", "beams", tree=False, rule="whole", lossless=False),
 }
 
+_SMALLEST, _LARGEST = 1e-37, 1e37
+"""Sizes of the numbers that float32 holds in full, and holds the reciprocals of."""
 
 LANGUAGES = ("json_schema", "regex", "grammar")
 """Fields of `DecodingParams` that say which texts are allowed."""
@@ -318,7 +320,7 @@ class DecodingParams:
 
 
 def _token(key: object) -> object:
-    return int(key) if isinstance(key, str) and key.isdecimal() else key
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else key
 
 
 def _integer(field: str, value: object, low: int, high: int) -> None:
@@ -327,6 +329,9 @@ def _integer(field: str, value: object, low: int, high: int) -> None:
 
 
 def _real(field: str, value: object, low: float, high: float, words: str, open_low: bool = False) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
     if not number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         raise InvalidInput(field, value, f"give a number {words}")
+    if value and not _SMALLEST <= abs(value) <= _LARGEST:  # type: ignore[arg-type]
+        problem = f"float32 does not hold it; give a number {words}, of a size from {_SMALLEST:g} to {_LARGEST:g}"
+        raise InvalidInput(field, value, problem)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import mtad  # noqa: F401 - switches telemetry off, before a library that has some is imported
+
 if TYPE_CHECKING:
     from mtad.params import DecodingParams
     from runtime.async_llm import AsyncLLM

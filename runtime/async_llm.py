@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
+from runtime.constraints.follower import Grammar
+from runtime.constraints.trials import Stopped
 from runtime.llm import LLM, Prompt
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
 from runtime.scheduler.request import Request, RequestFailed
-from runtime.scheduler.scheduler import QueueFull
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONG_TEXT = 64 * 1024
+"""Characters, or token ids, that take some 20 ms to be tokenized or looked through."""
 
 
 class EngineStopped(RuntimeError):
@@ -62,7 +69,7 @@ class AsyncLLM:
             raise InvalidInput("config", "a RuntimeConfig", "the LLM exists already; give the configuration to LLM")
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self._inbox = _Inbox()
-        self._preparing = threading.Lock()  # tokenizers are not safe for two threads at once
+        self._long_texts = ThreadPoolExecutor(1, "mtad-long-texts")
         self._choices: dict[int, Choice] = {}
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 
@@ -83,23 +90,26 @@ class AsyncLLM:
             self._inbox.state = "open"
         self._thread.start()
 
-    async def submit(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Stream:
+    async def submit(
+        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: str
+    ) -> Stream:
         """Queue a prompt.
 
         Args:
             prompt: text or token ids.
             params: None takes the pair's defaults.
-            priority: larger ones are admitted first; equal ones in the order they came.
+            priority: larger ones are admitted first; then who was served least, then who came first.
+            others: `client` and `cache_salt`, see `LLM.requests`.
 
         Raises:
             InvalidInput: prompt or parameters are unusable, or can never fit.
             QueueFull: too many wait; its `retry_after` says when to try again.
             EngineStopped: it takes no requests (any more).
         """
-        return await self.submit_many([prompt], params, priority)
+        return await self.submit_many([prompt], params, priority, **others)
 
     async def submit_many(
-        self, prompts: Sequence[Prompt], params: DecodingParams | None = None, priority: int = 0
+        self, prompts: Sequence[Prompt], params: DecodingParams | None = None, priority: int = 0, **others: str
     ) -> Stream:
         """Queue several prompts with the same parameters, all or none, as one stream.
 
@@ -112,23 +122,36 @@ class AsyncLLM:
         if not prompts:
             raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()
-        requests = await asyncio.to_thread(self._prepare, prompts, params, priority)
+        try:
+            grammar = await self.llm.compiled(params)
+        except Stopped:
+            self._check_open()
+            raise
+        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
+        requests = await self.in_thread(size, self._prepare, prompts, params, priority, grammar, others)
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
-            scheduler, handed = self.llm.loop.scheduler, self._inbox.requests
+            scheduler = self.llm.loop.scheduler
             scheduler.check(*requests)
-            if len(requests) > scheduler.room - handed:
-                raise QueueFull(scheduler.max_waiting - scheduler.room + handed, scheduler.pace * len(requests))
+            scheduler.check_room(requests, [one for stream in self._inbox.submitted for one in stream.requests])
             self._inbox.submitted.append(stream)
             self._inbox.changed.notify()
         return stream
 
+    async def in_thread(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Run in a thread what takes time with prompts of so many characters; long ones have one thread together.
+
+        So those who send long texts wait for each other, and nobody else waits for them.
+        """
+        executor = self._long_texts if size > LONG_TEXT else None
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+
     def statistics(self) -> dict[str, Any]:
-        """Running totals, and the requests that hold a row and that wait just now, at most `max_waiting` of them."""
+        """Running totals, and the requests that hold a row and that wait just now."""
         scheduler = self.llm.loop.scheduler
         with self._inbox.changed:  # no request is handed over between the two counts
-            waiting = scheduler.max_waiting - scheduler.room + self._inbox.requests
+            waiting = len(scheduler.waiting) + self._inbox.requests
         return {"running": len(scheduler.holders), "waiting": waiting, **self.llm.loop.totals.to_dict()}
 
     async def close(self, drain: bool = True) -> None:
@@ -144,6 +167,7 @@ class AsyncLLM:
                 return
             self._inbox.state = "draining" if drain else "cancelling"
             self._inbox.changed.notify()
+        self.llm.stop_compiling()
         await asyncio.to_thread(self._thread.join)
 
     def check_integrity(self) -> None:
@@ -151,15 +175,6 @@ class AsyncLLM:
         assert self.llm.loop.scheduler.idle, "not idle"
         assert not self._choices, "a stream without a request"
         self.llm.loop.check_integrity()
-
-    async def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds to every text or without."""
-
-        def tokenize() -> list[int]:
-            with self._preparing:
-                return list(self.llm.pair.tokenizer(text, add_special_tokens=special_tokens).input_ids)
-
-        return await asyncio.to_thread(tokenize)
 
     @property
     def state(self) -> str:
@@ -176,16 +191,21 @@ class AsyncLLM:
         """Whether it takes requests and has measured its steps."""
         return self._inbox.state == "open" and self.llm.loop.planner is not None
 
-    def _prepare(self, prompts: Sequence[Prompt], params: DecodingParams | None, priority: int) -> list[Request]:
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: DecodingParams | None,
+        priority: int,
+        grammar: Grammar | None,
+        others: dict[str, str],
+    ) -> list[Request]:
         requests: list[Request] = []
         n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
         if len(prompts) * n > most:
-            raise InvalidInput(
-                "prompt", f"{len(prompts)} prompts", f"at most {most // n} fit with n = {n} (max_waiting)"
-            )
-        with self._preparing:
-            for prompt in prompts:
-                requests += self.llm.requests(prompt, params, priority)
+            problem = f"at most {most // n} fit with n = {n} (max_waiting)"
+            raise InvalidInput("prompt", f"{len(prompts)} prompts", problem)
+        for prompt in prompts:
+            requests += self.llm.requests(prompt, params, priority, grammar=grammar, **others)
         return requests
 
     def _check_open(self) -> None:
@@ -205,6 +225,7 @@ class AsyncLLM:
         loop = self.llm.loop
         try:
             self.llm.measure()
+            self.llm.prepare_grammars()
             while self._receive():
                 self._deliver(loop.step())
                 if loop.scheduler.idle:

@@ -9,7 +9,8 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
@@ -19,10 +20,11 @@ from tqdm import tqdm
 from engines.graphs.runner import MOST, CudaRecorder, NoRecorder, Recorder
 from engines.memory import Memory
 from engines.parallel.engine import prefix_cache
-from mtad.errors import InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
+from runtime.constraints.follower import Grammar
 from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
@@ -175,22 +177,58 @@ class LLM:
             self.loop.cancel(requests, report=False)
         return [Result.of(request) for request in requests]
 
-    def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
-        """The requests of a prompt, one a choice, checked but not queued.
+    async def compiled(self, params: DecodingParams | None) -> Grammar | None:
+        """What `requests` needs of a constrained request's parameters, without blocking the event loop.
+
+        Raises:
+            InvalidInput: the parameters are unusable.
+        """
+        return await self._constrainer.check_soon(self._checked(params))
+
+    def prepare_grammars(self) -> None:
+        """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
+        with contextlib.suppress(InvalidInput):  # whoever asks for one is told
+            self._constrainer.grammars.prepare()
+
+    def stop_compiling(self) -> None:
+        """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
+        self._constrainer.grammars.close()
+
+    def requests(
+        self,
+        prompt: Prompt,
+        params: DecodingParams | None = None,
+        priority: int = 0,
+        *,
+        client: str = "",
+        cache_salt: str = "",
+        grammar: Grammar | None = None,
+    ) -> list[Request]:
+        """The requests of a prompt, one per choice, checked but not queued. Safe for several threads at once.
+
+        Args:
+            prompt: text or token ids.
+            params: None takes the pair's defaults.
+            priority: larger ones are admitted first.
+            client: who asks; rows are shared out fairly among clients.
+            cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
+            grammar: what `compiled` returned; by default, this thread waits for it.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
         """
-        params = self.pair.defaults if params is None else params
-        if not isinstance(params, DecodingParams):
-            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        params = self._checked(params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidInput("priority", priority, "give an integer")
-        self._constrainer.check(params)
+        grammar = grammar or self._constrainer.check(params)
         ids = self._token_ids(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
-        requests = [Request(next(self._ids), ids, params, s, i, priority) for i, s in enumerate(seeds)]
+        salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest()) + 1 if cache_salt else 0
+        requests = [
+            Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar)
+            for i, s in enumerate(seeds)
+        ]
         self.loop.scheduler.check(requests[0])
         return requests
 
@@ -270,13 +308,39 @@ class LLM:
         """The result of a request that ended; see `Result.of`."""
         return Result.of(request)
 
+    def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer adds to every text or without.
+
+        Safe for several threads at once; they are not in each other's way.
+
+        Raises:
+            CapacityExceeded: the text could not fit even if all its tokens were as long as the vocabulary's longest;
+                it is not tokenized then.
+        """
+        room = self.loop.scheduler.room_for_tokens
+        if len(text) > room * self._longest_token:
+            problem = f"give fewer than {room} tokens, of {self._longest_token} characters at most"
+            raise CapacityExceeded("prompt", f"{len(text)} characters", problem)
+        return list(self.pair.tokenizer.backend_tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token; a byte-level vocabulary has a character per byte, so text has no more."""
+        return max(map(len, self.pair.tokenizer.get_vocab()))
+
+    def _checked(self, params: DecodingParams | None) -> DecodingParams:
+        params = self.pair.defaults if params is None else params
+        if not isinstance(params, DecodingParams):
+            raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
+        return params
+
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            ids = list(self.pair.tokenizer(prompt).input_ids)
+            ids = self.tokenize(prompt)
         elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise InvalidInput("prompt", prompt, "give text or a sequence of token ids")
         else:
-            ids = list(prompt)
+            ids = list(cast("Sequence[int]", prompt))
             for token in ids:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.pair.vocab_size:
                     raise InvalidInput("prompt", token, f"token ids are integers from 0 to {self.pair.vocab_size - 1}")

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import torch
 
+from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import Block
-from runtime.decoder.kv_cache import KvCaches, RowFailed
+from runtime.decoder.kv_cache import KvCaches
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
@@ -26,6 +27,9 @@ from runtime.speculation.planner import Planner
 
 RunBlock = Callable[[Batch], Block]
 """Runs a block: draft, score, accept, commit. The caches then hold what it accepted."""
+
+_IDLE = DecodingParams(method="sample", temperature=0.0)
+"""Parameters of rows whose block is not kept."""
 
 
 class DecodingLoop:
@@ -93,47 +97,65 @@ class DecodingLoop:
         return budget
 
     def _run(self, requests: list[Request], budget: int) -> None:
-        """Run one block: draft, score, accept, commit, output."""
-        try:
-            params = self._plan(requests, budget)
-            began = time.perf_counter()
-            block = self._run_block(self._batch(requests, params))
-            failures = self.output.process(requests, params, block, began)
-        except RowFailed as failure:  # the others' block has not happened; it runs in the next step
-            self._fail({failure.request: failure.cause})
-            return
-        except Exception as error:
-            self._fail(dict.fromkeys(requests, error))
-            return
-        if self.planner:
-            self.planner.observe(requests, params, block.lengths, time.perf_counter() - began)
+        """Run one block of every request, and end those that break it.
+
+        They are found by halving: each half has a block of its own, from the caches as they were, so one request among
+        R costs the others the time of 2 log2 R blocks. Nobody is looked for where the engine itself is broken: the
+        error says so (`Failed`), or a block of nobody breaks as well.
+        """
+        failures: dict[Request, Exception] = {}
+        groups = [requests]
+        while groups:
+            group = groups.pop()
+            try:
+                failures |= self._block(requests, group, budget)
+            except Exception as error:
+                if not group or isinstance(error, Failed):
+                    failures |= {request: error for request in requests if request.finish_reason is None}
+                    break
+                self.caches.restore(requests)
+                middle = len(group) // 2
+                if middle:
+                    groups += [group[middle:], group[:middle], *([[]] if group is requests else [])]
+                else:
+                    failures[group[0]] = error
         # rows move only now, when each request knows again how much of its row is right
         self._fail(failures)
         self._release(*(request for request in requests if request.finish_reason in ("stop", "length")))
 
-    def _plan(self, requests: Sequence[Request], budget: int) -> list[DecodingParams]:
-        """Parameters of the next block, whose auxiliary caches are then up to date.
+    def _block(self, requests: list[Request], group: list[Request], budget: int) -> dict[Request, Exception]:
+        """Draft, score, accept, commit, output: one block of all rows, of which only `group`'s is kept.
 
-        If `budget` does not last for that, adaptive rows wait for each other: a block costs what its largest row's
-        draft costs, be it for that row alone.
+        If `budget` does not last to bring the auxiliary's caches up to date, adaptive rows wait for each other: a block
+        costs what its largest row's draft costs, be it for that row alone.
+
+        Returns:
+            what broke, by request; the others' is as it should be.
         """
-        if self.planner is None:
-            return [request.params for request in requests]
-        params = self.planner.plan(requests)
+        params = [request.params for request in requests] if self.planner is None else self.planner.plan(requests)
+        members, whole = set(group), group is requests
+        if not whole:
+            params = [p if request in members else _IDLE for p, request in zip(params, requests, strict=True)]
+        if self.planner:
+            began = time.perf_counter()
+            current = self.caches.catch_up(requests, [p.assisted for p in params], budget)
+            self.output.totals.prefill_seconds += time.perf_counter() - began
+            if not current:
+                params = [replace(p, method="sample") if p.adaptive and p.assisted else p for p in params]
         began = time.perf_counter()
-        current = self.caches.catch_up(requests, [p.assisted for p in params], budget)
-        self.output.totals.prefill_seconds += time.perf_counter() - began
-        return params if current else [replace(p, method="sample") if p.adaptive and p.assisted else p for p in params]
-
-    def _batch(self, requests: Sequence[Request], params: Sequence[DecodingParams]) -> Batch:
-        return self._batches.build(
+        batch = self._batches.build(
             params,
-            [request.last_two for request in requests],
+            [request.last_two if request in members else (0, 0) for request in requests],
             [request.committed for request in requests],
             [(request.seed, request.blocks) for request in requests],
-            [self.output.constraint(request) for request in requests],
-            [request.beams for request in requests],
+            [self.output.constraint(request) if request in members else None for request in requests],
+            [request.beams if request in members else [] for request in requests],
         )
+        block = self._run_block(batch)
+        failures = self.output.process(requests, params, block, began, members)
+        if self.planner and whole:
+            self.planner.observe(requests, params, block.lengths, time.perf_counter() - began)
+        return failures
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""

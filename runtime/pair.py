@@ -151,7 +151,9 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
         InvalidInput: damaged, or another vocabulary.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     except Exception as error:  # transformers and tokenizers have many for damaged files
         raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
     if vocabulary is not None and vocabulary_hash(tokenizer.get_vocab()) != vocabulary:

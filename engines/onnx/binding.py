@@ -46,11 +46,21 @@ def open_session(
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
+    if linked := _linked_weights(path):
+        maps = [np.memmap(file, np.uint8, "r") for file in linked]  # needed until the session is made
+        names, sizes = [file.name for file in linked], [len(content) for content in maps]
+        options.add_external_initializers_from_files_in_memory(names, maps, sizes)
     if providers is None:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+
+
+def _linked_weights(path: Path) -> list[Path]:
+    """Files of a graph's weights that are links out of its folder: ONNX Runtime does not follow them by itself."""
+    folders = path.parent.resolve(), path.resolve().parent
+    return [file for file in sorted(path.parent.glob("*.data")) if file.resolve().parent not in folders]
 
 
 @lru_cache(maxsize=1)

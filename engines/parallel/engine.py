@@ -70,8 +70,8 @@ class ParallelEngine(Engine):
     def copy_row(self, source: int, to: int, columns: int) -> None:
         self.run(Op.COPY, source, to, columns)
 
-    def clear_row(self, row: int) -> None:
-        self.run(Op.CLEAR, row)
+    def clear_row(self, row: int, start: int = 0) -> None:
+        self.run(Op.CLEAR, row, start)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -141,12 +141,12 @@ class ParallelPrefixCache(PrefixCache):
         self.bytes = engine.worker.prefixes.bytes
         self._engine = weakref.proxy(engine)  # which has this, and ends its followers when it is collected
 
-    def restore(self, row: int, tokens: Sequence[int], start: int = 0) -> int:
-        columns: int = self._engine.run(Op.RESTORE, row, start, len(tokens), tokens=tokens)
+    def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
+        columns: int = self._engine.run(Op.RESTORE, row, start, len(tokens), salt, tokens=tokens)
         return columns
 
-    def store(self, row: int, tokens: Sequence[int]) -> None:
-        self._engine.run(Op.STORE, row, 0, len(tokens), tokens=tokens)
+    def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
+        self._engine.run(Op.STORE, row, 0, len(tokens), salt, tokens=tokens)
 
     def check_integrity(self) -> None:
         """Check rank 0's prefixes, and that all ranks have done the same."""

@@ -248,7 +248,7 @@ def share(folder: Path, spec: EngineSpec, world: int) -> Share:
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", world, problem)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # configurations check themselves, each in its own way
         raise InvalidInput("folder", str(folder), f"its config.json cannot be read, export again: {error}") from error
     heads = config.get_text_config().num_attention_heads
@@ -257,7 +257,7 @@ def share(folder: Path, spec: EngineSpec, world: int) -> Share:
         _even(count, f"{name} of {spec.architecture}", ranks)
     try:
         with FakeTensorMode():
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             shard(model, ranks)
             _, kv_heads, _, _ = cache_shape(model)
             weights = sum(parameter.numel() for parameter in model.parameters()) * spec.torch_dtype.itemsize
@@ -279,6 +279,8 @@ def load_share(
     Args:
         spec: of the part, see `Share`.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=spec.torch_dtype, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False
+    )
     shard(model, ranks)
     return TorchEngine(model.to(device), spec, attention, device)

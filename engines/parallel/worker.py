@@ -33,8 +33,8 @@ class Op(IntEnum):
     SAVE = 5
     LOAD = 6
     PREFIXES = 7  # tokens to keep
-    STORE = 8  # row, 0, count; tokens
-    RESTORE = 9  # row, start, count; tokens
+    STORE = 8  # row, 0, count, salt; tokens
+    RESTORE = 9  # row, start, count, salt; tokens
     CHECK = 10
 
 
@@ -97,7 +97,7 @@ class Worker:
             case Op.COPY:
                 self.engine.copy_row(*about[:3])
             case Op.CLEAR:
-                self.engine.clear_row(about[0])
+                self.engine.clear_row(*about[:2])
             case Op.SAVE:
                 self._saved.append(self.engine.kv.clone())
             case Op.LOAD:
@@ -105,9 +105,9 @@ class Worker:
             case Op.PREFIXES:
                 self.prefixes = PrefixCache(self.engine.kv, about[0])
             case Op.STORE:
-                self.prefixes.store(about[0], tokens)
+                self.prefixes.store(about[0], tokens, about[3])
             case Op.RESTORE:
-                return self.prefixes.restore(about[0], tokens, about[1])
+                return self.prefixes.restore(about[0], tokens, about[1], about[3])
             case Op.CHECK:
                 return self.ranks.compare(self.state())
         return None

@@ -79,5 +79,7 @@ def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
             problem = "loading weights on a GPU needs the package accelerate: pip install 'mtad[gpu]'"
             raise InvalidInput("device", device, problem)
         options = {"device_map": {"": torch.device(device)}}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
+    )
     return model

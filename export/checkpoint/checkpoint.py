@@ -86,7 +86,7 @@ class Checkpoint:
         """
         with self._loading("weights"):
             model, found = AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                self.folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
         if found["missing_keys"]:  # transformers would go on with random ones
             missing = sorted(found["missing_keys"])
@@ -118,7 +118,7 @@ class Checkpoint:
             InvalidInput: it cannot be loaded.
         """
         with self._loading("tokenizer"):
-            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
 
     @contextlib.contextmanager
     def _loading(self, what: str) -> Iterator[None]:
@@ -182,7 +182,9 @@ class Checkpoint:
         noisy.setLevel(logging.CRITICAL)
         try:
             with FakeTensorMode():
-                return cache_shape(AutoModelForCausalLM.from_config(copy.deepcopy(self.config)))
+                return cache_shape(
+                    AutoModelForCausalLM.from_config(copy.deepcopy(self.config), trust_remote_code=False)
+                )
         except Exception as error:  # whatever a model that was never tried may do
             architecture = self.config.architectures[0]
             problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from mtad.errors import InvalidInput
+
 log = logging.getLogger(__name__)
 
 Weights = Callable[[str], Tensor]
@@ -44,7 +46,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
     try:
         own = copy.deepcopy(config)  # which a model writes its attention's kind into
-        return AutoModelForCausalLM.from_config(own, dtype=dtype).eval()
+        return AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=False).eval()
     finally:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
@@ -108,7 +110,11 @@ def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
         if (folder / kind).is_file():
             paths = [folder / kind]
         elif index.is_file():
-            paths = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            for name in names:
+                if Path(name).name != name:
+                    raise InvalidInput(index.name, name, "not a file of the checkpoint's own folder; download it again")
+            paths = [folder / name for name in names]
         else:
             continue
         found: dict[str, tuple[Path, tuple[int, ...]]] = {}

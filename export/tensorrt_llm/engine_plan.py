@@ -206,7 +206,7 @@ def _build(spec: ExecutorSpec) -> tuple[str, ...]:
 def _memory(spec: ExecutorSpec, checkpoint: Checkpoint, shape: EngineSpec) -> ExecutorMemory:
     """What the engine takes on each GPU."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.config)
+        model = AutoModelForCausalLM.from_config(checkpoint.config, trust_remote_code=False)
     embeddings = {
         id(p) for part in (model.get_input_embeddings(), model.get_output_embeddings()) for p in part.parameters()
     }

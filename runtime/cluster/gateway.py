@@ -1,7 +1,8 @@
 """The gateway: an ASGI application that sends each request to a replica, and to another if that one dies.
 
-A request is lost to nobody: as long as no byte of its answer went out, it is tried elsewhere. Once part of a stream was
-sent, a text cannot be begun again without the client noticing, so the stream ends with an error.
+As long as no byte of its answer went out, a request is tried elsewhere; but once only, for it may be what the replica
+died of. Once part of a stream was sent, a text cannot be begun again without the client noticing, so the stream ends
+with an error.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from runtime.async_llm import EngineStopped
 from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
+from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.middleware import client_left
+from runtime.server.middleware import CLIENT, client_left
 from runtime.server.responses import sent_event
 from runtime.server.routes import Endpoint
 
 log = logging.getLogger(__name__)
 
-_HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme")
+_HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
 
 RETRY_SECONDS = 1.0
 """A full group of replicas asks clients to wait so long."""
@@ -44,7 +46,7 @@ class Gateway:
     Args:
         handle: of the deployment, a Ray Serve `DeploymentHandle`.
         reports: the board's.
-        attempts: replicas a request is tried on.
+        attempts: replicas a request is tried on, where some cannot be reached.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """
@@ -60,6 +62,7 @@ class Gateway:
         self._handle, self._reports, self._attempts, self._rollout = handle, reports, attempts, rollout
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
+        self._bodies = BodyReader()
         self._draining = False
         self._retries = self._broken = 0
         own = {
@@ -136,7 +139,8 @@ class Gateway:
             self._serving.discard(work)
 
     async def _answer(self, head: Head, body: bytes, send: Send) -> None:
-        keys = prefix_keys(body) if head["method"] == "POST" else []
+        keys = await self._bodies.run(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
+        deaths = 0
         for attempt in range(1, self._attempts + 1):
             start: Message | None = None
             sent = False
@@ -160,9 +164,14 @@ class Gateway:
                     log.error("a replica died under a stream", exc_info=error)
                     await _break(send)
                     return
-                log.warning("a replica died under a request, attempt %d of %d", attempt, self._attempts)
+                log.warning("attempt %d of %d: %s", attempt, self._attempts, type(error).__name__)
+                deaths += isinstance(error, RayActorError)
+                if deaths == 2:
+                    again = {"x-should-retry": "false"}  # OpenAI's client heeds it
+                    problem = "two replicas died under this request; change it"
+                    raise ApiError(500, problem, None, "replica_died", again) from error
                 if attempt == self._attempts:
-                    raise ApiError(503, f"{attempt} replicas died under this request", code="unavailable") from error
+                    raise ApiError(503, f"{attempt} replicas cannot be reached", code="unavailable") from error
                 self._retries += 1
             except RayError as error:
                 if sent:

@@ -16,7 +16,7 @@ class ClusterOptions:
         max_replicas: at most so many, by the depth of the queue; None keeps `replicas`.
         cpus, gpus: of each replica, as Ray accounts for them, >= 0; a GPU is that replica's own if this is 1.
         address: of a running Ray cluster; None starts one on this machine.
-        attempts: replicas that a request is tried on, >= 1.
+        attempts: replicas that a request is tried on where some cannot be reached, >= 1; of dying ones, two at most.
         imbalance: requests that the replica with a prompt's prefix may have more than the least busy one, >= 0.
     """
 

@@ -8,21 +8,25 @@ from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from runtime.server.bodies import read_object
+
 BLOCK = 256
 """Characters; prompts that share less are not told apart. The engine's own cache has blocks of 64 tokens."""
 
 
-def prefix_keys(body: bytes) -> list[bytes]:
+def prefix_keys(body: bytes, key: str = "") -> list[bytes]:
     """Keys of a request's prompt: one per block of its first prompt's text, each standing for all the text up to there.
 
     What is not a request gives none; whether it is one, the replica says.
+
+    Args:
+        body: of the request, as JSON.
+        key: of the client; with the request's `cache_salt`, it decides whose kept prompts are its own.
     """
-    try:
-        values = json.loads(body)
-    except ValueError:
-        return []
-    text = _text(values) if isinstance(values, dict) else ""
-    keys, running = [], blake2b(digest_size=8)
+    values = read_object(body)
+    text = _text(values)
+    salt = json.dumps([key, values.get("cache_salt")])
+    keys, running = [], blake2b(salt.encode("utf-8", errors="surrogatepass"), digest_size=8)
     for end in range(BLOCK, len(text) + 1, BLOCK):
         running.update(text[end - BLOCK : end].encode("utf-8", errors="surrogatepass"))
         keys.append(running.copy().digest())

@@ -21,6 +21,7 @@ from runtime.config import RuntimeConfig
 from runtime.server.app import application
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
+from runtime.server.uvicorn_server import freeze
 
 Head = dict[str, Any]
 """The part of an ASGI scope that says what is asked: method, path, query and headers."""
@@ -48,6 +49,7 @@ class Replica:
         self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
         service = Service(self._engine, options)
         self._app, self._metrics = application(service), service.metrics
+        freeze()
         self._engine.start()
         while self._engine.state == "open" and not self._engine.ready:
             await asyncio.sleep(0.01)

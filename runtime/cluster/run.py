@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -20,7 +23,6 @@ from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 try:
     import ray
     from ray import serve
@@ -57,6 +59,7 @@ def serve_cluster(
     Raises:
         InvalidInput: Ray cannot be reached, has too little for the replicas, or they do not start.
     """
+    lost = threading.Event()
     try:
         ray.init(address=cluster.address, include_dashboard=False if cluster.address is None else None)
     except (ConnectionError, ValueError) as error:
@@ -86,10 +89,41 @@ def serve_cluster(
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
         gateway = Gateway(handle, reports, cluster.attempts, options.request_seconds, rollout)
         guarded = Guard(gateway, options, lambda path, status: None)
+        watch = threading.Thread(target=watch_head, args=(ray.get_runtime_context().gcs_address, lost), daemon=True)
+        watch.start()
         serve_http(guarded, gateway, bound, options, log_level, access_log)
-        serve.delete(options.model)
+        if not lost.is_set():
+            serve.delete(options.model)
     finally:
+        if lost.is_set():  # without its head process, Ray would try for a minute, and then abort this one
+            logging.shutdown()
+            os._exit(1)
         ray.shutdown()
+
+
+def watch_head(address: str, lost: threading.Event, pause: float = 1.0) -> None:
+    """Connect to Ray's head process again and again; once it is gone for good, say so and end the server.
+
+    Args:
+        address: of the process, host and port.
+        lost: set when it is gone.
+        pause: seconds between two attempts; three must fail.
+    """
+    host, _, port = address.rpartition(":")
+    failed = 0
+    while failed < 3:
+        time.sleep(pause)
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+            failed = 0
+        except OSError:
+            failed += 1
+    log.critical(
+        "Ray's head process at %s has died, and the replicas with it; the server ends. Start it again", address
+    )
+    lost.set()
+    for _ in range(2):  # drain, and at once cancel what still runs
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> None:

@@ -71,7 +71,7 @@ async def converse(
     async with engine:
         while question := await asyncio.to_thread(_ask):
             messages.append({"role": "user", "content": question})
-            ids = await engine.tokenize(template.render(messages), special_tokens=False)
+            ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
             text = await answer(engine, ids, params, colour)
             messages.append({"role": "assistant", "content": text})
 

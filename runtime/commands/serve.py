@@ -56,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
         help="timeout for receiving a request, in seconds (default %(default)s)",
     )
     keys.add_argument(
+        "--send-seconds",
+        type=float,
+        default=30,
+        help="timeout for a client that does not read what it is sent, in seconds (default %(default)s)",
+    )
+    keys.add_argument(
         "--request-seconds",
         type=float,
         default=600,
@@ -66,6 +72,25 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=60,
         help="how long accepted requests may go on after SIGTERM, in seconds (default %(default)s)",
+    )
+    keys.add_argument(
+        "--max-connections",
+        type=int,
+        default=4096,
+        help="connections open at a time; fewer if the process may not open so many files (default %(default)s)",
+    )
+    keys.add_argument(
+        "--max-choices",
+        type=int,
+        default=128,
+        help="choices per request, prompts times n (default %(default)s)",
+    )
+    keys.add_argument("--allow-priority", action="store_true", help="requests may carry a priority")
+    keys.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        help="a name under which clients reach this server, needed only without API keys; may be repeated",
     )
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
     group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
@@ -129,8 +154,13 @@ def main() -> None:
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
         body_seconds=options.body_seconds,
+        send_seconds=options.send_seconds,
         request_seconds=options.request_seconds,
         drain_seconds=options.drain_seconds,
+        max_connections=options.max_connections,
+        max_choices=options.max_choices,
+        allow_priority=options.allow_priority,
+        allowed_hosts=(options.host, *options.allowed_host),
         trace=options.trace,
     )
     if options.max_replicas is not None and options.replicas is None:
@@ -161,18 +191,20 @@ def _serve_cluster(
     folder: Path, options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
 ) -> None:
     """Serve with several replicas; the engines are theirs."""
-    from transformers import AutoTokenizer
-
+    if options.ray_address is None and "RAY_ADDRESS" not in os.environ:
+        # a Ray of this machine's own listens on the loopback address only; it reads this when it is imported
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from engines.folder import read_spec
     from runtime.cluster.options import ClusterOptions
     from runtime.cluster.run import serve_cluster
+    from runtime.pair import open_tokenizer
     from runtime.server.chat import read_template
 
     sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
     cluster = ClusterOptions(*sizes, options.ray_address)
     read_spec(folder / "target")  # a folder that is no pair is refused before anything is started
     if options.chat_template:
-        tokenizer = AutoTokenizer.from_pretrained(folder / "target", local_files_only=True)
+        tokenizer = open_tokenizer(folder / "target")
         settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
     serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
 

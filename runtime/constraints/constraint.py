@@ -15,22 +15,23 @@ from torch import Tensor
 from mtad.constrain import Paths, Penalties, Terms, barrier, constrain
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.constraints.grammar import Follower, Grammars
+from runtime.constraints.follower import Follower, Grammar
+from runtime.constraints.grammar import Grammars
 
 _LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could overflow
 
 
-class ConstraintFailed(RuntimeError):
-    """A request's text reached a point where its own constraints allow no token.
+class ConstraintFailed(InvalidInput):
+    """A request's text reached a point where its own constraints allow no token, or take too long.
 
     Args:
         name: of the request.
-        problem: what is wrong, and where.
+        cause: which of its fields is wrong, and where.
     """
 
-    def __init__(self, name: object, problem: str) -> None:
-        self.name, self.problem = name, problem
-        super().__init__(f"request {name}: {problem}")
+    def __init__(self, name: object, cause: InvalidInput) -> None:
+        self.name = name
+        super().__init__(cause.field, cause.value, cause.problem)
 
 
 class Constrainer:
@@ -41,6 +42,9 @@ class Constrainer:
         vocab_size: V.
         eos: tokens that end a text.
         device: of the logits.
+
+    Attributes:
+        grammars: compiles the languages of constrained requests.
     """
 
     def __init__(
@@ -50,14 +54,31 @@ class Constrainer:
         self.eos = torch.tensor(list(eos), dtype=torch.int64, device=device)
         self.zeros = torch.zeros(vocab_size, device=device)
         self.unseen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self._grammars = Grammars(tokenizer, vocab_size, eos)
+        self.grammars = Grammars(tokenizer, vocab_size, eos)
 
-    def check(self, params: DecodingParams) -> None:
+    def check(self, params: DecodingParams) -> Grammar | None:
         """Refuse constraints that cannot be kept; to be called before a request is queued.
 
+        Returns:
+            the compiled language of a constrained request.
+
         Raises:
-            InvalidInput: a biased token does not exist; a number would overflow; or as in `Grammars.check`.
+            InvalidInput: a biased token does not exist; a number would overflow; or as in `Grammars.compile`.
         """
+        self._check_numbers(params)
+        return self.grammars.compile(params) if params.constrained else None
+
+    async def check_soon(self, params: DecodingParams) -> Grammar | None:
+        """The same, without a thread that waits for a compilation; see `Grammars.compile_soon`.
+
+        Raises:
+            InvalidInput: as `check`.
+            Stopped: `grammars` was closed.
+        """
+        self._check_numbers(params)
+        return await self.grammars.compile_soon(params) if params.constrained else None
+
+    def _check_numbers(self, params: DecodingParams) -> None:
         for token, bias in params.logit_bias.items():
             if token >= self.vocab_size:
                 problem = f"token ids are integers from 0 to {self.vocab_size - 1}; leave it out"
@@ -67,20 +88,24 @@ class Constrainer:
         if not 1 / _LARGEST_REPETITION <= params.repetition_penalty <= _LARGEST_REPETITION:
             problem = f"give a number from {1 / _LARGEST_REPETITION:g} to {_LARGEST_REPETITION:g}"
             raise InvalidInput("repetition_penalty", params.repetition_penalty, problem)
-        if params.constrained:
-            self._grammars.check(params)
 
-    def constraint(self, name: object, params: DecodingParams, prompt: Sequence[int]) -> Constraint | None:
+    def constraint(
+        self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
+    ) -> Constraint | None:
         """The constraint of a request that starts to run; None if it asks for nothing.
 
         Args:
             name: of the request, for errors.
             params: what `check` accepted.
             prompt: token ids.
+            grammar: what `check` returned; None asks it again.
         """
         if not (params.constrained or params.logit_bias or params.min_tokens or _penalises(params)):
             return None
-        follower = self._grammars.follow(params) if params.constrained else None
+        follower = None
+        if params.constrained:
+            grammar = grammar or self.grammars.compile(params)
+            follower = Follower(grammar, self.vocab_size, self.grammars.eos, params)
         return Constraint(name, params, prompt, follower, self)
 
 

@@ -63,9 +63,9 @@ class EngineRole:
         """Copy the first `columns` columns of row `source` over row `to`."""
         self.engine.copy_row(source, to, columns)
 
-    def clear_row(self, row: int) -> None:
-        """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
-        self.engine.clear_row(row)
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Zero a row's columns from `start` on: after a failure they may hold what is not a number, and poison it."""
+        self.engine.clear_row(row, start)
 
     def _move(self, batch: Batch, source: Tensor, to: Tensor) -> None:
         """Move columns within the rows of a batch, see `engines.kv.move_columns`."""

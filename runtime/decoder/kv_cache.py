@@ -10,13 +10,6 @@ from runtime.decoder.roles import Auxiliary, Target
 from runtime.scheduler.request import Request
 
 
-class RowFailed(Exception):
-    """Something broke that concerns one request of a batch only."""
-
-    def __init__(self, request: Request, cause: Exception) -> None:
-        self.request, self.cause = request, cause
-
-
 class KvCaches:
     """The two caches, row by row; row r of both always carries the same request.
 
@@ -55,7 +48,7 @@ class KvCaches:
             self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
             request.target_held = upto
             if upto == end and self.prefixes:
-                self.prefixes[1].store(row, prompt[:end])
+                self.prefixes[1].store(row, prompt[:end], request.salt)
         if both:
             self._extend(request, row, upto)
         return upto - held
@@ -70,20 +63,14 @@ class KvCaches:
 
         Returns:
             whether all of those caches are up to date now.
-
-        Raises:
-            RowFailed: a step of one row failed.
         """
         behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
         for row in behind if budget > 0 else ():
             request, began = requests[row], time.perf_counter()
-            try:
-                if not request.auxiliary_held:
-                    request.auxiliary_held = self._reuse(self.auxiliary, request, row, requests)
-                held = request.auxiliary_held
-                self._extend(request, row, min(request.committed - 2, held + budget))
-            except Exception as error:
-                raise RowFailed(request, error) from error
+            if not request.auxiliary_held:
+                request.auxiliary_held = self._reuse(self.auxiliary, request, row, requests)
+            held = request.auxiliary_held
+            self._extend(request, row, min(request.committed - 2, held + budget))
             budget -= request.auxiliary_held - held
             request.statistics.prefill_seconds += time.perf_counter() - began
             if budget <= 0:
@@ -103,7 +90,7 @@ class KvCaches:
             self.auxiliary.prefill(row, tokens, held)
             request.auxiliary_held = upto
             if held < end <= upto and self.prefixes:
-                self.prefixes[0].store(row, request.prompt[:end])
+                self.prefixes[0].store(row, request.prompt[:end], request.salt)
 
     def _reuse(self, role: Auxiliary | Target, request: Request, row: int, running: Sequence[Request]) -> int:
         """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
@@ -112,13 +99,13 @@ class KvCaches:
         tokens, best, source = request.prompt[:-1], 0, -1
         for at, other in enumerate(running):
             held = other.target_held if role is self.target else other.auxiliary_held
-            if held > best and other is not request:
+            if held > best and other is not request and other.salt == request.salt:
                 shared = min(common_prefix(tokens, other.prompt[:-1]), held)
                 if shared > best:
                     best, source = shared, at
         if best:
             role.move_row(source, row, best)
-        return self.prefixes[role is self.target].restore(row, tokens, best)
+        return self.prefixes[role is self.target].restore(row, tokens, best, request.salt)
 
     def move(self, request: Request, source: int, to: int) -> None:
         """A request moves to another row."""
@@ -129,6 +116,12 @@ class KvCaches:
         """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
         self.target.clear_row(row)
         self.auxiliary.clear_row(row)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """A block of these requests, by row, broke off: zero whatever it left behind the columns that they hold."""
+        for row, request in enumerate(requests):
+            self.target.clear_row(row, request.target_held)
+            self.auxiliary.clear_row(row, request.auxiliary_held)
 
     def check_integrity(self) -> None:
         """Invariants of the kept prefixes; raises AssertionError."""

@@ -32,8 +32,8 @@ class Auxiliary(Protocol):
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Move a request's first `columns` columns to another row."""
 
-    def clear_row(self, row: int) -> None:
-        """Zero a row's keys and values."""
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Zero a row's keys and values from column `start` on."""
 
 
 class Target(Protocol):
@@ -60,5 +60,5 @@ class Target(Protocol):
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Move a request's first `columns` columns to another row."""
 
-    def clear_row(self, row: int) -> None:
-        """Zero a row's keys and values."""
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Zero a row's keys and values from column `start` on."""

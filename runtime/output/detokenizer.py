@@ -5,26 +5,24 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from runtime.output.stops import automaton
 from runtime.scheduler.request import FinishReason, Request
-
-
-def stable_prefix_length(text: str, stops: tuple[str, ...]) -> int:
-    """Leading characters of `text` that will stay whatever follows: no stop string may still begin in them."""
-    longest = max(map(len, stops), default=1)
-    for at in range(max(0, len(text) - longest + 1), len(text)):
-        if any(stop.startswith(text[at:]) for stop in stops):
-            return at
-    return len(text)
 
 
 class Detokenizer:
     """Decodes a request's tokens as they come and applies its stop conditions inside an accepted block.
 
     Characters that span tokens are held back until they are complete; special tokens give no text.
+
+    Args:
+        tokenizer: makes text of tokens.
+        eos: tokens that end a text.
+        stops: strings that end it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], stops: tuple[str, ...]) -> None:
         self._tokenizer, self._eos = tokenizer, eos
+        self._stops, self._state = automaton(stops) if stops else None, 0
         self._stream = DecodeStream(skip_special_tokens=True)
         self._decoded = 0
 
@@ -41,8 +39,7 @@ class Detokenizer:
         piece = self._stream.step(self._tokenizer, token)
         if piece:
             self._decoded = len(request.tokens)
-            request.text += piece
-            if not early and self._cut(request, len(piece)):
+            if self._add(request, piece, early):
                 return "stop"
         if len(request.tokens) >= params.max_tokens:
             return "stop" if self._flush(request, request.tokens) else "length"
@@ -56,19 +53,18 @@ class Detokenizer:
         if self._decoded == len(tokens):
             return False
         whole = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        if not whole.startswith(request.text):
-            return False
-        added, request.text = len(whole) - len(request.text), whole
-        return self._cut(request, added)
+        return whole.startswith(request.text) and self._add(request, whole[len(request.text) :])
 
-    @staticmethod
-    def _cut(request: Request, added: int) -> bool:
-        """Cut the text before the earliest stop string; only matches that the last `added` characters complete."""
-        found = [
-            at
-            for stop in request.params.stop_strings
-            if (at := request.text.find(stop, max(0, len(request.text) - added - len(stop) + 1))) >= 0
-        ]
-        if found:
-            request.text = request.text[: min(found)]
-        return bool(found)
+    def _add(self, request: Request, piece: str, early: bool = False) -> bool:
+        """Add to the text; cut it before the earliest stop string that this completes, unless it is too early."""
+        before = len(request.text)
+        request.text += piece
+        request.stable = len(request.text)
+        if self._stops is None:
+            return False
+        self._state, found = self._stops.read(self._state, piece)
+        request.stable -= self._stops.held(self._state)
+        if found is None or early:
+            return False
+        request.text = request.text[: before + found]
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -51,8 +51,8 @@ class OutputProcessor:
         if request.id in self._detokenizers:
             return False
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
-        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos)
-        constraint = self._constrainer.constraint(request.id, request.params, request.prompt)
+        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params.stop_strings)
+        constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint
         return True
@@ -62,7 +62,12 @@ class OutputProcessor:
         return self._constraints.get(request.id)
 
     def process(
-        self, requests: Sequence[Request], params: Sequence[DecodingParams], block: Block, began: float
+        self,
+        requests: Sequence[Request],
+        params: Sequence[DecodingParams],
+        block: Block,
+        began: float,
+        members: Collection[Request],
     ) -> dict[Request, Exception]:
         """Append a block's tokens to its requests, up to each one's stop condition.
 
@@ -73,12 +78,14 @@ class OutputProcessor:
             params: of each row in this block.
             block: what the block gave.
             began: `time.perf_counter()` when the block began.
+            members: requests whose part of it is kept; of the others, nothing changes.
 
         Returns:
             what broke, by request; the others are as they should be.
         """
-        top, failures, gained = _top_tokens(requests, block.logits, block.path), dict[Request, Exception](), []
-        for row, request in enumerate(requests):
+        kept = [(row, request) for row, request in enumerate(requests) if request in members]
+        top, failures, gained = _top_tokens(members, block.logits, block.path), dict[Request, Exception](), []
+        for row, request in kept:
             before = len(request.tokens)
             try:
                 self._append(request, row, block, top[row] if top else None)
@@ -92,9 +99,9 @@ class OutputProcessor:
         now = time.perf_counter()
         seconds = block.drafted - began, block.scored - block.drafted, now - block.scored
         self.totals.record_block(*seconds)
-        for row, request in enumerate(requests):
+        for (row, request), count in zip(kept, gained, strict=True):
             if request not in failures:
-                self._account(request, params[row], block, row, gained[row], seconds, now)
+                self._account(request, params[row], block, row, count, seconds, now)
         return failures
 
     def record_prefill(self, request: Request, began: float) -> None:
@@ -159,9 +166,9 @@ class OutputProcessor:
         self.totals.record_row(drafted, accepted, gained, passes)
 
 
-def _top_tokens(requests: Sequence[Request], logits: Tensor, path: Tensor) -> list[TopTokens]:
+def _top_tokens(requests: Iterable[Request], logits: Tensor, path: Tensor) -> list[TopTokens]:
     """The target's likeliest tokens at each emitted position, by row; empty where nobody asks for them."""
-    count = max(request.params.top_logprobs for request in requests)
+    count = max((request.params.top_logprobs for request in requests), default=0)
     if not count:
         return []
     ids, values = alternatives(logits, path, count)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from runtime.output.detokenizer import stable_prefix_length
 from runtime.scheduler.request import FinishReason, Request, Result
 from runtime.scheduler.statistics import Statistics
 
@@ -56,7 +55,7 @@ class Choice:
         """What is new since the last call; None if nothing is."""
         request, at = self.request, self.tokens
         ended = request.finish_reason is not None
-        upto = len(request.text) if ended else stable_prefix_length(request.text, request.params.stop_strings)
+        upto = len(request.text) if ended else request.stable
         if not ended and at == len(request.tokens) and self.characters >= upto:
             return None
         text, self.characters = request.text[self.characters : upto], max(self.characters, upto)

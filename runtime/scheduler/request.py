@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.scheduler.statistics import Statistics
+
+if TYPE_CHECKING:
+    from runtime.constraints.follower import Grammar
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -27,8 +30,11 @@ class Request:
         params: validated parameters.
         seed: key of its random numbers (`params.seed`, or the one drawn for it).
         index: which of the prompt's `n` choices it is.
-        priority: larger ones are admitted first; equal ones in the order they came.
+        priority: larger ones are admitted first.
+        client: who asks; rows are shared out fairly among clients.
+        salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
+        grammar: the compiled language of a constrained one.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
@@ -36,6 +42,7 @@ class Request:
         beams: live beams, of a method that keeps some: tokens behind `tokens` and joint log-likelihood of each.
         target_held, auxiliary_held: leading columns of its row that are right in either cache.
         text: decoded text of `tokens`, cut before a stop string.
+        stable: leading characters of `text` that stay whatever follows: no stop string may still begin in them.
         offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
         finish_reason: `stop` (end of sequence or stop string), `length` (max_tokens), `cancelled` or `error`; None
             until it ends.
@@ -48,7 +55,10 @@ class Request:
     seed: int
     index: int = 0
     priority: int = 0
+    client: str = ""
+    salt: int = 0
     arrived: float = field(default_factory=time.perf_counter)
+    grammar: Grammar | None = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -57,6 +67,7 @@ class Request:
     target_held: int = 0
     auxiliary_held: int = 0
     text: str = ""
+    stable: int = 0
     offsets: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
@@ -69,6 +80,11 @@ class Request:
     def committed(self) -> int:
         """Tokens of the sequence so far; the caches hold all of them but the last."""
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that were computed for it so far, for the accounts of its client."""
+        return self.committed - self.statistics.reused_tokens
 
     @property
     def last_two(self) -> tuple[int, int]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.scheduler.request import Request
+
+Entry = tuple[int, int, Request]
+"""A request that waits: -priority, order of arrival, and itself."""
+
+MOST_ACCOUNTS = 4096
+"""Clients whose tokens are remembered."""
 
 
 class QueueFull(RuntimeError):
@@ -23,18 +31,23 @@ class QueueFull(RuntimeError):
 
 
 class Scheduler:
-    """Admits waiting requests to rows of the KV caches: larger priority first, then first come, first served.
+    """Admits waiting requests to rows of the KV caches: larger priority first, then the client who was served least.
+
+    A client's account holds the tokens of its requests so far, and the next row goes to the smallest account, within a
+    client to whoever came first (the virtual token counter of arXiv 2401.00588). Who comes back after a pause begins
+    with the account of whoever was admitted last: nobody saves up rows, and nobody pays for times when none waited.
 
     Running requests are always rows 0 .. R-1, and the one whose prompt is being stored, if any, is row R. When a row
     becomes free the last running request takes its place, and the joining one the last's: `retire` says what to copy.
 
     Args:
         rows: rows of the caches.
-        capacity: KV columns a row.
+        capacity: KV columns per row.
         max_draft_len, max_beam_width: largest draft a request may ask for. The batch's draft tree is as deep as its
             deepest and as wide as its widest row, and every row must have room for it, so `max_draft_len x
             max_beam_width` columns of each row are kept free.
-        max_waiting: requests that may wait.
+        max_waiting: requests that may wait. As many again may wait of clients who have none waiting yet, so that a
+            client who fills the queue does not close it to others.
 
     Attributes:
         running: requests that decode, by row.
@@ -51,7 +64,9 @@ class Scheduler:
         self.joining: Request | None = None
         self.pace = 1.0
         self._admitted_at = time.perf_counter()
-        self._waiting: list[tuple[int, int, Request]] = []  # heap of (-priority, order of arrival, request)
+        self._queues: dict[str, list[Entry]] = {}  # of each client who has some that wait, a heap
+        self._accounts: dict[str, int] = {}  # tokens of requests that have ended; without an entry, `_clock`
+        self._clock = 0
         self._arrivals = itertools.count()
 
     def check(self, *requests: Request) -> None:
@@ -74,15 +89,36 @@ class Scheduler:
             field = "branching" if p.spec.form == "branches" else "beam_width"
             problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
             raise InvalidInput(field, getattr(p, field), problem)
-        room = self.capacity - self.max_draft_len * self.max_beam_width
+        room = self.room_for_tokens
         if len(request.prompt) >= room:
             raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
         if len(request.prompt) + p.max_tokens > room:
             problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
             raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
 
+    @property
+    def room_for_tokens(self) -> int:
+        """Tokens that prompt and text of a request may have together."""
+        return self.capacity - self.max_draft_len * self.max_beam_width
+
+    def check_room(self, requests: Sequence[Request], handed: Sequence[Request] = ()) -> None:
+        """Refuse requests of one client that the queue has no place for just now.
+
+        Args:
+            requests: those to queue.
+            handed: those that are going to be queued before them.
+
+        Raises:
+            QueueFull: also where only this client's places are full.
+        """
+        client, waiting = requests[0].client, self._count() + len(handed)
+        has_some = client in self._queues or any(one.client == client for one in handed)
+        missing = waiting + len(requests) - self.max_waiting * (1 if has_some else 2)
+        if missing > 0:
+            raise QueueFull(waiting, self.pace * min(missing, len(requests)))
+
     def submit(self, *requests: Request) -> None:
-        """Queue requests, all or none of them.
+        """Queue requests of one client, all or none of them.
 
         Raises:
             InvalidInput: `check` refuses them.
@@ -91,25 +127,47 @@ class Scheduler:
         if self.idle:
             self._admitted_at = time.perf_counter()
         self.check(*requests)
-        if len(requests) > self.room:
-            raise QueueFull(len(self._waiting), self.pace * (len(requests) - self.room))
+        self.check_room(requests)
         for request in requests:
-            heapq.heappush(self._waiting, (-request.priority, next(self._arrivals), request))
+            if request.client not in self._queues:
+                self._open_account(request.client)
+            entry = (-request.priority, next(self._arrivals), request)
+            heapq.heappush(self._queues.setdefault(request.client, []), entry)
+
+    def _open_account(self, client: str) -> None:
+        """Somebody has something waiting again. Accounts below the clock say nothing, and are forgotten."""
+        if len(self._accounts) >= MOST_ACCOUNTS:
+            kept = self._queues.keys() | {request.client for request in self.holders}
+            known = sorted(self._accounts.items(), key=lambda account: account[1])[-MOST_ACCOUNTS // 2 :]
+            known = [(name, tokens) for name, tokens in known if tokens > self._clock]
+            self._accounts = dict(known) | {name: self._accounts[name] for name in kept if name in self._accounts}
+        self._accounts[client] = max(self._accounts.get(client, 0), self._clock - self._unsettled()[client])
+
+    def _unsettled(self) -> Counter[str]:
+        """Tokens of each client's requests that hold a row."""
+        tokens = Counter[str]()
+        for request in self.holders:
+            tokens[request.client] += request.cost
+        return tokens
+
+    def _count(self) -> int:
+        return sum(map(len, list(self._queues.values())))
 
     @property
     def room(self) -> int:
-        """Requests the queue still takes."""
-        return self.max_waiting - len(self._waiting)
+        """Requests the queue still takes, of any client."""
+        return max(0, self.max_waiting - self._count())
 
     @property
     def waiting(self) -> list[Request]:
-        """Waiting requests, the next one first."""
-        return [request for _, _, request in sorted(self._waiting, key=lambda entry: entry[:2])]
+        """Waiting requests in the order of their priority, then of their arrival."""
+        entries = [entry for queue in list(self._queues.values()) for entry in list(queue)]
+        return [request for _, _, request in sorted(entries, key=lambda entry: entry[:2])]
 
     @property
     def requests(self) -> set[Request]:
         """All that run, join or wait."""
-        return {request for _, _, request in self._waiting}.union(self.holders)
+        return {*self.waiting, *self.holders}
 
     @property
     def holders(self) -> list[Request]:
@@ -118,8 +176,16 @@ class Scheduler:
 
     def next(self) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
-        if self.joining is None and self._waiting and len(self.running) < self.rows:
-            self.joining = heapq.heappop(self._waiting)[2]
+        if self.joining is None and self._queues and len(self.running) < self.rows:
+            unsettled = self._unsettled()
+            accounts = {client: self._accounts[client] + unsettled[client] for client in self._queues}
+            client = min(
+                self._queues, key=lambda one: (self._queues[one][0][0], accounts[one], self._queues[one][0][1])
+            )
+            self._clock = max(self._clock, accounts[client])
+            self.joining = heapq.heappop(self._queues[client])[2]
+            if not self._queues[client]:
+                del self._queues[client]
             now = time.perf_counter()
             self.pace += 0.2 * (now - self._admitted_at - self.pace)
             self._admitted_at = now
@@ -133,12 +199,17 @@ class Scheduler:
 
     def retire(self, request: Request) -> list[tuple[int, int]]:
         """Take a request out, wherever it is; returns the rows to copy, (source, to), in this order."""
+        if request not in self.holders:
+            left = [entry for entry in self._queues.get(request.client, ()) if entry[2] is not request]
+            heapq.heapify(left)
+            if left:  # in one step, for another thread may count
+                self._queues[request.client] = left
+            else:
+                self._queues.pop(request.client, None)
+            return []
+        self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
         if request is self.joining:
             self.joining = None
-            return []
-        if request not in self.running:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not request]
-            heapq.heapify(self._waiting)
             return []
         row, moves = self.running.index(request), []
         last = self.running.pop()
@@ -152,17 +223,18 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, joins or waits."""
-        return not self.holders and not self._waiting
+        return not self.holders and not self._queues
 
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
         assert len(self.holders) <= self.rows, "more requests than rows"
-        assert len(self._waiting) <= self.max_waiting
+        assert self._count() <= 2 * self.max_waiting
+        assert all(self._queues.values()), "an empty queue"
         known = [request.id for request in (*self.holders, *self.waiting)]
         assert len(set(known)) == len(known), "a request is in two places"
         for request in self.holders:
             assert request.finish_reason is None, "a finished request holds a row"
-            assert request.committed <= self.capacity - self.max_draft_len * self.max_beam_width
+            assert request.committed <= self.room_for_tokens
         for request in self.running:
             assert request.target_held == request.committed - 1, "the target's cache is not the request's"
             assert 0 <= request.auxiliary_held <= request.committed - 1

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput, shown
 from runtime.async_llm import EngineStopped
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
@@ -75,9 +75,7 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         case InvalidInput():
             param = (names or {}).get(error.field, error.field)
             code = "context_length_exceeded" if isinstance(error, CapacityExceeded) else "invalid_value"
-            value = repr(error.value)
-            shown = value if len(value) <= 100 else f"{value[:100]}…"
-            return ApiError(400, f"{param} = {shown}: {error.problem}", param, code)
+            return ApiError(400, f"{param} = {shown(error.value)}: {error.problem}", param, code)
         case ValidationError():
             return _invalid(error)
         case QueueFull():
@@ -86,6 +84,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
             return ApiError(429, str(error), code="queue_full", headers=headers)
         case EngineStopped():
             return ApiError(503, f"the engine {error}", code="unavailable", headers={"connection": "close"})
+        case RequestFailed(__cause__=InvalidInput() as cause):
+            return api_error(cause, names)
         case RequestFailed():
             log.error("%s", error, exc_info=error)
             return ApiError(500, str(error), code="request_failed")
@@ -97,20 +97,22 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
 
 def _invalid(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, by the field it is in."""
-    first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidInput):
-        return api_error(cause)
+    errors = error.errors(include_url=False, include_input=False)  # inputs may be large, and are not shown
+    first = errors[0]
+    context = first.get("ctx", {})
+    if isinstance(context.get("error"), InvalidInput):
+        return api_error(context["error"])
     path = takewhile(_is_field, first["loc"])
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{param}: unknown field; GET /v1/models lists the parameters", param, "unknown_parameter")
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    if first["type"] == "unknown_field":
+        name = f"{param}.{context['name'][:100]}".lstrip(".")
+        return ApiError(400, f"{name}: unknown field; GET /v1/models lists the parameters", name, "unknown_parameter")
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "missing":
         return ApiError(400, f"{param}: required", param, "missing_required_parameter")
-    alike = {one["msg"] for one in error.errors(include_url=False) if one["loc"][:1] == first["loc"][:1]}
-    return ApiError(400, f"{param or 'body'}: {'; or '.join(sorted(alike))}", param, "invalid_type")
+    alike = {one["msg"] for one in errors if one["loc"][:1] == first["loc"][:1]}
+    return ApiError(400, f"{param or 'body'}: {'; or '.join(sorted(alike))}", param or None, "invalid_type")
 
 
 def _is_field(part: str | int) -> bool:

@@ -1,11 +1,15 @@
-"""What stands before every route: API keys, limits of bodies, the count of responses. Plain ASGI."""
+"""What stands before every route: who asks, limits of bodies, the count of responses. Plain ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import socket
+from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -14,7 +18,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.server.errors import ApiError, api_error
 from runtime.server.options import ServerOptions
 
+CLIENT = "mtad.client"
+"""Key of an ASGI scope: the `Client` who asks."""
+
+BODIES_AT_ONCE = 32
+"""As much memory as so many of the largest bodies take is given to the bodies of all requests together."""
+
 _CLOSE = {"connection": "close"}
+
+
+class Client(NamedTuple):
+    """Who sent a request.
+
+    Attributes:
+        name: for fairness: one per API key, or per address where no keys are used.
+        key: stands for the API key, without being it; empty where no keys are used.
+    """
+
+    name: str
+    key: str = ""
 
 
 class Guard:
@@ -29,13 +51,15 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
         self._app, self._options, self._responded = app, options, responded
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
+        self._held = 0  # bytes of bodies whose requests have not ended
+        self._hosts = {name.lower() for name in (*options.allowed_hosts, "localhost", socket.gethostname())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope["app"] = self  # then Starlette raises what it has no route for, and does not answer in its own words
-        begun = False
+        begun, held = False, Counter[str]()
 
         async def counted(message: Message) -> None:
             nonlocal begun
@@ -46,30 +70,53 @@ class Guard:
 
         try:
             headers = Headers(scope=scope)
-            if "/v1/" in scope["path"]:  # wherever the application is mounted
-                self._check_key(headers)
-            await self._app(scope, self._limited(headers, receive), counted)
+            if CLIENT not in scope:  # of a replica, the gateway has checked it
+                scope[CLIENT] = self._client(scope, headers)
+            await self._app(scope, self._limited(headers, receive, held), counted)
         except ClientDisconnect:
             pass  # it left while it was still sending; nobody is there to be told
         except Exception as error:
             if begun:
                 raise
             await api_error(error).response(scope, receive, counted)
+        finally:
+            self._held -= held.total()
 
-    def _check_key(self, headers: Headers) -> None:
-        """Compares digests with every key, so that time tells nothing about any of them."""
+    def _client(self, scope: Scope, headers: Headers) -> Client:
+        """Who asks. Below `/v1/`, wherever the application is mounted, it must be somebody who may."""
+        address = scope.get("client")
+        client = Client(_network(address[0]) if address else "")
+        if "/v1/" not in scope["path"]:
+            return client
         if not self._digests:
-            return
+            self._check_host(headers.get("host", ""))
+            return client
+        key = self._check_key(headers)
+        return Client(key, key)
+
+    def _check_key(self, headers: Headers) -> str:
+        """Compares digests with every key, so that time tells nothing about any of them; returns what stands for it."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         digest = sha256(key.strip().encode("utf-8", errors="replace")).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() != "bearer" or not any(matches):
             message = "wrong or no API key; send `Authorization: Bearer KEY`"
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return sha256(digest).hexdigest()
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """`receive` within the limits of size and time; raises `ApiError`."""
-        most, received, complete = self._options.max_body_bytes, 0, False
+    def _check_host(self, host: str) -> None:
+        """Without keys, only names of this server: a web page may have its own name lead here (DNS rebinding)."""
+        name = host.lower().rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host.lower()
+        if not name or name in self._hosts or name.endswith(".localhost") or _is_address(name.strip("[]")):
+            return
+        message = (
+            f"{name[:100]!r} is not known as a name of this server; start it with --allowed-host, or with API keys"
+        )
+        raise ApiError(403, message, code="host_not_allowed")
+
+    def _limited(self, headers: Headers, receive: Receive, held: Counter[str]) -> Receive:
+        """`receive` within the limits of size and time; raises `ApiError`. Counts what it receives in `held`."""
+        most, complete = self._options.max_body_bytes, False
         message = f"the body is larger than {most} bytes, the server's limit"
         too_large = ApiError(413, message, code="body_too_large", headers=_CLOSE)
         declared = headers.get("content-length", "0")
@@ -79,7 +126,7 @@ class Guard:
         deadline = loop.time() + self._options.body_seconds
 
         async def limited() -> Message:
-            nonlocal received, complete
+            nonlocal complete
             if complete:  # from now on it says when the client goes away
                 return await receive()
             try:
@@ -88,13 +135,35 @@ class Guard:
             except TimeoutError:
                 late = f"the body did not arrive within {self._options.body_seconds:g} s"
                 raise ApiError(408, late, code="timeout", headers=_CLOSE) from None
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            held["body"] += size
+            self._held += size
             complete = not message.get("more_body", False)
-            if received > most:
+            if held["body"] > most:
                 raise too_large
+            if self._held > BODIES_AT_ONCE * most:
+                problem = "too many large requests are being sent; try again"
+                raise ApiError(503, problem, code="unavailable", headers={**_CLOSE, "retry-after": "1"})
             return message
 
         return limited
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _network(address: str) -> str:
+    """What one client is likely to have of addresses: one of version 4, or a network of 64 bits of version 6."""
+    if ":" not in address or not _is_address(address):
+        return address
+    six = IPv6Address(address)
+    return str(six.ipv4_mapped or IPv6Address(int(six) >> 64 << 64))
 
 
 async def client_left(receive: Receive) -> None:

@@ -14,6 +14,7 @@ from runtime.server.routes import Endpoint
 ERRORS = {
     400: "The request cannot be used; `param` names the field.",
     401: "Wrong or no API key.",
+    403: "The name in the Host header is not known as one of this server.",
     404: "No such model.",
     408: "The body came too slowly.",
     413: "The body is too large.",

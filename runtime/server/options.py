@@ -18,8 +18,13 @@ class ServerOptions:
         chat_template: Jinja template in place of the tokenizer's own.
         max_body_bytes: largest request body, > 0.
         body_seconds: in which a request's head, and then its body, must have arrived, > 0.
+        send_seconds: in which a client must take some of what was sent to it, > 0; else its connection is closed.
         request_seconds: after which a request is cancelled, waiting included, > 0.
         drain_seconds: after SIGTERM, in which accepted requests may end, >= 0; then they are cancelled.
+        max_connections: open at a time, >= 1; fewer where the process may not open so many files.
+        max_choices: of one request, prompts times `n`, >= 1.
+        allow_priority: whether a request may say its own priority.
+        allowed_hosts: further names of this server, without port; matter only without API keys.
         trace: make an OpenTelemetry span of each request.
     """
 
@@ -28,8 +33,13 @@ class ServerOptions:
     chat_template: str | None = None
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
+    send_seconds: float = 30.0
     request_seconds: float = 600.0
     drain_seconds: float = 60.0
+    max_connections: int = 4096
+    max_choices: int = 128
+    allow_priority: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -37,7 +47,10 @@ class ServerOptions:
             raise InvalidInput("model", self.model, "give a name")
         if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InvalidInput("api-key", "***", "a key is printable ASCII without spaces, at least one character")
-        for name, least in (("max_body_bytes", 1), ("body_seconds", 0), ("request_seconds", 0), ("drain_seconds", 0)):
+        for name in ("max_body_bytes", "max_connections", "max_choices"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(name.replace("_", "-"), getattr(self, name), "give at least 1")
+        for name in ("body_seconds", "send_seconds", "request_seconds", "drain_seconds"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < least or (value == 0 and name != "drain_seconds"):
+            if not math.isfinite(value) or value < 0 or (value == 0 and name != "drain_seconds"):
                 raise InvalidInput(name.replace("_", "-"), value, "give a positive number")

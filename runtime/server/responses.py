@@ -99,9 +99,10 @@ class OpenAIResponse:
         return usage + b"data: [DONE]\n\n"
 
     def whole(self, choices: Sequence[OutputDelta]) -> bytes:
-        """The answer at once, as JSON, when all choices have ended."""
-        shown = [self._choice(one, chunk=False) for one in choices]
-        return to_json({**self._frame, "choices": shown, "usage": self._usage()})
+        """The answer at once, as JSON, when all choices have ended; seconds for many with log-probabilities."""
+        shown = b",".join(to_json(self._choice(one, chunk=False)) for one in choices)
+        frame = to_json({**self._frame, "usage": self._usage()}).removesuffix(b"}")
+        return b'%b,"choices":[%b]}' % (frame, shown)
 
     def _choice(self, delta: OutputDelta, chunk: bool) -> dict[str, Any]:
         index, request = delta.index, self._requests[delta.index]

@@ -14,34 +14,20 @@ from dataclasses import fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.config import describe
-
-UNSUPPORTED = {
-    "best_of": "ask for n choices and choose by their logprobs",
-    "suffix": "text is continued, not filled in",
-    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"), "no tools here"),
-    **dict.fromkeys(("audio", "modalities"), "text only"),
-    **dict.fromkeys(("store", "metadata"), "nothing is stored"),
-    **dict.fromkeys(("reasoning_effort", "verbosity"), "the model has no such setting"),
-    "prediction": "drafts come from the auxiliary model; see draft_len and beam_width",
-    "service_tier": "see priority",
-    "web_search_options": "there is no web search",
-    "logprobs_mode": "log-probabilities are the target's, unprocessed",
-}
-"""Fields of OpenAI's that cannot be honoured, and why."""
+from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
 
 Token = Annotated[int, Field(ge=0)]
-Prompt = str | list[str] | list[Token] | list[list[Token]]
-Stop = Annotated[str, Field(max_length=1024)]
+Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "method": Literal[tuple(METHODS)],
-    "stop": Stop | Annotated[list[Stop], Field(max_length=16)],
-    "logit_bias": dict[str, float],
+    "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
+    "logit_bias": Annotated[dict[str, float], Field(max_length=MOST_BIASES)],
     "json_schema": str | dict[str, Any],
 }
 
@@ -53,30 +39,10 @@ PARAMETERS = [one.name for one in fields(DecodingParams)]
 def _of_json(hint: Any) -> Any:
     """A type with lists for tuples, which JSON does not have."""
     if get_origin(hint) is tuple:
-        return list[get_args(hint)[0]]  # type: ignore[misc]
+        return Items[get_args(hint)[0]]  # type: ignore[misc]
     if isinstance(hint, UnionType):
         return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
     return hint
-
-
-class StrictModel(BaseModel):
-    """A JSON object whose unknown fields are refused by name."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, values: Any) -> Any:
-        """Null is "not given", for OpenAI's fields that are not supported too; those are refused otherwise."""
-        if not isinstance(values, dict):
-            return values
-        known = cls.model_fields
-        for name, reason in UNSUPPORTED.items():
-            if name not in known and values.get(name) is not None:
-                raise InvalidInput(name, values[name], f"not supported: {reason}")
-        return {
-            name: value for name, value in values.items() if value is not None or name not in known | UNSUPPORTED.keys()
-        }
 
 
 class StreamOptions(StrictModel):
@@ -121,7 +87,7 @@ class Message(StrictModel):
     """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant"]
-    content: str | list[ChatMessagePart]
+    content: str | Items[ChatMessagePart]
     name: str | None = None
     refusal: None = None
     annotations: None = None
@@ -153,7 +119,12 @@ class Body(_Parameters):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="goes into the request's trace, nowhere else")
-    priority: int = Field(0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait")
+    priority: int = Field(
+        0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait, where the server allows it"
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, description="kept prompts are used by requests with the same salt only"
+    )
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
 
     @property
@@ -182,6 +153,9 @@ class Body(_Parameters):
             values["json_schema"] = self.response_format.language
         if self.stream_options and not self.stream:
             raise InvalidInput("stream_options", self.stream_options.model_dump(), "only with stream = true")
+        stops = values.get("stop") or []
+        if sum(map(len, stops)) > STOP_CHARACTERS:
+            raise InvalidInput("stop", stops, f"at most {STOP_CHARACTERS} characters, of all strings together")
         return DecodingParams.from_dict(values, defaults)
 
 
@@ -213,7 +187,7 @@ class CompletionRequest(Body):
 class ChatCompletionRequest(Body):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, description=DESCRIPTIONS["top_logprobs"])
     max_completion_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")

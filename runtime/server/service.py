@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -14,18 +16,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from mtad.params import METHODS
+from mtad.errors import InvalidInput
+from mtad.params import METHODS, DecodingParams
 from runtime.async_llm import AsyncLLM
 from runtime.llm import Prompt
 from runtime.pair import ROLES
+from runtime.server.bodies import BodyReader, check_body
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import TokenNames
 from runtime.server.metrics import Metrics
+from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, advertised
-from runtime.server.streaming import Responder
+from runtime.server.streaming import Responder, attended
 from runtime.server.tracing import Span, Tracing
 
 
@@ -45,6 +50,7 @@ class Service:
         self.metrics = Metrics(engine, options.model)
         self._tracing = Tracing(options.trace)
         self._created = int(time.time())
+        self._bodies = BodyReader()
         parts = [version("mtad"), *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
@@ -55,12 +61,17 @@ class Service:
             declared = request.headers.get("content-type", "").partition(";")[0]
             if declared.strip().lower() != "application/json":
                 raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
-            body = kind.model_validate_json(await request.body())
+            data = await request.body()
+            check_body(data)
+            body = await self._bodies.run(data, kind.model_validate_json, data)
             names = body.renamed
             span.read(body)
             if body.model != self.options.model:
                 raise _no_model(body.model, f"; this server has {self.options.model!r}")
-            return await self._submit(body, span)
+            params = await self._bodies.run(data, body.parameters, self.engine.llm.pair.defaults)
+            # a grammar may take its time to be compiled
+            submitted = self._submit(body, params, request.scope[CLIENT], span)
+            return await attended(request.receive, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
             raise
@@ -70,13 +81,13 @@ class Service:
             return shown.response
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": [self._model]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         if name != self.options.model:
             raise _no_model(name)
-        return JSONResponse(self._model())
+        return JSONResponse(self._model)
 
     async def live(self, _: Request) -> Response:
         if self.engine.cause is not None:
@@ -92,30 +103,45 @@ class Service:
         content, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    async def _submit(self, body: Body, span: Span) -> Responder:
-        params = body.parameters(self.engine.llm.pair.defaults)
+    async def _submit(self, body: Body, params: DecodingParams, client: Client, span: Span) -> Responder:
+        if body.priority and not self.options.allow_priority:
+            problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
+            raise InvalidInput("priority", body.priority, problem)
         prompts = await self._prompts(body)
+        if len(prompts) * params.n > self.options.max_choices:
+            name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
+            problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
+            raise InvalidInput(name, value, f"{problem} (--max-choices)")
         if body.alternatives is not None:  # log-probabilities are wanted
             await asyncio.to_thread(self._names.prepare)
-        stream = await self.engine.submit_many(prompts, params, body.priority)
-        echo = isinstance(body, CompletionRequest) and body.echo
-        tokenizer = self.engine.llm.pair.tokenizer
-        echoes = [prompt_text(tokenizer, prompt) for prompt in prompts] if echo else []
+        salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
+        stream = await self.engine.submit_many(prompts, params, body.priority, client=client.name, cache_salt=salt)
+        echoes = await self._echoes(prompts) if isinstance(body, CompletionRequest) and body.echo else []
         response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint)
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         return Responder(stream, response, body.stream, span, self.metrics.gaps, self.options.request_seconds)
 
     async def _prompts(self, body: Body) -> Sequence[Prompt]:
         if isinstance(body, ChatCompletionRequest):
-            text = self._template.render([message.plain() for message in body.messages])
-            return [await self.engine.tokenize(text, special_tokens=False)]
+            messages, llm = [message.plain() for message in body.messages], self.engine.llm
+
+            def tokenize() -> list[int]:
+                return llm.tokenize(self._template.render(messages), special_tokens=False)
+
+            return [await self.engine.in_thread(sum(len(one["content"]) for one in messages), tokenize)]
         assert isinstance(body, CompletionRequest)
         return body.prompts
 
+    async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """Prompts as text."""
+        tokenizer = self.engine.llm.pair.tokenizer
+        return await asyncio.to_thread(lambda: [prompt_text(tokenizer, prompt) for prompt in prompts])
+
+    @cached_property
     def _model(self) -> dict[str, Any]:
         """The model's entry of `/v1/models`; what is ours is under `mtad`."""
         llm = self.engine.llm
-        spec, scheduler = llm.pair.target.spec, llm.loop.scheduler
+        scheduler = llm.loop.scheduler
         return {
             "id": self.options.model,
             "object": "model",
@@ -124,8 +150,8 @@ class Service:
             "mtad": {
                 "fingerprint": self._fingerprint,
                 "vocab_size": llm.pair.vocab_size,
-                "rows": spec.rows,
-                "max_prompt_and_new_tokens": spec.capacity - scheduler.max_draft_len * scheduler.max_beam_width,
+                "rows": scheduler.rows,
+                "max_prompt_and_new_tokens": scheduler.room_for_tokens,
                 "max_draft_len": scheduler.max_draft_len,
                 "max_beam_width": scheduler.max_beam_width,
                 "chat": self._template.available,

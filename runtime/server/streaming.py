@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from runtime.output.stream import OutputDelta, Stream
@@ -15,11 +18,37 @@ from runtime.server.middleware import client_left
 from runtime.server.responses import OpenAIResponse, sent_event
 from runtime.server.tracing import Span
 
+T = TypeVar("T")
+
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+async def attended(receive: Receive, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, for as long as somebody waits for it; else it is cancelled.
+
+    Args:
+        receive: of a request that has been read.
+        seconds: after which it is given up.
+        work: what is done for it.
+
+    Raises:
+        ClientDisconnect: the client went away.
+        ApiError: time is up.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(client_left(receive))
+    try:
+        done, _ = await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        raise ClientDisconnect if done else timed_out(seconds)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait({task, gone})
 
 
 class Responder:
@@ -74,7 +103,11 @@ class Responder:
                 if delta.finish_reason == "cancelled":
                     raise cancelled()
                 self._clock(delta)
-        data = self._response.whole(self._stream.whole())
+        choices = self._stream.whole()
+        if len(choices) > 8 or any(one.top_logprobs for one in choices):  # to write those down takes long
+            data = await asyncio.to_thread(self._response.whole, choices)
+        else:
+            data = self._response.whole(choices)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._begun = True

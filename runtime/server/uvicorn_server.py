@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-import math
 import socket
 from functools import partial
 from types import FrameType
@@ -13,10 +13,13 @@ from typing import Any, Protocol, cast
 import uvicorn
 
 from mtad.errors import InvalidInput
-from runtime.server.http_limits import LimitedProtocol
+from runtime.server.http_limits import LimitedProtocol, most_connections
 from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5
+"""When all answers are made, clients have so long to read the rest of them before the server ends."""
 
 
 class Closable(Protocol):
@@ -94,13 +97,19 @@ def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config
     """Uvicorn's configuration; without an address it takes a free port of this host."""
     return uvicorn.Config(
         app,
-        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, head_seconds=options.body_seconds)),
+        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, options=options, most=most_connections(options))),
         ws="none",
         log_config=None,
         server_header=False,
-        timeout_graceful_shutdown=max(1, math.ceil(options.drain_seconds)),
+        timeout_graceful_shutdown=FLUSH_SECONDS,
         **{"port": 0, **others},
     )
+
+
+def freeze() -> None:
+    """Keep the garbage collector from what is there already: going through it holds everything up for 0.1 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def serve(
@@ -108,5 +117,6 @@ def serve(
 ) -> None:
     """Serve on a bound socket until drained; returns when the last response is out."""
     config = configure(app, options, log_level=log_level, access_log=access_log)
+    freeze()
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(DrainingServer(config, engine, options.drain_seconds).serve(sockets=[bound]))

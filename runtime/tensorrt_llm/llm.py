@@ -129,7 +129,9 @@ class ExecutorLLM(LLM):
         )
         self._ids = itertools.count()
 
-    def requests(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> list[Request]:
+    def requests(
+        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: Any
+    ) -> list[Request]:
         """See `LLM.requests`.
 
         Raises:
@@ -138,7 +140,7 @@ class ExecutorLLM(LLM):
         asked = self.pair.defaults if params is None else params
         if isinstance(asked, DecodingParams) and asked.speculation == "adaptive":
             raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
-        return super().requests(prompt, params, priority)
+        return super().requests(prompt, params, priority, **others)
 
     def submit(self, *requests: Request) -> None:
         """See `LLM.submit`; nothing is ever measured."""

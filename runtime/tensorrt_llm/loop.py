@@ -117,7 +117,7 @@ class ExecutorLoop(DecodingLoop):
         held = request.committed - 1
         try:
             block = outcome.ran.to_host(bool(request.params.confidence))
-            failures = self.output.process([request], [request.params], block, outcome.began)
+            failures = self.output.process([request], [request.params], block, outcome.began, [request])
         except Exception as error:
             return error
         if not failures:

@@ -44,9 +44,9 @@ class ExecutorTarget:
         """Move a request's first `columns` columns to another row; fewer, of one that was cleared."""
         self.tokens[to] = self.tokens.get(source, [])[:columns]
 
-    def clear_row(self, row: int) -> None:
+    def clear_row(self, row: int, start: int = 0) -> None:
         """Forget a row."""
-        self.tokens.pop(row, None)
+        self.tokens[row] = self.tokens.get(row, [])[:start]
 
     def sequences(self, batch: Batch) -> list[list[int]]:
         """Committed tokens of the batch's rows. The last one comes with it: it is in no column yet."""
@@ -90,7 +90,7 @@ class ExecutorAuxiliary:
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Nothing: see the class."""
 
-    def clear_row(self, row: int) -> None:
+    def clear_row(self, row: int, start: int = 0) -> None:
         """Nothing: see the class."""
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:

@@ -125,7 +125,7 @@ async def soak(
     """
     seen, numbers, every = Seen(), iter(range(count)), max(1, count // samples)
     scheduler = llm.loop.scheduler
-    room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
+    room = scheduler.room_for_tokens
     keep = set(random.Random(seed).sample(range(count), min(count, 2 * sample)))  # cancelled and adaptive ones drop out
     gc.collect()
     gc.freeze()  # what is there already is not looked through at each reading
@@ -212,7 +212,7 @@ def main() -> None:
     seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))
     seconds = time.perf_counter() - started
     scheduler = llm.loop.scheduler
-    room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
+    room = scheduler.room_for_tokens
     jobs = [make_job(number, options.seed, prompts, room) for number in range(options.requests)]
     check_ends(seen, totals, jobs)
     alone = LLM(options.pair, placed_config(options, rows=1, prefix_tokens=0))

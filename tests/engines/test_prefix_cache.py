@@ -72,6 +72,18 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     assert [cache.restore(1, tokens) for tokens in (first, second, third)] == [KV_PAGE, 0, KV_PAGE]
 
 
+def test_a_prefix_of_another_salt_is_not_found() -> None:
+    cache = filled(512)
+    first, second = list(range(130)), [*range(64), *range(500, 564)]
+    for salt, tokens in ((0, first), (7, second)):
+        write(cache, 0, tokens)
+        cache.store(0, tokens, salt)
+    assert [cache.restore(1, first, salt=salt) for salt in (0, 7, 8)] == [128, 64, 0]
+    assert cache.restore(1, second, salt=7) == 128
+    assert cache._kv[0, 0, 1, 0, :128, 0].tolist() == expected(second)
+    cache.check_integrity()
+
+
 @pytest.mark.parametrize("tokens", [0, 63])
 def test_a_cache_without_room_keeps_nothing(tokens: int) -> None:
     cache = filled(tokens)
@@ -140,3 +152,19 @@ def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(pair_folders: 
     result = llm.generate(prompt, BASE)[0]
     assert result.statistics.reused_tokens == KV_PAGE
     assert result.token_ids == expected
+
+
+def test_nobody_learns_how_a_prompt_of_another_salt_began(pair_folders: Callable[[str], Path]) -> None:
+    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+    prompt = [3 + i % 200 for i in range(100)]
+
+    def run(*salts: str) -> list[int]:
+        requests = [llm.requests(prompt, BASE, cache_salt=salt)[0] for salt in salts]
+        llm.submit(*requests)
+        while not llm.loop.scheduler.idle:
+            llm.step()
+        return [request.statistics.reused_tokens for request in requests]
+
+    assert run("a") == [0]
+    assert run("b", "c", "") == [0, 0, 0], "neither kept, nor in another row"
+    assert run("b", "b", "c", "c", "") == [KV_PAGE, 99, KV_PAGE, 99, KV_PAGE]

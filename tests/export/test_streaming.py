@@ -136,6 +136,19 @@ class TestWeights:
             torch.testing.assert_close(found, checkpoint.load(torch.float32)(tokens).logits, rtol=1e-5, atol=1e-5)
         assert all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
+    @pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/../../x.safetensors"])
+    def test_an_index_names_files_of_its_own_folder_only(
+        self, name: str, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+    ) -> None:
+        source, folder = family_checkpoint("gpt-2"), tmp_path / "checkpoint"
+        folder.mkdir()
+        tensors = load_file(source.folder / "model.safetensors")
+        save_file(tensors, tmp_path / "x.safetensors")
+        index = {"weight_map": dict.fromkeys(tensors, name)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(InvalidInput, match=r"x\.safetensors.*own folder"):
+            stored_weights(folder, source.empty("float32"))
+
     @pytest.mark.parametrize("kind", ["index", "older", "older index", "without its body's prefix"])
     def test_every_kind_of_file_is_read_in_place(
         self, kind: str, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path

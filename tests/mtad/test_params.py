@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -29,7 +29,17 @@ INVALID: dict[str, list[Any]] = {
     "min_tokens": [-1, 129, 1.0, True, None],
     "n": [0, 1025, 1.5, True, None],
     "top_logprobs": [-1, 21, 1.5, True, None],
-    "logit_bias": [None, [1, 2], {"a": 1.0}, {-1: 1.0}, {1.5: 1.0}, {3: math.inf}, {3: "1"}, {3: None}],
+    "logit_bias": [
+        None,
+        [1, 2],
+        {"a": 1.0},
+        {-1: 1.0},
+        {1.5: 1.0},
+        {3: math.inf},
+        {3: "1"},
+        {3: None},
+        {"9" * 5000: 1.0},
+    ],
     "repetition_penalty": [0.0, -1.0, math.inf, math.nan, "1", True, None],
     "presence_penalty": [-2.1, 2.1, math.nan, "1", True, None],
     "frequency_penalty": [-2.1, 2.1, math.nan, "1", True, None],
@@ -51,6 +61,25 @@ def test_an_invalid_value_is_refused_by_the_fields_name(field: str, value: Any) 
 
 def test_every_field_has_an_invalid_value_above() -> None:
     assert INVALID.keys() == DecodingParams.__dataclass_fields__.keys()
+
+
+REALS = [name for name, hint in get_type_hints(DecodingParams).items() if "float" in str(hint)]
+"""Fields that become float32 tensors: all that are numbers, or hold some."""
+
+
+@pytest.mark.parametrize("value", [1e-300, -1e-300, 1e-46, -1e-46, 1e39, -1e39, 1e308, -1e308, 10**400])
+@pytest.mark.parametrize("field", REALS)
+def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field: str, value: float) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DecodingParams.from_dict({field: {3: value} if field == "logit_bias" else value})
+    assert caught.value.field == field
+
+
+def test_every_real_field_is_known() -> None:
+    assert [
+        *("accept_threshold", "draft_confidence", "temperature", "top_p", "logit_bias"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    ] == REALS
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:

@@ -14,7 +14,6 @@ import pytest
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
-from runtime.output.detokenizer import stable_prefix_length
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
@@ -81,14 +80,6 @@ def test_a_piece_never_shows_part_of_a_stop_string(plain: LLM, llm: LLM) -> None
             assert pieces[-1].finish_reason == "stop"
 
     run(test())
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "length"),
-    [("abc", (), 3), ("abc", ("d",), 3), ("abc", ("cd",), 2), ("abc", ("cd", "bce"), 1), ("aaa", ("aaaa",), 0)],
-)
-def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
-    assert stable_prefix_length(text, stops) == length
 
 
 def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
@@ -346,12 +337,37 @@ def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
             gate.let(1)
             await anext(first)  # the engine goes on to its second pass, which ends when this event loop says so
             second = await engine.submit(PROMPTS[1], BASE)
-            assert await engine.tokenize("S")
+            assert await asyncio.to_thread(engine.llm.tokenize, "S")
             now = engine.statistics()
             assert now["running"] + now["waiting"] == 2
             gate.open()
             assert (await second.result()).finish_reason == "length"
             assert [piece async for piece in first][-1].finish_reason == "length"
+
+    run(test())
+
+
+def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.async_llm.LONG_TEXT", 100)
+    tokenize, begun, go = llm.tokenize, list[str](), threading.Event()
+
+    def slowly(text: str) -> list[int]:
+        if len(text) > 100:
+            begun.append(text)
+            assert go.wait(PATIENCE)
+        return tokenize(text)
+
+    monkeypatch.setattr(llm, "tokenize", slowly)
+
+    async def test() -> None:
+        async with serving(llm) as engine:
+            long = [asyncio.create_task(engine.submit("S " * 60, BASE)) for _ in range(6)]
+            short = await (await engine.submit("S", BASE)).result()
+            assert short.token_ids
+            assert len(begun) == 1
+            go.set()
+            for stream in await asyncio.gather(*long):
+                stream.cancel()
 
     run(test())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -363,3 +364,19 @@ def test_padded_vocabulary_entries_are_never_produced(llm: LLM) -> None:
 def test_parameters_not_given_are_the_pairs_own(llm: LLM) -> None:
     tuned = LLM(replace(llm.pair, defaults=replace(BASE, max_tokens=3)))
     assert tuned.generate("S")[0].token_ids == llm.generate("S", replace(BASE, max_tokens=3))[0].token_ids
+
+
+@pytest.mark.parametrize("linked", ["every file", "weights"])
+def test_a_pair_opens_from_a_cache_whose_files_are_links(linked: str, pair_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / "pair"
+    (tmp_path / "blobs").mkdir()
+    for number, path in enumerate(sorted(path for path in pair_folder.rglob("*") if path.is_file())):
+        place, blob = folder / path.relative_to(pair_folder), tmp_path / "blobs" / str(number)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if linked == "weights" and path.suffix not in (".data", ".safetensors"):
+            place.write_bytes(path.read_bytes())
+            continue
+        blob.write_bytes(path.read_bytes())
+        place.symlink_to(os.path.relpath(blob, place.parent))
+    (tmp_path / "pair").symlink_to(folder)
+    assert LLM(tmp_path / "pair", RuntimeConfig(threads=1)).generate("S")[0].token_ids

@@ -44,7 +44,8 @@ class MockEngine(Engine):
     def step(self, step: Step) -> Tensor:
         fault = self.faults.pop() if self.faults else None
         if isinstance(fault, Exception):
-            self.kv[0, :, step.first_row] = torch.nan  # a failed step may leave anything behind
+            for row, start in enumerate(step.write_at.tolist()):  # it may leave anything behind where it writes
+                self.kv[0, :, step.first_row + row, :, start:] = torch.nan
             raise fault
         assert int(step.write_at.max()) + step.tokens.shape[1] <= self.spec.capacity, "written beyond the row"
         logits = self.run(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -112,6 +113,30 @@ def plain(demo_pair: Path) -> LLM:
 
 def expected(llm: LLM, prompt: str, **values: Any) -> str:
     return llm.generate(prompt, DecodingParams.from_dict(values, llm.pair.defaults))[0].text
+
+
+def test_nothing_of_a_ray_of_its_own_listens_to_other_machines(cluster: Cluster) -> None:
+    ours = {cluster.process.process.pid}
+    for _ in range(4):  # processes of processes
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) in ours:
+                    ours.add(int(folder.name))
+    owners = {}
+    for process in ours:
+        for file in Path(f"/proc/{process}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                owners[os.readlink(file)] = Path(f"/proc/{process}/cmdline").read_text()
+    listening = [
+        (line.split()[1].rpartition(":")[0][-8:], owners[f"socket:[{line.split()[9]}]"])
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in owners
+    ]
+    assert len(listening) > 4
+    open_to_others = [owner for address, owner in listening if address != "0100007F"]  # 127.0.0.1
+    assert all(owner.startswith("ray::ServeReplica") for owner in open_to_others), "one each, that asks for Ray's token"
+    assert "Token authentication is enabled" in cluster.process.log
 
 
 def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.types import Message
 
 from mtad.errors import InvalidInput
 from runtime.cluster.board import ReplicaReport
 from runtime.cluster.gateway import Gateway
 from runtime.cluster.options import ClusterOptions
-from runtime.cluster.run import _check_resources
+from runtime.cluster.prefix_table import prefix_keys
+from runtime.cluster.run import _check_resources, watch_head
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
+from tests.support.live_server import PATIENCE
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 WHOLE: Message = {"type": "http.response.body", "body": b"whole"}
@@ -79,6 +84,10 @@ def died() -> Any:
     return ActorDiedError()
 
 
+def unreachable() -> Any:
+    return DeploymentUnavailableError("replica")
+
+
 async def _reports() -> list[ReplicaReport]:
     return [ReplicaReport("a", "host", 1, 1, True, "")]
 
@@ -124,17 +133,23 @@ def ask(
 
 
 def test_a_request_is_tried_elsewhere_until_a_byte_went_out() -> None:
-    replicas = Replicas([died()], [START, died()], [START, WHOLE])
+    replicas = Replicas([died()], [START, unreachable()], [START, WHOLE])
     status, body, gateway = ask(replicas)
     assert (status, body) == (200, b"whole")
     assert [body for _, body in replicas.calls] == [b'{"prompt": "x"}'] * 3
     assert gateway._retries == 2
 
 
-def test_three_dead_replicas_are_an_error() -> None:
-    status, body, _ = ask(Replicas([died()], [died()], [died()]))
-    assert status == 503
-    assert json.loads(body)["error"]["code"] == "unavailable"
+def test_a_request_that_two_replicas_died_under_is_not_tried_again() -> None:
+    replicas = Replicas([died()], [START, died()])
+    status, body, _ = ask(replicas)
+    assert (status, json.loads(body)["error"]["code"]) == (500, "replica_died")
+    assert len(replicas.calls) == 2
+
+
+def test_three_replicas_that_cannot_be_reached_are_an_error() -> None:
+    status, body, _ = ask(Replicas([unreachable()], [unreachable()], [died()]))
+    assert (status, json.loads(body)["error"]["code"]) == (503, "unavailable")
 
 
 def test_a_begun_stream_is_not_begun_again() -> None:
@@ -225,3 +240,37 @@ def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
         assert sent.pop()["status"] == 413
         assert read == (0 if declared else 1200), "no more than what shows that it is too large"
     assert not replicas.calls
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000, b'{"messages": [' + b"{}," * 300_000 + b"{}]}", b"\xff"]
+)
+def test_a_body_that_is_no_request_is_left_to_a_replica(body: bytes) -> None:
+    assert prefix_keys(body) == []
+
+
+def test_a_prompt_leads_to_the_replica_that_keeps_it_for_the_same_client_only() -> None:
+    def keys(key: str = "", **more: str) -> list[bytes]:
+        return prefix_keys(json.dumps({"prompt": "x" * 1000, **more}).encode(), key)
+
+    assert keys("one") == keys("one")
+    assert not {*keys("one")} & {*keys("two"), *keys(), *keys("one", cache_salt="y")}
+
+
+def test_a_lost_head_process_is_noticed_and_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", signals.append)
+    lost = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        watch = threading.Thread(target=watch_head, args=(address, lost, 0.01))
+        watch.start()
+        for _ in range(3):
+            head.accept()[0].close()
+        assert not lost.is_set()
+    watch.join(PATIENCE)
+    assert lost.is_set()
+    assert signals == [signal.SIGTERM] * 2
+    assert f"{address} has died" in caplog.text

@@ -20,7 +20,9 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.request import Tokens
 from runtime.constraints.constraint import Constrainer, ConstraintFailed, Constraints
-from runtime.constraints.grammar import Follower, _compile
+from runtime.constraints.follower import Follower
+from runtime.constraints.trial_process import compile_grammar
+from scripts.soak.attacks import AMBIGUOUS
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
 from tests.support.mock_models import mock_pair
@@ -227,7 +229,7 @@ def test_a_text_that_must_end_too_early_fails_alone_and_by_name() -> None:
     finish(running, 4, [0])
     assert running[0].failed is not None
     assert running[0].failed.name == 0
-    assert "min_tokens is 6" in str(running[0].failed)
+    assert (running[0].failed.field, running[0].failed.value) == ("min_tokens", 6)
     assert running[1].failed is None
     assert len(running[1].text) > 6
 
@@ -250,8 +252,43 @@ def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_dr
     constraint.advance([1, 2, 0])
     other = maker.constraint("req-8", params, ())
     assert other is not None
-    with pytest.raises(ConstraintFailed, match=r"request req-8: no token can follow the first 2 "):
+    with pytest.raises(ConstraintFailed, match=r"no token can follow the first 2") as failed:
         other.advance([1, 2, 0])
+    assert (failed.value.name, failed.value.field) == ("req-8", "regex")
+
+
+def test_a_grammar_that_takes_long_to_follow_ends_its_request_and_no_other(constrainer: Constrainer) -> None:
+    asks: list[Asked] = [{"grammar": AMBIGUOUS, "min_tokens": 190}, {"regex": "[a-c ]{60}"}]
+    together, alone = (
+        [
+            Running(mock_pair(seed, 300, 2.0, 0.3), params, seed, constrainer.constraint(seed, params, ()))
+            for seed, params in enumerate(replace(FREE, method="mmtad", **ask) for ask in asks)
+        ]
+        for _ in range(2)
+    )
+    finish(together, 300, [0])
+    finish(alone[1:], 300, [0])
+    ended = together[0].failed
+    assert ended is not None
+    assert ended.field == "grammar"
+    assert "Too many items" in ended.problem or "too long to follow" in ended.problem
+    assert together[1].failed is None
+    assert together[1].text == alone[1].text
+
+
+def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
+    constrainer: Constrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.constraints.follower.MASK_SECONDS", 0.0)
+    monkeypatch.setattr("runtime.constraints.follower.SPARE_SECONDS", 1e-9)
+    constraint = constrainer.constraint("x", replace(FREE, regex="[a-c]{9}"), ())
+    assert constraint is not None
+    assert constraint.follower is not None
+    free = constraint.follower.allowed(())
+    ends = constraint.follower.allowed((97,))
+    assert (np.unpackbits(free).sum(), np.unpackbits(ends).sum(), ends[0]) == (3, 1, 1)
+    with pytest.raises(ConstraintFailed, match="takes too long to follow"):
+        constraint.advance([97])
 
 
 def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constrainer) -> None:
@@ -279,7 +316,7 @@ def test_the_tokenizer_is_prepared_for_the_first_grammar_only_and_a_grammar_is_c
         return make
 
     monkeypatch.setattr("llguidance.LLTokenizer", counted("tokenizer", LLTokenizer))
-    monkeypatch.setattr("runtime.constraints.grammar._compile", counted("grammar", _compile))
+    monkeypatch.setattr("runtime.constraints.grammar.compile_grammar", counted("grammar", compile_grammar))
     maker = Constrainer(tokenizer, 300, [0])
     maker.check(replace(FREE, min_tokens=2))
     assert calls == []
@@ -305,8 +342,8 @@ def test_the_tokenizer_is_prepared_for_the_first_grammar_only_and_a_grammar_is_c
         ({"grammar": "start: " + "(" * 9999}, "grammar", "nested"),
         ({"regex": "", "min_tokens": 1}, "min_tokens", "only the empty text"),
         ({"logit_bias": {300: 1.0}}, "logit_bias", "from 0 to 299"),
-        ({"logit_bias": {3: -1e300}}, "logit_bias", "1e+09"),
-        ({"repetition_penalty": 1e300}, "repetition_penalty", "1e+06"),
+        ({"logit_bias": {3: -1e30}}, "logit_bias", "1e+09"),
+        ({"repetition_penalty": 1e30}, "repetition_penalty", "1e+06"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(asked: Asked, name: str, words: str, constrainer: Constrainer) -> None:

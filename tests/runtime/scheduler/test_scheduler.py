@@ -59,6 +59,95 @@ def test_a_larger_priority_goes_first_and_equal_ones_keep_their_order() -> None:
     assert admit(scheduler) == [5, 1, 4, 0, 2, 3]
 
 
+def of(client: str, id: int, **values: int) -> Request:
+    request = make_request(id, **values)
+    request.client = client
+    return request
+
+
+def served(scheduler: Scheduler, tokens: int) -> str:
+    """Admit the next request, let it have so many tokens and end; its client."""
+    request = scheduler.next()
+    assert request is not None
+    request.target_held = request.auxiliary_held = request.committed - 1
+    scheduler.join()
+    request.tokens = [0] * tokens
+    scheduler.retire(request)
+    return request.client
+
+
+def test_a_client_who_asks_for_much_does_not_keep_others_waiting() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    scheduler.submit(*(of("many", id) for id in range(100)))
+    assert [served(scheduler, 5) for _ in range(3)] == ["many"] * 3
+    scheduler.submit(of("one", 100))
+    assert served(scheduler, 5) == "one"
+    scheduler.submit(*(of("one", id) for id in range(101, 110)))
+    assert [served(scheduler, 5) for _ in range(10)].count("many") == 5, "what it had before is no credit for others"
+
+
+def test_rows_are_shared_out_by_tokens_and_not_by_requests() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    scheduler.submit(*(of("long", id) for id in range(40)))
+    scheduler.submit(*(of("short", id) for id in range(40, 80)))
+    tokens = {"long": 97, "short": 7}  # beside 3 of the prompt
+    totals = {"long": 0, "short": 0}
+    for _ in range(33):
+        request = scheduler.next()
+        assert request is not None
+        totals[served(scheduler, tokens[request.client])] += 3 + tokens[request.client]
+    assert abs(totals["long"] - totals["short"]) <= 100
+
+
+def test_nobody_saves_up_rows_while_away() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    scheduler.submit(*(of("a", id) for id in range(20)))
+    for _ in range(10):
+        served(scheduler, 50)
+    scheduler.submit(*(of("b", id) for id in range(20, 40)))
+    assert [served(scheduler, 50) for _ in range(8)].count("a") == 4
+
+
+def test_tokens_count_while_they_are_made() -> None:
+    scheduler = Scheduler(rows=2, capacity=256)
+    scheduler.submit(of("a", 0), of("a", 1), of("a", 2))
+    scheduler.submit(of("b", 3), of("b", 4), of("b", 5))
+    first = scheduler.next()
+    assert first is not None
+    scheduler.join()
+    first.tokens = [0] * 90
+    other = "b" if first.client == "a" else "a"
+    assert [served(scheduler, 1) for _ in range(3)] == [other] * 3
+
+
+def test_a_full_queue_still_takes_the_first_request_of_another_client() -> None:
+    scheduler = Scheduler(rows=1, capacity=256, max_waiting=4)
+    scheduler.submit(*(of("a", id) for id in range(4)))
+    with pytest.raises(QueueFull):
+        scheduler.submit(of("a", 4))
+    scheduler.submit(of("b", 5))
+    with pytest.raises(QueueFull):
+        scheduler.submit(of("b", 6))
+    with pytest.raises(QueueFull):
+        scheduler.submit(*(of("c", id) for id in range(7, 11)))
+    scheduler.submit(*(of("c", id) for id in range(7, 10)))
+    with pytest.raises(QueueFull):
+        scheduler.submit(of("d", 11))
+    scheduler.check_integrity()
+
+
+def test_clients_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.scheduler.scheduler.MOST_ACCOUNTS", 50)
+    scheduler = Scheduler(rows=2, capacity=256)
+    scheduler.submit(of("stays", 0))
+    admit(scheduler)
+    for id in range(1, 500):
+        scheduler.submit(of(f"client {id}", id))
+        served(scheduler, id % 7)
+        assert len(scheduler._accounts) <= 51
+    assert "stays" in scheduler._accounts
+
+
 def test_one_request_joins_at_a_time_in_the_row_behind_those_that_run() -> None:
     scheduler = Scheduler(rows=2, capacity=256)
     requests = [make_request(id) for id in range(3)]

@@ -23,7 +23,7 @@ from runtime.server.http_limits import LimitedProtocol
 from runtime.server.options import ServerOptions
 from tests.support.live_server import MODEL, PATIENCE, Deadlines, Gate, LiveServer, call, live, own, until
 
-BEGIN = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BEGIN = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 LONG: dict[str, Any] = {
     "model": MODEL,
     "prompt": "S",
@@ -110,12 +110,12 @@ def test_each_head_of_a_connection_has_the_time_anew(plain: LLM) -> None:
         ends = []
         for _ in range(3):
             connection.sendall(b"GET /hea")
-            until(lambda: protocol._head_timer is not None)
-            assert protocol._head_timer is not None
-            ends.append(protocol._head_timer.when())
+            until(lambda: protocol._late is not None)
+            assert protocol._late is not None
+            ends.append(protocol._late.when())
             connection.sendall(b"lth/live HTTP/1.1\r\nhost: x\r\n\r\n")
             assert b"live" in connection.recv(65536)
-            assert protocol._head_timer is None, "an idle connection is not waited for"
+            assert protocol._late is None, "an idle connection is not waited for"
             time.sleep(0.002)  # the loop's clock counts milliseconds, and the answer takes less
         assert ends[0] < ends[1] < ends[2]
 

@@ -1,0 +1,221 @@
+"""A compiled language, and how a request's text is kept to it along the paths of a token tree."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtad.errors import InvalidInput
+from mtad.params import LANGUAGES, DecodingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Bits = NDArray[np.uint8]
+"""A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
+
+MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.1
+"""Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
+Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
+Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
+GROWTH, MOST_GROWTH = 200 * 2**20, 96 * 2**20
+"""Bytes by which a lexer grows at most in a second of following it (160 to 180 MiB were seen), and altogether: 50,000
+states (`trial_process.LIMITS`) of 2 kB."""
+
+
+@dataclass(eq=False)
+class Grammar:
+    """A compiled language.
+
+    Attributes:
+        start: matcher at its start, shared: it may be copied, nothing else. Copies share its lexer, which grows.
+        empty: whether the empty text is its only one.
+        compiled: bytes of memory that compiling it took.
+        followed: seconds of processor time that it has been followed for, by all requests.
+        spoilt: whether a request met a limit, which may be the lexer's, and that others would meet then.
+    """
+
+    start: LLMatcher
+    empty: bool = False
+    compiled: int = 0
+    followed: float = 0.0
+    spoilt: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory it takes at most."""
+        return self.compiled + min(int(self.followed * GROWTH), MOST_GROWTH)
+
+
+def language(params: DecodingParams) -> tuple[str, str]:
+    """Field and text of a constrained request's language."""
+    return next((name, text) for name in LANGUAGES if (text := getattr(params, name)) is not None)
+
+
+def short(text: str, length: int = 200) -> str:
+    """A text as errors show it."""
+    return text if len(text) <= length else f"{text[:length]} .."
+
+
+class Follower:
+    """A grammar followed along a request's text and, within a block, along the paths of its token tree.
+
+    One matcher is moved from path to path. The tokens allowed after a path are computed once a block, whichever model
+    asks for them.
+
+    Where the grammar leaves no choice, the tokenizer's own encoding of what must follow is the only one allowed.
+    End-of-sequence tokens are allowed where the grammar may end and the text has `min_tokens`. A *dead end* is a point
+    where no token is allowed: the grammar ends before `min_tokens`, wants bytes that no token has, or exceeds
+    llguidance's limits. A draft may touch a dead end and lose nothing. There, end-of-sequence tokens alone are allowed;
+    when one of them is committed, `advance` says what is wrong.
+
+    A grammar that takes too long to follow (`MASK_SECONDS`) ends at once, in the middle of a block: from then on all is
+    a dead end, and the next `advance` says so, whatever it is given. Time is the processor's, spent by this thread, so
+    a busy machine ends nothing.
+
+    Args:
+        grammar: the language.
+        vocab_size: V.
+        eos: tokens that end a text.
+        params: of the request.
+    """
+
+    def __init__(self, grammar: Grammar, vocab_size: int, eos: Sequence[int], params: DecodingParams) -> None:
+        self._grammar, self._eos, self._params = grammar, frozenset(eos), params
+        self._spare, self._over = SPARE_SECONDS, ""  # why the text cannot be followed any further
+        self._matcher = grammar.start.deep_copy()
+        ends = np.zeros(vocab_size, dtype=np.bool_)
+        ends[list(eos)] = True
+        self._ends: Bits = np.packbits(ends, bitorder="little")
+        self._everything: Bits = np.packbits(np.ones_like(ends), bitorder="little")
+        self._text: list[int] = []
+        self._ahead: list[int] = []  # what the matcher has consumed beyond `_text`
+        self._allowed: dict[tuple[int, ...], Bits] = {}
+        self._failures: dict[tuple[int, ...], InvalidInput] = {}
+
+    def allowed(self, path: tuple[int, ...]) -> Bits:
+        """Tokens that may follow the text and then `path`, at least one; not to be written to.
+
+        Everything after a path that no text can take, beyond its end or through a forbidden token: neither model's
+        distribution there is ever used.
+        """
+        bits = self._allowed.get(path)
+        if bits is None:
+            bits = self._allowed[path] = self._compute(path)
+        return bits
+
+    def failure(self, path: tuple[int, ...]) -> InvalidInput | None:
+        """Why the text cannot go on after `path`: it is a dead end; None where it can."""
+        self.allowed(path)
+        return self._failures.get(path)
+
+    def advance(self, tokens: Sequence[int]) -> InvalidInput | None:
+        """Append committed tokens to the text, as many of a block as it keeps; returns what is wrong with them.
+
+        After anything but None the follower is not to be used any more.
+        """
+        body = tuple(itertools.takewhile(lambda token: token not in self._eos, tokens))
+        with self._counted(0.0):
+            reached, wrong = self._go(body), None
+        if self._over:
+            wrong = self._problem(self._over)
+        elif not reached:
+            self._grammar.spoilt |= self._matcher.is_error()
+            why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
+            taken = len(self._text) + len(self._ahead)
+            wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
+        elif len(body) < len(tokens):
+            wrong = self.failure(body)
+            if wrong is None and not self.allowed(body)[tokens[len(body)] // 8] >> tokens[len(body)] % 8 & 1:
+                wrong = self._problem(f"the text may not end after {len(self._text) + len(body)} tokens")
+        self._text += body
+        self._ahead = []
+        self._allowed.clear()
+        self._failures.clear()
+        return wrong
+
+    @contextlib.contextmanager
+    def _counted(self, allowed: float) -> Iterator[None]:
+        """What is done inside may take so many seconds; whether it does or not is kept in mind."""
+        began = time.thread_time()
+        yield
+        seconds = time.thread_time() - began
+        self._grammar.followed += seconds
+        self._spare = min(self._spare + allowed - seconds, SPARE_SECONDS)
+        if self._spare < 0:
+            self._over = f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token"
+
+    def _problem(self, problem: str) -> InvalidInput:
+        field, text = language(self._params)
+        return InvalidInput(field, short(text), problem)
+
+    def _compute(self, path: tuple[int, ...]) -> Bits:
+        if self._over:
+            return self._ends
+        if not self._eos.isdisjoint(path):
+            return self._everything
+        length, bits, problem = len(self._text) + len(path), self._everything, None
+        with self._counted(MASK_SECONDS):
+            reached = self._go(path)
+            if reached:
+                bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(bits)] & bits
+            if self._matcher.is_error():
+                why, self._grammar.spoilt = _first_line(self._matcher.get_error()), True
+                problem = self._problem(f"no token can follow the first {length} ({why})")
+                self._restart(why)
+        if problem is None and reached:
+            early = length < self._params.min_tokens
+            ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
+            if not self._possible(bits):
+                problem = self._problem(f"no token can follow the first {length}")
+                if early and ends:
+                    most, (field, _) = self._params.min_tokens, language(self._params)
+                    ending = f"the text can only end after {length} tokens, of its {field}; give at most so many"
+                    problem = InvalidInput("min_tokens", most, ending)
+        if problem is None:
+            return bits
+        self._failures[path] = problem
+        return self._ends
+
+    def _possible(self, bits: Bits) -> bool:
+        """Whether some token can follow.
+
+        Where a grammar leaves one text only, llguidance allows the first token of its encoding alone, be it that this
+        vocabulary cannot encode the text.
+        """
+        number = int.from_bytes(bits.tobytes(), "little")
+        token = number.bit_length() - 1
+        return number > 0 and (
+            number.bit_count() > 1 or token in self._eos or self._matcher.validate_tokens([token]) == 1
+        )
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Move the matcher behind `path`; False if it cannot go all the way."""
+        same = 0
+        for here, there in zip(self._ahead, path, strict=False):
+            if here != there:
+                break
+            same += 1
+        if same < len(self._ahead):
+            self._matcher.rollback(len(self._ahead) - same)
+            del self._ahead[same:]
+        taken = self._matcher.try_consume_tokens(list(path[same:])) if same < len(path) else 0
+        self._ahead += path[same : same + taken]
+        return len(self._ahead) == len(path)
+
+    def _restart(self, why: str) -> None:
+        """A matcher in error stays so, though only a draft led it there: bring a new one to the end of the text."""
+        self._matcher, self._ahead = self._grammar.start.deep_copy(), []
+        if self._matcher.try_consume_tokens(self._text) < len(self._text):  # their lexer is full
+            self._over = f"it cannot be followed any further ({why})"
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0]

@@ -1,0 +1,351 @@
+"""What one stranger sends never hurts another: bodies, heads, connections, clients that do not read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime import LLM
+from runtime.server.bodies import MOST_VALUES
+from runtime.server.http_limits import PIPELINED, LimitedProtocol
+from runtime.server.middleware import BODIES_AT_ONCE
+from scripts.soak.http_attacks import bodies, heads
+from tests.support.live_server import MODEL, PATIENCE, Gate, LiveServer, ask, call, live, own, until
+
+AT_ONCE = 0.1
+"""Seconds within which health is answered, whatever else the server was sent."""
+BODIES = bodies()
+HEADS = heads(400_000)
+HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+
+
+def post(body: bytes, **headers: str) -> bytes:
+    fields = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(body)), **headers}
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
+    return "\r\n".join(["POST /v1/completions HTTP/1.1", *lines, "", ""]).encode() + body
+
+
+@contextlib.contextmanager
+def connected(server: LiveServer, data: bytes = b"") -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(data)
+        yield connection
+
+
+def received(connection: socket.socket, upto: bytes | None = None) -> bytes:
+    """What comes until the server closes the connection, or until some of it is there."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while (upto is None or upto not in data) and (part := connection.recv(65536)):
+            data += part
+    return data
+
+
+class Health:
+    """Asks for health all the time, over one connection; `worst` is the longest answer in seconds."""
+
+    def __init__(self, server: LiveServer) -> None:
+        self.worst, self._ended = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._ask, args=(server,))
+
+    def _ask(self, server: LiveServer) -> None:
+        with connected(server) as connection:
+            while not self._ended.wait(0.002):
+                began = time.perf_counter()
+                connection.sendall(HEALTH)
+                assert b" 200 " in connection.recv(65536)
+                self.worst = max(self.worst, time.perf_counter() - began)
+
+    def __enter__(self) -> Health:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_health_is_answered_at_once_while_a_large_body_is_refused(name: str, server: LiveServer) -> None:
+    body = BODIES[name].replace(b'"model": "m"', b'"model": "%b"' % MODEL.encode())
+    path = "/v1/chat/completions" if b'"messages"' in body[:60] else "/v1/completions"
+    with Health(server) as health:
+        for _ in range(3):
+            status, _, answer = call(server, "POST", path, body)
+            assert 400 <= status < 500
+            assert len(answer["error"]["message"]) < 1000
+    assert health.worst < AT_ONCE
+
+
+def test_as_many_values_as_are_allowed_are_read_without_holding_others_up(server: LiveServer) -> None:
+    prompts = [[5] * 100] * (MOST_VALUES // 101 - 1)
+    with Health(server) as health:
+        status, answer = ask(server, prompt=prompts)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+    assert "choices per request" in answer["error"]["message"]
+    assert health.worst < AT_ONCE
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.engine.llm, "_longest_token", 3)
+    room = server.engine.llm.loop.scheduler.room_for_tokens
+    status, answer = ask(server, prompt="x" * (3 * room + 1))
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", "prompt")
+    assert f"{3 * room + 1} characters" in answer["error"]["message"]
+    message = [{"role": "user", "content": "x" * (3 * room + 1)}]
+    status, _, answer = call(server, "POST", "/v1/chat/completions", {"model": MODEL, "messages": message})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", "messages")
+
+
+def test_no_token_is_longer_than_the_longest(plain: LLM) -> None:
+    text = "".join(plain.pair.tokenizer.get_vocab())[:3000]
+    assert len(text) <= plain._longest_token * len(plain.tokenize(text))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_comes_before_and_behind_a_body_is_limited(
+    name: str, plain: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin, filling, end = HEADS[name]
+    llm = own(plain)
+    gate = Gate(llm)
+    with live(llm) as server, connected(server) as connection:
+        with contextlib.suppress(ConnectionError):  # which is what closing does while more is on its way
+            connection.sendall(begin.replace(b'"m"', b'"%b"' % MODEL.encode()))
+            for start in range(0, len(filling), 20_000):
+                connection.sendall(filling[start : start + 20_000])
+                time.sleep(0.002)
+            connection.sendall(end)
+        until(lambda: not server.server.server_state.connections)
+        gate.open()
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 0)
+    assert "Traceback" not in caplog.text
+
+
+def test_requests_ahead_of_their_answers_are_answered_up_to_a_number(server: LiveServer) -> None:
+    with connected(server, HEALTH * PIPELINED) as connection:
+        data = b""
+        while data.count(b" 200 OK") < PIPELINED:
+            data += connection.recv(65536)
+
+
+def test_who_sends_ahead_and_leaves_leaves_nothing_running(plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    body = json.dumps({"model": MODEL, "prompt": "S", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
+    with live(llm) as server:
+        with connected(server, post(body) + HEALTH):
+            gate.let(2)
+            until(lambda: server.statistics["running"] == 1)
+        until(lambda: server.leaving == 1)
+        gate.open()
+        until(lambda: llm.loop.totals.requests["cancelled"] == 1)
+    assert "unexpected" not in caplog.text
+
+
+def test_a_body_that_nobody_reads_must_end(plain: LLM) -> None:
+    late = HEALTH.replace(b"\r\n\r\n", b"\r\ncontent-length: 1000\r\n\r\n")
+    with live(own(plain), body_seconds=0.3) as server, connected(server, late) as connection:
+        data = received(connection, b"408")
+        assert data.index(b" 200 ") < data.index(b" 408 ")
+
+
+def test_bodies_that_are_never_complete_do_not_fill_the_memory(plain: LLM) -> None:
+    half = post(b"x" * 1000)[:-100]
+    with live(own(plain), max_body_bytes=1000, body_seconds=PATIENCE) as server, contextlib.ExitStack() as slow:
+        begun = [slow.enter_context(connected(server, half)) for _ in range(BODIES_AT_ONCE + 10)]
+        assert b" 503 " in received(begun[-1])
+        begun[0].sendall(b"x" * 100)
+        assert b" 400 " in received(begun[0], b"invalid_json"), "those that were there are answered"
+        for one in begun:
+            one.close()
+        until(lambda: not server.server.server_state.connections)
+        assert ask(server, max_tokens=1)[0] == 200, "and what they held is free"
+
+
+def test_slow_connections_make_room_for_others(plain: LLM) -> None:
+    with live(own(plain), max_connections=8, body_seconds=PATIENCE) as server, contextlib.ExitStack() as slow:
+        ends = (b"", b"GET /hea", post(b"{" * 100)[:-50])
+        begun = [slow.enter_context(connected(server, ends[index % 3])) for index in range(40)]
+        assert ask(server, max_tokens=1)[0] == 200
+        assert len(server.server.server_state.connections) <= 8
+        assert b" 408 " in received(begun[0])
+
+
+def test_a_connection_too_many_is_told_so(plain: LLM) -> None:
+    llm = own(plain)
+    gate = Gate(llm)
+    body = json.dumps({"model": MODEL, "prompt": "S", "max_tokens": 50, "ignore_eos": True}).encode()
+    with live(llm, max_connections=3) as server, contextlib.ExitStack() as busy:
+        waiting = [busy.enter_context(connected(server, post(body))) for _ in range(3)]
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 3)
+        status, headers, answer = call(server, "POST", "/v1/completions", {"model": MODEL, "prompt": "S"})
+        assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "too_many_connections", "1")
+        gate.open()
+        assert all(b" 200 " in received(one, b"usage") for one in waiting), "those that were there are answered"
+        assert ask(server, max_tokens=1)[0] == 200
+
+
+def test_connections_leave_files_to_the_process(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    from runtime.server.http_limits import most_connections
+    from runtime.server.options import ServerOptions
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    assert most_connections(ServerOptions("m", max_connections=100)) == 100
+    assert 500 < most_connections(ServerOptions("m")) < 1000 - 64
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_does_not_read_is_given_up(stream: bool, plain: LLM) -> None:
+    body = {"model": MODEL, "prompt": ["S"] * 60, "max_tokens": 150, "ignore_eos": True, "stream": stream}
+    body |= {"logprobs": 20, "method": "sample", "top_k": 20}
+    with live(own(plain), send_seconds=0.3) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(post(json.dumps(body).encode()))
+        until(lambda: bool(server.server.server_state.connections))
+        until(lambda: not server.server.server_state.connections)
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 0)
+
+
+def test_a_client_that_does_not_read_does_not_delay_the_end(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.server.uvicorn_server.FLUSH_SECONDS", 1)
+    body = {"model": MODEL, "prompt": ["S"] * 60, "max_tokens": 150, "ignore_eos": True, "stream": True}
+    with live(own(plain), send_seconds=PATIENCE, drain_seconds=PATIENCE) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(post(json.dumps(body | {"logprobs": 20, "top_k": 20}).encode()))
+
+        def stuck() -> bool:
+            return any(
+                isinstance(one, LimitedProtocol) and one.flow.write_paused
+                for one in list(server.server.server_state.connections)
+            )
+
+        until(stuck)
+        server.drain()
+        began = time.perf_counter()
+        server.wait()
+        assert time.perf_counter() - began < PATIENCE / 4
+
+
+def test_a_client_may_not_choose_its_priority_where_it_is_not_allowed(server: LiveServer, plain: LLM) -> None:
+    status, answer = ask(server, priority=5)
+    assert (status, answer["error"]["param"]) == (400, "priority")
+    assert "--allow-priority" in answer["error"]["message"]
+    assert ask(server, priority=0, max_tokens=1)[0] == 200
+    with live(own(plain), allow_priority=True) as allowing:
+        assert ask(allowing, priority=5, max_tokens=1)[0] == 200
+
+
+def test_choices_are_limited(plain: LLM) -> None:
+    with live(own(plain), max_choices=4) as server:
+        for body, param in (({"n": 5}, "n"), ({"prompt": ["S"] * 5}, "prompt"), ({"prompt": ["S"] * 2, "n": 3}, "n")):
+            status, answer = ask(server, **body)
+            assert (status, answer["error"]["param"]) == (400, param)
+            assert "--max-choices" in answer["error"]["message"]
+        assert ask(server, n=4, max_tokens=1)[0] == 200
+
+
+def test_a_client_with_many_choices_lets_others_in(plain: LLM) -> None:
+    llm = own(plain, max_waiting=64)
+    gate, rows = Gate(llm), plain.pair.target.spec.rows
+    keys = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
+    body: dict[str, Any] = {"model": MODEL, "prompt": "S", "max_tokens": 5, "ignore_eos": True, "method": "sample"}
+    answers: list[str] = []
+
+    def send(key: dict[str, str], **more: int) -> None:
+        assert call(server, "POST", "/v1/completions", body | more, **key)[0] == 200
+        answers.append(key["authorization"])
+
+    with live(llm, api_keys=("one", "two")) as server:
+        many = threading.Thread(target=send, args=(keys[0],), kwargs={"n": 40})
+        many.start()
+        until(lambda: server.statistics["waiting"] >= 40 - rows - 1)
+        few = threading.Thread(target=send, args=(keys[1],))
+        few.start()
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 41)
+        gate.open()
+        few.join()
+        many.join()
+        assert answers == ["Bearer two", "Bearer one"]
+
+
+def test_health_does_not_depend_on_the_queue(plain: LLM) -> None:
+    llm = own(plain, max_waiting=2)
+    gate = Gate(llm)
+    body = json.dumps({"model": MODEL, "prompt": "S", "max_tokens": 5}).encode()
+    with live(llm) as server, contextlib.ExitStack() as stack:
+        for count in (1, 2, 3):  # the first keeps the engine in its pass, the others wait
+            stack.enter_context(connected(server, post(body)))
+            until(lambda count=count: server.statistics["running"] + server.statistics["waiting"] == count)  # type: ignore[misc]
+            until(lambda: server.statistics["running"] == 1)
+        assert ask(server)[0] == 429
+        assert [call(server, "GET", f"/health{kind}")[0] for kind in ("", "/live", "/ready")] == [200] * 3
+        gate.open()
+
+
+def test_kept_prompts_are_a_keys_own_and_a_salts(plain: LLM) -> None:
+    def cached(server: LiveServer, key: str, **more: str) -> int:
+        body = {"model": MODEL, "prompt": [3 + i % 200 for i in range(100)], "max_tokens": 1, **more}
+        answer = call(server, "POST", "/v1/completions", body, authorization=f"Bearer {key}")[2]
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with live(own(plain), api_keys=("one", "two")) as server:
+        assert [cached(server, key) for key in ("one", "one", "two", "two")] == [0, 64, 0, 64]
+        assert [cached(server, "one", cache_salt="x") for _ in range(2)] == [0, 64]
+    with live(own(plain)) as server:
+        assert [cached(server, key) for key in ("one", "two")] == [0, 64], "without keys they are everybody's"
+        assert [cached(server, "", cache_salt=salt) for salt in ("a", "b", "a")] == [0, 0, 64]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+def test_a_page_whose_name_leads_here_is_refused_where_no_key_is_asked_for(
+    host: str, server: LiveServer, plain: LLM
+) -> None:
+    status, _, answer = call(server, "GET", "/v1/models", host=host)
+    assert (status, answer["error"]["code"]) == (403, "host_not_allowed")
+    assert "--allowed-host" in answer["error"]["message"]
+    assert call(server, "GET", "/health", host=host)[0] == 200, "a probe may have any name for it"
+    with live(own(plain), api_keys=("secret",)) as guarded:
+        assert call(guarded, "GET", "/v1/models", host=host, authorization="Bearer secret")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost:80", "[::1]:8000", "10.1.2.3:8000", "mtad.example", "Mtad.Example:8000"]
+)
+def test_names_of_the_server_are_let_in(host: str, plain: LLM) -> None:
+    with live(own(plain), allowed_hosts=("mtad.example",)) as server:
+        assert call(server, "GET", "/v1/models", host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max-tokens": 3}, "max-tokens"),
+        ({"stream_options": {"include-usage": 1}, "stream": True}, "stream_options.include-usage"),
+    ],
+)
+def test_an_unknown_field_is_named_as_it_was_sent(body: dict[str, Any], param: str, server: LiveServer) -> None:
+    status, answer = ask(server, **body)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, "unknown_parameter")
+    assert param in answer["error"]["message"]
+
+
+def test_long_stop_strings_are_refused_all_together(server: LiveServer) -> None:
+    assert ask(server, stop=["x" * 256] * 16, max_tokens=2)[0] == 200
+    status, answer = ask(server, stop=["x" * 257] * 16)
+    assert (status, answer["error"]["param"]) == (400, "stop")
