@@ -6,12 +6,12 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engines.kv import move_columns
 from engines.tensorrt_plan import TensorRtPlan
 
 KV_PAGE = 64
@@ -20,6 +20,9 @@ whatever the other rows' lengths are, so a row's logits do not depend on them. C
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Of cache and logits, by name."""
+
+INPUTS = ("tokens", "positions", "mask", "write_at", "keep")
+"""Inputs of a graph beside the caches: parts of a step, by their names."""
 
 PRECISIONS = {
     "float32": "float32",
@@ -182,3 +185,65 @@ class Engine(ABC):
 def mask_length(longest: int, capacity: int) -> int:
     """Columns a mask must have to reach `longest` columns: rounded up to `KV_PAGE`."""
     return min(-(-longest // KV_PAGE) * KV_PAGE, capacity)
+
+
+def move_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
+    """Move cache columns within each row 0 .. R-1; all sources are read before anything is written.
+
+    Args:
+        kv: [layers, 2, rows, kv_heads, capacity, head_dim], changed in place.
+        source: int64 [R, D], columns to read.
+        to: int64 [R, D], columns to write; distinct within a row.
+    """
+    if kv.device.type == "cpu":  # numpy moves columns several times faster than torch's indexing
+        cache, rows = _bits(kv).numpy(), np.arange(source.shape[0])[:, None]
+        cache[:, :, rows, :, to.numpy()] = cache[:, :, rows, :, source.numpy()]
+    else:
+        index_columns(kv, source, to)
+
+
+def index_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
+    """`move_columns` by torch's indexing, which a CUDA graph can hold."""
+    at = torch.arange(source.shape[0], device=kv.device)[:, None]
+    kv[:, :, at, :, to] = kv[:, :, at, :, source]
+
+
+def _bits(kv: Tensor) -> Tensor:
+    """The same memory; of two-byte types as int16, because numpy has no bfloat16."""
+    return kv.view(torch.int16) if kv.element_size() == 2 else kv
+
+
+def write_columns(kv: Tensor, new: Tensor, write_at: Tensor) -> None:
+    """Write the columns of a step, for models that return them instead of writing them.
+
+    Args:
+        kv: [layers, 2, R, kv_heads, capacity, head_dim], the step's rows of the cache, changed in place.
+        new: [layers, 2, R, kv_heads, S, head_dim].
+        write_at: int64 [R], first column of each row.
+    """
+    rows, steps = new.shape[2], new.shape[4]
+    columns = write_at[:, None] + torch.arange(steps, device=write_at.device)
+    at = torch.arange(rows, device=write_at.device)[:, None]
+    kv[:, :, at, :, columns] = new.permute(2, 4, 0, 1, 3, 5)
+
+
+def named(when: str, cache: Tensor) -> dict[str, Tensor]:
+    """A graph's names of a cache's parts [layers, 2, ...], such as `past_key.0`."""
+    return {
+        f"{when}_{name}.{layer}": cache[layer, kind]
+        for layer in range(cache.shape[0])
+        for kind, name in enumerate(("key", "value"))
+    }
+
+
+def input_shapes(spec: EngineSpec, rows: Any, steps: Any, length: Any, kept: Any) -> dict[str, tuple[Any, ...]]:
+    """Shapes of all inputs of a graph, by name, in a step of these sizes, or of dimensions of these names."""
+    cache = (rows, spec.kv_heads, spec.capacity, spec.head_dim)
+    return {
+        "tokens": (rows, steps),
+        "positions": (rows, steps),
+        "mask": (rows, 1, steps, length),
+        "write_at": (rows,),
+        "keep": (kept,),
+        **{f"past_{name}.{layer}": cache for layer in range(spec.layers) for name in ("key", "value")},
+    }

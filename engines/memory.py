@@ -103,11 +103,8 @@ def parse_bytes(size: int | str) -> int:
 
 def format_bytes(size: int) -> str:
     """A size as people read it, such as `1.5 GiB`."""
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):  # noqa: B007 - the last one is kept
-        if value < 1024:
-            break
+    value, units = float(size), ["TiB", "GiB", "MiB", "KiB", "B"]
+    while value >= 1024 and len(units) > 1:
         value /= 1024
-    else:
-        unit = "TiB"
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+        units.pop()
+    return f"{value:.0f} {units[-1]}" if value >= 100 or units[-1] == "B" else f"{value:.1f} {units[-1]}"

@@ -94,7 +94,5 @@ class PrefixCache:
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Leading tokens two prompts share."""
-    for position, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return position
-    return min(len(ours), len(theirs))
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))

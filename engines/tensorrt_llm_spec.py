@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 from engines.folder import read_json, write_json
 from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
 
 FORMAT = "tensorrt-llm"
 
 Role = Literal["target", "auxiliary"]
+Drafting = Literal["search", "steps"]
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,11 @@ class ExecutorSpec:
         rows: texts decoded at once.
         capacity: tokens of a text at most, prompt and new ones.
         draft_len: drafted tokens a request may carry (target), or draw (auxiliary).
-        beam_width: beams of a draft. A target has as many requests in flight per row.
-        max_batch_size, max_input_len, max_seq_len, max_num_tokens, max_beam_width, max_draft_len: what it was built
-            with, in the library's terms.
+        beam_width: beams of a draft.
+        drafting: how the auxiliary finds them: `search`, one request per draft, or `steps`, one per beam and level.
+        max_batch_size, max_num_tokens, max_beam_width, max_draft_len: what it was built with, in the library's terms.
+            Every request of an executor has `max_beam_width` beams.
+        kv_tokens: tokens whose keys and values its cache holds.
         eos_token_ids: tokens that end a text.
         checkpoint_hash: sha256 over the source checkpoint.
         versions: package versions of the exporter.
@@ -47,16 +51,31 @@ class ExecutorSpec:
     capacity: int
     draft_len: int
     beam_width: int
+    drafting: Drafting
     max_batch_size: int
-    max_input_len: int
-    max_seq_len: int
     max_num_tokens: int
     max_beam_width: int
     max_draft_len: int
+    kv_tokens: int
     eos_token_ids: tuple[int, ...]
     checkpoint_hash: str
     versions: dict[str, str]
     format: str = FORMAT
+
+    @property
+    def paths(self) -> int:
+        """Requests in flight per row: paths of a tree, or beams that are drawn level by level."""
+        return self.max_batch_size // self.rows
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Width of its logits: each GPU has as many."""
+        return -(-self.vocab_size // self.tensor_parallel) * self.tensor_parallel
+
+
+def paths(params: DecodingParams) -> int:
+    """Requests that a row's block has in flight at the target: paths of its tree, or beams that it drafts itself."""
+    return params.draft_width if params.spec.tree or params.spec.drafter == "target" else 1
 
 
 def write_executor_spec(folder: Path, spec: ExecutorSpec) -> None:

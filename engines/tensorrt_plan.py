@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +14,6 @@ from mtad.errors import InvalidInput
 
 RUNTIMES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 """Format of an engine folder: the module that builds and runs it."""
-PACKAGES = {
-    "tensorrt": "pip install 'mtad[tensorrt]' installs it; a Jetson has JetPack's",
-    "tensorrt-rtx": "pip install 'mtad[tensorrt-rtx]' installs it",
-}
 
 
 @dataclass(frozen=True)
@@ -60,17 +56,13 @@ class TensorRtPlan:
         Raises:
             InvalidInput: something is missing, unknown or of another type.
         """
-        gpu, capabilities = values.get("gpu"), values.get("compute_capabilities")
-        sizes = [values.get(name) for name in ("decode_rows", "decode_tokens", "prefill_tokens")]
-        if (
-            set(values) != {field.name for field in fields(cls)}
-            or not isinstance(values["version"], str)
-            or not (gpu is None or isinstance(gpu, str))
-            or not (isinstance(capabilities, list) and capabilities and all(isinstance(c, str) for c in capabilities))
-            or not all(isinstance(size, int) and size > 0 for size in sizes)
-        ):
+        sizes = ("decode_rows", "decode_tokens", "prefill_tokens")
+        kinds: dict[str, Any] = {"version": str, "gpu": str | None, "compute_capabilities": list}
+        kinds |= dict.fromkeys(sizes, int)
+        whole = values.keys() == kinds.keys() and all(isinstance(values[name], kind) for name, kind in kinds.items())
+        if not whole or min(values[name] for name in sizes) < 1:
             raise InvalidInput("engine.json plan", dict(values), "not a description of a plan; export again")
-        return cls(**{**values, "compute_capabilities": tuple(capabilities)})
+        return cls(**{**values, "compute_capabilities": tuple(values["compute_capabilities"])})
 
 
 def load_runtime(format: str) -> ModuleType:
@@ -82,8 +74,9 @@ def load_runtime(format: str) -> ModuleType:
     try:
         return importlib.import_module(RUNTIMES[format])
     except (ImportError, OSError) as error:
-        module = RUNTIMES[format]
-        problem = f"the Python module {module} cannot be imported ({error}); {PACKAGES[format]}"
+        remedy = f"pip install 'mtad[{format}]' installs it"
+        remedy += "; a Jetson has JetPack's" if format == "tensorrt" else ""
+        problem = f"the Python module {RUNTIMES[format]} cannot be imported ({error}); {remedy}"
         raise InvalidInput("format", format, problem) from error
 
 
@@ -106,10 +99,8 @@ def check_plan(format: str, plan: TensorRtPlan, version: str, gpu: Gpu | None) -
         raise InvalidInput(f"{format} version", version, problem)
     wanted = " or ".join(plan.compute_capabilities)
     if gpu is None:
-        problem = (
-            f"the plan needs a GPU of compute capability {wanted}, but torch finds none (torch.cuda.is_available())"
-        )
-        raise InvalidInput("device", "none", problem)
+        problem = f"the plan needs a GPU of compute capability {wanted}, but torch finds none"
+        raise InvalidInput("engine format", format, f"{problem}; run it where there is one, or export --to onnx")
     found = f"{gpu.name} ({gpu.compute_capability})"
     if gpu.compute_capability not in plan.compute_capabilities:
         problem = f"the plan was built for compute capability {wanted}; export again for this GPU"

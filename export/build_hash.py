@@ -20,7 +20,6 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 import engines.base
-import engines.graphs.step_io
 import engines.pytorch.fixed_cache
 import engines.pytorch.hook
 import export
@@ -37,7 +36,7 @@ WRITES_NO_ENGINE = (
 )
 """Modules and folders of `export/` that can change without any engine changing."""
 
-TRACED = (engines.base, engines.graphs.step_io, engines.pytorch.fixed_cache, engines.pytorch.hook)
+TRACED = (engines.base, engines.pytorch.fixed_cache, engines.pytorch.hook)
 """Modules of other packages whose code becomes part of a graph, or decides its shapes."""
 
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from engines.base import DTYPES, EngineSpec
 from engines.memory import Memory, format_bytes
 from export.checkpoint.checkpoint import Checkpoint
+from export.options import STATIC
 from export.pair import engine_differs
 from export.plan import PairPlan
-from export.quantization.qdq import STATIC
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
@@ -48,66 +48,34 @@ class Estimate:
 
     Attributes:
         name: target or auxiliary.
-        architecture: the checkpoint's.
+        spec: what the engine will be.
         parameters: of the model; tied ones count once.
         unchanged: an engine in the folder is the same, and is taken over.
         download: bytes of weights that are still on the hub.
         disk: bytes of the engine's folder.
-        exporting: bytes of memory at the export's peak.
-        seconds: CPU seconds of the export.
-        kv_row: bytes of one row of its KV cache.
-        plan: whether it becomes a plan of TensorRT, whose kernels come on top of `disk` and whose build on top of
-            `seconds`: both depend on the model and its GPUs, and are unknown.
-        calibrated: whether Model Optimizer quantises it, whose memory comes on top of `exporting` and is unknown.
+        exporting, seconds: bytes of memory at the export's peak, and CPU seconds; 0 of an engine that is unchanged.
     """
 
     name: str
-    architecture: str
+    spec: EngineSpec
     parameters: int
     unchanged: bool
     download: int
     disk: int
     exporting: int
     seconds: float
-    kv_row: int
-    plan: bool = False
-    calibrated: bool = False
 
 
-@dataclass(frozen=True)
-class PairEstimate:
-    """What a pair takes.
+def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[Estimate], Memory]:
+    """Estimate the export of a plan to `folder`; nothing is read but configurations.
 
-    Attributes:
-        engines: the target's and the auxiliary's.
-        running: memory of the runtime with both, as `LLM` will print it.
+    Returns:
+        what the target and the auxiliary take, and the memory of the runtime with both, as `LLM` will print it.
     """
-
-    engines: tuple[Estimate, Estimate]
-    running: Memory
-
-    @property
-    def disk(self) -> int:
-        """Bytes on disk; twice as many are needed while an existing pair is replaced."""
-        return sum(one.disk for one in self.engines)
-
-    @property
-    def exporting(self) -> int:
-        """Bytes of memory: the engines are made one after the other."""
-        return max((one.exporting for one in self.engines if not one.unchanged), default=0)
-
-    @property
-    def seconds(self) -> float:
-        """CPU seconds of what has to be built."""
-        return sum(one.seconds for one in self.engines if not one.unchanged)
-
-
-def estimate_pair(folder: Path, plan: PairPlan) -> PairEstimate:
-    """Estimate the export of a plan to `folder`; nothing is read but configurations."""
-    target, auxiliary = (_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines)
-    specs = [spec for _, spec, _ in plan.engines]
-    memory = Memory.of(specs[0], specs[1], target.disk + auxiliary.disk, NODES + 1, 2 * specs[0].capacity)
-    return PairEstimate((target, auxiliary), memory)
+    engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
+    target, auxiliary = (one.spec for one in engines)
+    disk = sum(one.disk for one in engines)
+    return engines, Memory.of(target, auxiliary, disk, NODES + 1, 2 * target.capacity)
 
 
 def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
@@ -121,40 +89,42 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
     tied = head is not None and head.weight is embeddings.weight
     stored = parameters + (embeddings.weight.numel() if tied and not is_torch else 0)  # a graph has the head transposed
     form = "torch" if is_torch else "onnx"  # a plan's build comes on top: not measured
+    made = model.download > 0 or bool(engine_differs(folder, spec))
+    seconds = (0 if is_torch else TRACE + TRACE_LAYER * spec.layers) + PER_BILLION[form] * parameters / 1e9
     return Estimate(
         name=model.name,
-        architecture=spec.architecture,
+        spec=spec,
         parameters=parameters,
-        unchanged=not model.download and not engine_differs(folder, spec),
+        unchanged=not made,
         download=model.download,
         disk=int(stored * each + embeddings.weight.numel() * (wide - each))
         + (0 if is_torch else GRAPH + spec.layers * GRAPH_LAYER),
-        exporting=IMPORTS + int(COPIES.get(spec.precision, COPIES[form]) * parameters * 4),
-        seconds=(0 if is_torch else TRACE + TRACE_LAYER * spec.layers) + PER_BILLION[form] * parameters / 1e9,
-        kv_row=spec.kv_bytes // spec.rows,
-        plan=spec.plan is not None,
-        calibrated=spec.precision in STATIC,
+        exporting=(IMPORTS + int(COPIES.get(spec.precision, COPIES[form]) * parameters * 4)) * made,
+        seconds=seconds * made,
     )
 
 
-def describe(found: PairEstimate) -> str:
+def describe(engines: list[Estimate], running: Memory) -> str:
     """An estimate for people: a table of the engines, totals, and what comes on top of the figures."""
     table: list[tuple[str, ...]] = [("", "parameters", "on disk", "download", "KV per row", "memory", "CPU time")]
-    for one in found.engines:
-        sizes = (format_bytes(size) if size else "-" for size in (one.disk, one.download, one.kv_row))
+    for one in engines:
+        sizes = (
+            format_bytes(size) if size else "-" for size in (one.disk, one.download, one.spec.kv_bytes // one.spec.rows)
+        )
         last = ("unchanged", "-") if one.unchanged else (format_bytes(one.exporting), _duration(one.seconds))
-        table.append((f"{one.name} ({one.architecture})", f"{one.parameters:,}", *sizes, *last))
+        table.append((f"{one.name} ({one.spec.architecture})", f"{one.parameters:,}", *sizes, *last))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-    lines += ["", f"disk: {format_bytes(found.disk)}"]
-    cost = f"{format_bytes(found.exporting)} of memory, {_duration(found.seconds)} of CPU time"
+    lines += ["", f"disk: {format_bytes(sum(one.disk for one in engines))}"]
+    memory = max(one.exporting for one in engines)  # they are made one after the other
+    cost = f"{format_bytes(memory)} of memory, {_duration(sum(one.seconds for one in engines))} of CPU time"
     lines.append(f"export: {cost}; estimated from parameters and layers, half or twice as much is possible")
-    made = [one for one in found.engines if not one.unchanged]
-    if any(one.plan for one in made):
+    made = [one.spec for one in engines if not one.unchanged]
+    if any(spec.plan for spec in made):
         lines.append("plans: on disk are the weights, kernels come on top; the time lacks the build; both are unknown")
-    if any(one.calibrated for one in made):
+    if any(spec.precision in STATIC for spec in made):
         lines.append("calibration: the memory and time of NVIDIA Model Optimizer come on top, and are unknown")
-    return "\n".join([*lines, f"run: {str(found.running).removeprefix('memory: ')}", "nothing was written"])
+    return "\n".join([*lines, f"run: {str(running).removeprefix('memory: ')}", "nothing was written"])
 
 
 def _duration(seconds: float) -> str:

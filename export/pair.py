@@ -10,12 +10,18 @@ from pathlib import Path
 
 from engines.base import EngineSpec
 from engines.folder import exported_defaults, read_json, read_spec
-from export.engine import EXECUTED, PLAIN, quantize_engine, write_engine, write_plain, write_reports
-from export.plan import MEASURED, ExportOptions, PairPlan, plan_pair
-from export.quantization.qdq import STATIC
-from export.quantization.weight_only import QUANTIZED
+from export.engine import (
+    EXECUTED,
+    PLAIN,
+    quantize_engine,
+    write_engine,
+    write_plain,
+    write_reports,
+    write_static_engine,
+)
+from export.options import MEASURED, QUANTIZED, STATIC, ExportOptions
+from export.plan import PairPlan, plan_pair
 from export.staging import staging_folder
-from export.static_engine import write_static_engine
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -89,12 +95,11 @@ def check_folder(folder: Path, plan: PairPlan, overwrite: bool) -> bool:
     """
     if not folder.exists():
         return True
-    different = _differences(folder, plan)
+    different, tuned = _differences(folder, plan)
     if not different:
         return False
     if not (folder / "pair.json").is_file():
         raise InvalidInput("pair", str(folder), "exists and was not written by mtad export; give another name")
-    tuned = _is_tuned(folder)
     if not overwrite:
         loss = " (its tuning is lost then)" if tuned else ""
         problem = f"exists and holds something else ({different}); give another name or --overwrite{loss}"
@@ -104,18 +109,20 @@ def check_folder(folder: Path, plan: PairPlan, overwrite: bool) -> bool:
     return True
 
 
-def _differences(folder: Path, plan: PairPlan) -> str:
-    """What an export would change in `folder`, in words; empty if nothing."""
+def _differences(folder: Path, plan: PairPlan) -> tuple[str, bool]:
+    """What an export would change in `folder`, in words, empty if nothing; and whether the pair there was tuned."""
     found = {model.name: engine_differs(folder / model.name, spec) for model, spec, _ in plan.engines}
+    tuned = False
     try:
         pair = read_json(folder, "pair.json")
+        tuned = "tuning" in pair
         pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
         pair.pop("tuning", None)
         same = pair == json.loads(json.dumps(plan.description))
         found["pair.json"] = [] if same else sorted(k for k in plan.description if pair.get(k) != plan.description[k])
     except InvalidInput:
         found["pair.json"] = ["damaged"]
-    return "; ".join(f"{name}: {', '.join(fields)}" for name, fields in found.items() if fields)
+    return "; ".join(f"{name}: {', '.join(fields)}" for name, fields in found.items() if fields), tuned
 
 
 def engine_differs(folder: Path, spec: EngineSpec) -> list[str]:
@@ -128,10 +135,3 @@ def engine_differs(folder: Path, spec: EngineSpec) -> list[str]:
     if different == ["build_hash"]:
         return ["exporter, tokenizer or calibration text" if spec.precision in MEASURED else "exporter or tokenizer"]
     return [name for name in different if name != "build_hash"]
-
-
-def _is_tuned(folder: Path) -> bool:
-    try:
-        return "tuning" in read_json(folder, "pair.json")
-    except InvalidInput:
-        return False

@@ -38,11 +38,9 @@ class StagingFolder:
         self.path = path
 
     def finished(self, name: str) -> bool:
-        """Whether an engine of this name is there."""
         return (self.path / name / FINISHED).is_file()
 
     def begin(self, name: str) -> Path:
-        """An empty folder for the engine of this name."""
         folder = self.path / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -132,7 +130,6 @@ def staging_folder(folder: Path, wanted: Mapping[str, str]) -> Iterator[StagingF
 
 
 def _locked(folder: Path) -> tuple[Path, FileLock]:
-    """A new hidden folder beside `folder`, locked."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f".{folder.name}.incomplete-", dir=folder.parent))
         with contextlib.suppress(Timeout, FileNotFoundError):  # an export that began at the same moment removed it

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engines.base import KV_PAGE, EngineSpec
+from engines.base import KV_PAGE, EngineSpec, input_shapes
 from engines.folder import cache_folder
 from engines.graphs.runner import StepShape
-from engines.graphs.step_io import input_shapes
 from engines.tensorrt_plan import RUNTIMES, Gpu, TensorRtPlan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
@@ -166,7 +165,7 @@ def profile_shapes(spec: EngineSpec, plan: TensorRtPlan) -> list[dict[str, tuple
     ]
     profiles = []
     for profile in ranges:
-        each = [input_shapes(spec, shape) for shape in profile]
+        each = [input_shapes(spec, *shape) for shape in profile]
         profiles.append({name: tuple(shapes[name] for shapes in each) for name in each[0]})
     return profiles
 

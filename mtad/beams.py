@@ -89,7 +89,6 @@ def beams(scored: Scored, rows: Rows) -> Verdict:
 
 
 def _root(count: int, width: int, levels: int, device: torch.device) -> _Beams:
-    """One beam, of no tokens."""
     weight = torch.zeros(count, width, dtype=torch.float64, device=device)
     weight = weight.masked_fill(index(width, device) > 0, -math.inf)
     nothing = torch.full((count, width, levels + 1), -1, device=device)
@@ -125,7 +124,6 @@ class _Drafted(NamedTuple):
 
     @classmethod
     def nothing(cls, p: Tensor) -> _Drafted:
-        """Of a level that is not drafted."""
         none = p.new_zeros(*p.shape, 0, dtype=torch.bool)
         return cls(p, p, p[:, :0], none, none, p[:, 0])
 
@@ -245,7 +243,6 @@ def _node(picks: Tensor, hits: Tensor, first: int) -> Tensor:
 
 
 def _follow(now: _Beams, picks: Tensor, pairs: Tensor, node: Tensor, level: int, scored: Scored, rows: Rows) -> _Beams:
-    """The beams that drawn pairs make."""
     ids, at = _after(scored.after.ids, now), picks.clamp(min=0)
     parent, alive = at // ids.shape[2], picks >= 0
     over = now.ended.gather(1, parent)
@@ -313,5 +310,4 @@ def _after(values: Tensor, now: _Beams) -> Tensor:
 
 
 def _normalised(weights: Tensor) -> Tensor:
-    """Of sum 1, or all 0."""
     return weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)

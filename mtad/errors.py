@@ -21,13 +21,13 @@ class InvalidInput(ValueError):
 
     Args:
         field: name of the option, request field or file that is wrong.
-        value: the value that was given.
+        value: the value that was given; None where there is none.
         problem: what is wrong with it, and what to give instead.
     """
 
     def __init__(self, field: str, value: object, problem: str) -> None:
         self.field, self.value, self.problem = field, value, problem
-        super().__init__(f"{field} = {shown(value)}: {problem}")
+        super().__init__(f"{field}: {problem}" if value is None else f"{field} = {shown(value)}: {problem}")
 
 
 class CapacityExceeded(InvalidInput):

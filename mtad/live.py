@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.draft import Level, by_parent
-from mtad.rows import Place, Rows
+from mtad.rows import Place, Rows, choose_rows
 
 Beams = list[tuple[tuple[int, ...], float]]
 """A row's: the tokens of each behind the committed text, and the joint log-likelihood under the target; the one drawn
@@ -61,7 +61,6 @@ def replay(level: Level, above: Level, live: Live, depth: int, place: Place, row
     Args:
         depth: of the level, from 1.
     """
-    replayed = live.lengths.amax(1, keepdim=True) >= depth
     has = live.lengths >= depth
     tokens = torch.where(has, live.tokens[:, depth - 1], 0)
     slots = place.slots.squeeze(1).expand_as(tokens)
@@ -76,12 +75,8 @@ def replay(level: Level, above: Level, live: Live, depth: int, place: Place, row
         ended=ends & (live.weights > -math.inf),
         paths=torch.where(place.here, place.slots, by_parent(above.paths, parents)),
     )
-    return Level(*(torch.where(_like(replayed, a), a, b) for a, b in zip(own, level, strict=True)))
-
-
-def _like(own: Tensor, values: Tensor) -> Tensor:
-    """[R, 1] with as many axes as `values`."""
-    return own if values.dim() == own.dim() else own[:, :, None]
+    chosen: Level = choose_rows(live.lengths.amax(1) >= depth, own, level)
+    return chosen
 
 
 def behind(path: Tensor, count: Tensor, levels: int) -> Tensor:

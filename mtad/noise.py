@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from mtad.params import DecodingParams
@@ -107,27 +106,6 @@ class Draws:
                 nodes[row, :levels, :beams] = own[:levels]
                 if len(own) > levels:  # the level behind the batch's last
                     nodes[row, -1, :beams] = own[levels]
-
-
-def draw_noise(
-    params: Sequence[DecodingParams],
-    keys: Sequence[tuple[int, int]],
-    shape: Shape,
-    vocab_size: int,
-    device: torch.device | str = "cpu",
-) -> Noise:
-    """Noise of one block, of a shape at least as large as each request's own, in memory of its own; see `Draws`."""
-    uniform = np.zeros((shape.draft_len, len(params)), dtype=np.float32)
-    gumbel = np.zeros((shape.draft_len, len(params), shape.width, gumbel_noise(shape)), dtype=np.float32)
-    accept = np.zeros((len(params), shape.draft_len), dtype=np.float32)
-    bonus = np.zeros(len(params), dtype=np.float32)
-    nodes = np.zeros((len(params), *node_noise(shape)), dtype=np.float32)
-    Draws(params, vocab_size).into(uniform, gumbel, accept, bonus, nodes, keys)
-    levels = (
-        LevelNoise(*(torch.from_numpy(x).to(device) for x in level)) for level in zip(uniform, gumbel, strict=True)
-    )
-    others = (torch.from_numpy(x).to(device) for x in (accept, bonus, nodes.reshape(len(params), -1)))
-    return Noise(tuple(levels), *others)
 
 
 def gumbel_noise(shape: Shape) -> int:

@@ -123,9 +123,13 @@ class DecodingParams:
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
         max_tokens: Maximum number of new tokens, at least 1.
         stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
+        include_stop_str_in_output: Keep the stop string at the end of the text.
+        stop_token_ids: Tokens that end the text where they first appear, as an end-of-sequence token does. They give no
+            text.
+        skip_special_tokens: Leave special tokens out of the text.
         ignore_eos: Continue past end-of-sequence tokens, to measure speed.
         min_tokens: Minimum number of new tokens, up to max_tokens. Until then, no end-of-sequence token is drafted or
-            accepted, and stop strings are ignored.
+            accepted, and stop strings and stop tokens are ignored.
         n: Number of independent texts per prompt, at least 1. The first uses the request's seed, the others seeds
             derived from it.
         top_logprobs: Number of most likely alternatives reported per token, from 0 to 20.
@@ -157,6 +161,9 @@ class DecodingParams:
     seed: int | None = None
     max_tokens: int = 128
     stop: str | tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     min_tokens: int = 0
     n: int = 1
@@ -195,11 +202,15 @@ class DecodingParams:
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
         _real("top_p", self.top_p, 0.0, 1.0, "above 0 and at most 1", open_low=True)
-        for name in ("ignore_eos", "replacement"):
+        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
         if isinstance(self.stop, list):  # as every client sends it
             object.__setattr__(self, "stop", tuple(self.stop))
+        if not isinstance(self.stop_token_ids, tuple):
+            raise InvalidInput("stop_token_ids", self.stop_token_ids, "give token ids, such as 2,13")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -309,8 +320,9 @@ class DecodingParams:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
-        if isinstance(values.get("branching"), list):
-            values["branching"] = tuple(values["branching"])
+        for name in ("branching", "stop_token_ids"):
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys
             values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
         base = base or cls()

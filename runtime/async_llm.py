@@ -91,7 +91,7 @@ class AsyncLLM:
         self._thread.start()
 
     async def submit(
-        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: str
+        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: Any
     ) -> Stream:
         """Queue a prompt.
 
@@ -99,7 +99,7 @@ class AsyncLLM:
             prompt: text or token ids.
             params: None takes the pair's defaults.
             priority: larger ones are admitted first; then who was served least, then who came first.
-            others: `client` and `cache_salt`, see `LLM.requests`.
+            others: `client`, `cache_salt` and `fit`, see `LLM.requests`.
 
         Raises:
             InvalidInput: prompt or parameters are unusable, or can never fit.
@@ -109,7 +109,7 @@ class AsyncLLM:
         return await self.submit_many([prompt], params, priority, **others)
 
     async def submit_many(
-        self, prompts: Sequence[Prompt], params: DecodingParams | None = None, priority: int = 0, **others: str
+        self, prompts: Sequence[Prompt], params: DecodingParams | None = None, priority: int = 0, **others: Any
     ) -> Stream:
         """Queue several prompts with the same parameters, all or none, as one stream.
 
@@ -197,7 +197,7 @@ class AsyncLLM:
         params: DecodingParams | None,
         priority: int,
         grammar: Grammar | None,
-        others: dict[str, str],
+        others: dict[str, Any],
     ) -> list[Request]:
         requests: list[Request] = []
         n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting

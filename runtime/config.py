@@ -98,7 +98,6 @@ class RuntimeConfig:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the largest draft tree."""
         return self.max_draft_len * self.max_beam_width
 
     @property

@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -25,14 +25,13 @@ from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.constraints.follower import Grammar
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
 from runtime.decoder.compiled.functions import CompiledFunctions
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.eager import TorchFunctions
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.decoder.kv_cache import KvCaches
-from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop, RunBlock
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
@@ -203,6 +202,7 @@ class LLM:
         client: str = "",
         cache_salt: str = "",
         grammar: Grammar | None = None,
+        fit: bool = False,
     ) -> list[Request]:
         """The requests of a prompt, one per choice, checked but not queued. Safe for several threads at once.
 
@@ -213,6 +213,7 @@ class LLM:
             client: who asks; rows are shared out fairly among clients.
             cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
             grammar: what `compiled` returned; by default, this thread waits for it.
+            fit: `max_tokens` is what fits behind the prompt, at most the pair's own default where it has one.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
@@ -222,6 +223,8 @@ class LLM:
             raise InvalidInput("priority", priority, "give an integer")
         grammar = grammar or self._constrainer.check(params)
         ids = self._token_ids(prompt)
+        if fit and (left := self.loop.scheduler.room_for_tokens - len(ids)) > 0:
+            params = replace(params, max_tokens=min(left, params.max_tokens) if self.pair.limited else left)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
         salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest()) + 1 if cache_salt else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class Pair:
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of the target.
+        limited: whether `pair.json` has a `max_tokens` of its own.
 
     Raises:
         InvalidInput: the engines' caches are on two devices, one of them a torch engine's.
@@ -48,6 +50,7 @@ class Pair:
     weights: int
     defaults: DecodingParams
     threads: int
+    limited: bool = False
 
     def __post_init__(self) -> None:
         devices = [engine.kv.device for engine in (self.target, self.auxiliary)]
@@ -65,7 +68,6 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     """Open what `mtad export` wrote.
 
     Args:
-        folder: the pair folder.
         config: how it runs; by default, `RuntimeConfig()`. The memory is that of rank 0 where the target is sharded.
 
     Raises:
@@ -75,19 +77,10 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     placement, rows, ranks, nodes = config.placement, config.rows, config.tensor_parallel, config.nodes
     if ranks > 1:
         follow_if_told()
-    values = read_json(folder, "pair.json")
-    try:
-        vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
-        vocabulary = str(values["vocabulary_hash"])
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    values = read_description(folder)
+    vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
-    for name in ("rows", "capacity"):
-        ours, theirs = getattr(target, name), getattr(auxiliary, name)
-        if ours != theirs:
-            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
+    check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
     for spec in (target, auxiliary):
         placement.check(spec)
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
@@ -113,9 +106,37 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
-        defaults=DecodingParams.from_dict(defaults),
+        defaults=DecodingParams.from_dict(values["defaults"]),
         threads=placement.threads,
+        limited="max_tokens" in values["defaults"],
     )
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What `pair.json` says.
+
+    Raises:
+        InvalidInput: it is missing or damaged.
+    """
+    values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
+    try:
+        return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+
+
+def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_size: int) -> None:
+    """See to it that the descriptions of two engines have the same `names`, and logits for all ids they share.
+
+    Raises:
+        InvalidInput: they have not.
+    """
+    for name in names:
+        ours, theirs = getattr(target, name), getattr(auxiliary, name)
+        if ours != theirs:
+            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
+    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:
@@ -144,7 +165,6 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     """The tokenizer of an engine folder.
 
     Args:
-        folder: the engine's.
         vocabulary: hash that its vocabulary must have; None: any.
 
     Raises:

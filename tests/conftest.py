@@ -172,8 +172,8 @@ def target_graphs(checkpoints: tuple[Path, Path], shared: Path) -> dict[str, Pat
 @pytest.fixture(scope="session")
 def pair_folders(checkpoints: tuple[Path, Path], shared: Path) -> Callable[[str], Path]:
     """The folder of the pair exported to a format; exported when first asked for."""
+    from export.options import ExportOptions
     from export.pair import export_pair
-    from export.plan import ExportOptions
 
     def write(format: str, folder: Path) -> None:
         export_pair(folder, ExportOptions(*map(str, checkpoints), rows=4, capacity=256, format=format))
@@ -184,8 +184,8 @@ def pair_folders(checkpoints: tuple[Path, Path], shared: Path) -> Callable[[str]
 @pytest.fixture(scope="session")
 def demo_pair() -> Path:
     """The demo pair, exported once into build/ and shared with the quickstart."""
+    from export.options import ExportOptions
     from export.pair import export_pair
-    from export.plan import ExportOptions
 
     folder, checkpoints = ROOT / "build" / "demo-pair", DEMO / "pair"
     folder.parent.mkdir(exist_ok=True)

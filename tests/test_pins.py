@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from runtime.tensorrt_llm.compat import ENGINES, WORKER
 from scripts.paths import ROOT
 
 THEIRS = (
@@ -40,6 +41,13 @@ def test_the_pins_are_the_librarys(requirement: str) -> None:
     assert pin is None or asked.specifier.contains(pin)
 
 
+def test_the_workers_torch_is_within_what_this_package_requires() -> None:
+    """TensorRT-LLM 1.4.0rc1 comes with torch 2.14 and Triton 3.8, and needs no constraints beside its own pins."""
+    for asked in ours():
+        if asked.name == "torch":
+            assert asked.specifier.contains("2.14.0")
+
+
 def test_the_pins_are_within_what_this_package_requires() -> None:
     pins, met = versions(), set()
     for asked in ours():
@@ -52,12 +60,11 @@ def test_the_pins_are_within_what_this_package_requires() -> None:
     assert Requirement(f"python{project['requires-python']}").specifier.contains(PYTHON)
 
 
-def test_the_extra_names_the_version_this_is_written_for() -> None:
-    from runtime.tensorrt_llm.compat import WRITTEN_FOR
-
+@pytest.mark.parametrize(("extra", "release"), [("tensorrt-llm", ENGINES), ("tensorrt-llm-worker", WORKER)])
+def test_the_extra_names_the_version_this_is_written_for(extra: str, release: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (asked,) = map(Requirement, project["optional-dependencies"]["tensorrt-llm"])
-    assert str(asked.specifier) == f"=={WRITTEN_FOR[-1]}"
+    (asked,) = map(Requirement, project["optional-dependencies"][extra])
+    assert str(asked.specifier) == f"=={release}"
     for platform, python, wanted in (("Linux", "3.12", True), ("Linux", "3.11", False), ("Windows", "3.12", False)):
         environment = {"platform_system": platform, "python_version": python}
         assert asked.marker is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from engines.buffers import leaves
 
 Work = Callable[[], None]
 """Launches kernels on torch's current stream: the same ones, on the same addresses, at every call."""
@@ -46,26 +48,15 @@ def host_wait(operation: Any, arguments: Any, result: Any) -> str | None:
     """
     packet = operation.overloadpacket
     name = str(operation)
-    given = list(tensors(arguments))
+    given = leaves(arguments)
     found = packet is _ATEN.where and len(given) == 1
     if packet in _READS or found or (packet is _ATEN.repeat_interleave and "Tensor" in operation._overloadname):
         return f"{name} gives the host a number"
     if packet in _INDEXED and any(index.dtype in (torch.bool, torch.uint8) for index in given[1:] if index.dim()):
         return f"{name} with a mask looks for its True entries"
-    if len({tensor.device.type for tensor in (*given, *tensors(result)) if tensor.dim()}) > 1:
+    if len({tensor.device.type for tensor in (*given, *leaves(result)) if tensor.dim()}) > 1:
         return f"{name} between devices"
     return None
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists and dictionaries, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors(part)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
@@ -90,11 +81,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         if wait:
             self.waits[wait] = None
         # memory that a tensor of the work left may become another one of its own; what was there before is not its own
-        for tensor in tensors((args, kwargs)):
+        for tensor in leaves((args, kwargs)):
             storage = tensor.untyped_storage()._cdata
             if storage not in self._made:
                 self.read.setdefault(storage, tensor)
-        for tensor in tensors(result):
+        for tensor in leaves(result):
             storage = tensor.untyped_storage()._cdata
             if storage not in self.read:
                 self._made.add(storage)

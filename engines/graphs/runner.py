@@ -7,7 +7,6 @@ copied into memory that never moves, and what the graph wrote is read from there
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engines.base import KV_PAGE, Step
+from engines.buffers import Recent
 from engines.graphs.capture import Work
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,6 @@ class StaticMemory:
     Args:
         limits: the largest shapes, of which each is fully used.
         vocab_size: V.
-        dtype: of the logits.
-        device: where.
     """
 
     def __init__(self, limits: Sequence[StepShape], vocab_size: int, dtype: torch.dtype, device: str) -> None:
@@ -173,9 +171,6 @@ class GraphRunner:
 
     Args:
         bind: gives the work of a step whose tensors stay where they are; called once for each graph.
-        once: runs such a step, which is not to be recorded.
-        memory: where steps run.
-        recorder: how they are recorded.
         capacity: longest mask.
         most: graphs kept; the one that was not used for longest goes first.
     """
@@ -183,15 +178,14 @@ class GraphRunner:
     def __init__(
         self,
         bind: Callable[[Step], Work],
-        once: Callable[[Step], None],
         memory: StaticMemory,
         recorder: Recorder,
         capacity: int,
         most: int = 512,
     ) -> None:
-        self._bind, self._once, self._memory, self._recorder = bind, once, memory, recorder
-        self._capacity, self._most = capacity, most
-        self._graphs: OrderedDict[StepShape, Work] = OrderedDict()
+        self._bind, self._memory, self._recorder = bind, memory, recorder
+        self._capacity = capacity
+        self._graphs: Recent[StepShape, Work] = Recent(most)
 
     @property
     def recorded(self) -> tuple[StepShape, ...]:
@@ -208,26 +202,19 @@ class GraphRunner:
         bucket = StepShape.of(step).bucket(self._capacity)
         with self._recorder.ordered():
             static = self._load(step, bucket)
-            if bucket in self._graphs:
-                self._graphs.move_to_end(bucket)
-                self._graphs[bucket]()
-            else:
-                log.info("recording a graph of %s", bucket)
-                self._record(bucket, static)()
+            self._graphs.find(bucket, lambda: self._record(bucket, static))()
         return self._logits(step, static)
 
-    def run(self, step: Step) -> Tensor:
-        """Run a step once, of any rows, unrecorded; returns what `replay` does."""
+    def run(self, step: Step, once: Callable[[Step], None]) -> Tensor:
+        """Run a step of any rows by `once`, unrecorded; returns what `replay` does."""
         with self._recorder.ordered():
             static = self._load(step, StepShape.of(step))
-            self._once(static)
+            once(static)
         return self._logits(step, static)
 
     def _record(self, bucket: StepShape, static: Step) -> Work:
-        graph = self._graphs[bucket] = self._recorder.record(self._bind(static))
-        if len(self._graphs) > self._most:
-            self._graphs.popitem(last=False)
-        return graph
+        log.info("recording a graph of %s", bucket)
+        return self._recorder.record(self._bind(static))
 
     def _load(self, step: Step, shape: StepShape) -> Step:
         """Copy a step's inputs into static memory of `shape`; what it lacks of it is masked, or read by nobody."""
@@ -244,3 +231,35 @@ class GraphRunner:
     def _logits(self, step: Step, static: Step) -> Tensor:
         assert static.out is not None
         return static.out[:, : step.keep.shape[0]]
+
+
+def pieces(step: Step, tokens: int) -> Iterator[tuple[Step, int, Tensor]]:
+    """A step as steps of one row and at most `tokens` tokens, in an order in which each finds what it attends to.
+
+    Yields:
+        the piece, its row in the step, and which of the step's kept positions it has, int64 [n].
+    """
+    for row in range(step.tokens.shape[0]):
+        for start in range(0, step.tokens.shape[1], tokens):
+            part = slice(start, start + tokens)
+            kept = ((step.keep >= start) & (step.keep < start + tokens)).nonzero()[:, 0]
+            piece = Step(
+                tokens=step.tokens[row : row + 1, part],
+                positions=step.positions[row : row + 1, part],
+                write_at=step.write_at[row : row + 1] + start,
+                mask=step.mask[row : row + 1, :, part],
+                keep=step.keep[kept] - start,
+                first_row=step.first_row + row,
+            )
+            yield piece, row, kept
+
+
+def handed_over(logits: Tensor, step: Step) -> Tensor:
+    """Logits that lie in an engine's own memory, as the caller of `step` is to have them.
+
+    Those of a step with an `out` stay where they are if the step's tokens are on the same device: valid until the next
+    step. All others are copied, to where the tokens are.
+    """
+    if step.out is None:
+        return logits.to(step.tokens.device, copy=True)
+    return logits if step.tokens.device == logits.device else step.out.copy_(logits)

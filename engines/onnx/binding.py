@@ -97,7 +97,6 @@ class Binding:
             self._bound[name] = tensor
 
     def run(self, options: ort.RunOptions | None = None) -> None:
-        """Run the session once."""
         self._session.run_with_iobinding(self._binding, options)
 
     def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engines.base import Engine, EngineSpec, Step
+from engines.base import INPUTS, Engine, EngineSpec, Step, named, write_columns
+from engines.buffers import Recent
 from engines.graphs.capture import Work
-from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
-from engines.graphs.step_io import INPUTS, handed_over, named
-from engines.kv import write_columns
+from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape, handed_over
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import (
     Options,
@@ -96,7 +94,7 @@ class OnnxRuntimeEngine(Engine):
     On a GPU everything runs on the recorder's stream, behind what the caller's was given before, and the host waits for
     nothing. Steps that begin with row 0 and keep logits are replayed as CUDA graphs, each with a graph id and a
     binding of its own in static memory; other steps, such as prompts, run unrecorded on the memory they come in.
-    Their logits lie where `engines.graphs.step_io.handed_over` says.
+    Their logits lie where `engines.graphs.runner.handed_over` says.
 
     Args:
         folder: engine folder that holds `model.onnx`.
@@ -129,7 +127,7 @@ class OnnxRuntimeEngine(Engine):
         if options is not None:
             check_session(self._session)
         super().__init__(spec, device)
-        self._kept: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
+        self._kept: Recent[tuple[int, ...], Binding] = Recent(KEPT)
         self._returns_columns = spec.attention == "decomposed"
         self._recorder, self._ids, self._unrecorded = recorder, itertools.count(1), _run_options(UNRECORDED)
         self.graphs: GraphRunner | None = None
@@ -138,7 +136,7 @@ class OnnxRuntimeEngine(Engine):
             assert recorder is not None
             limit = StepShape(spec.rows, RECORDED_TOKENS, spec.capacity, RECORDED_TOKENS)
             memory = StaticMemory([limit], spec.vocab_size, spec.torch_dtype, device)
-            self.graphs = GraphRunner(self._recordable, self._refuse, memory, recorder, spec.capacity)
+            self.graphs = GraphRunner(self._recordable, memory, recorder, spec.capacity)
             if self._returns_columns:
                 self._new = self._columns(spec.rows, RECORDED_TOKENS).flatten()
 
@@ -151,29 +149,17 @@ class OnnxRuntimeEngine(Engine):
         return handed_over(self._once(step, self._recorder), step)
 
     def _on_host(self, step: Step) -> Tensor:
-        """A step on the CPU, on the memory it comes in."""
         logits = step.out
         if logits is None:
             shape = step.tokens.shape[0], step.keep.shape[0], self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype)
             binding = self._bound(step)
-        else:
-            binding = self._binding(step, logits)
+        else:  # it comes again
+            addresses = step.tokens.data_ptr(), step.mask.data_ptr(), logits.data_ptr()
+            key = (*addresses, *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row)
+            binding = self._kept.find(key, lambda: self._bound(step))
         self._work(step, logits, binding)()
         return logits
-
-    def _binding(self, step: Step, out: Tensor) -> Binding:
-        """The binding of a step that comes again."""
-        addresses = step.tokens.data_ptr(), step.mask.data_ptr(), out.data_ptr()
-        key = (*addresses, *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row)
-        binding = self._kept.get(key)
-        if binding is None:
-            binding = self._kept[key] = self._bound(step)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(key)
-        return binding
 
     def _recordable(self, static: Step) -> Work:
         """The work of a step whose memory stays: its first run records it under an id of its own."""
@@ -182,29 +168,19 @@ class OnnxRuntimeEngine(Engine):
         weakref.finalize(binding, self._session.release_captured_graph, number).atexit = False
         return self._work(static, static.out, binding, _run_options(number), self._new)
 
-    def _refuse(self, static: Step) -> None:
-        raise AssertionError("steps that are not recorded run on the memory they come in")
-
     def _once(self, step: Step, recorder: Recorder) -> Tensor:
         """Run a step unrecorded; logits [R, N, V] on the engine's device."""
         device, kept = self.kv.device, len(step.keep)
         with recorder.ordered():
-            placed = replace(
-                step,
-                tokens=step.tokens.to(device, non_blocking=True),
-                positions=step.positions.to(device, non_blocking=True),
-                write_at=step.write_at.to(device, non_blocking=True),
-                mask=step.mask.to(device, non_blocking=True),
-                # a position at least: whether each kernel takes an empty tensor was not tried
-                keep=step.keep.to(device) if kept else torch.zeros(1, dtype=torch.int64, device=device),
-            )
+            placed = replace(step, **{name: getattr(step, name).to(device, non_blocking=True) for name in INPUTS})
+            if not kept:  # whether each kernel takes an empty tensor was not tried
+                placed = replace(placed, keep=torch.zeros(1, dtype=torch.int64, device=device))
             shape = placed.tokens.shape[0], len(placed.keep), self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype, device=device)
             self._work(placed, logits, self._bound(placed), self._unrecorded)()
         return logits[:, :kept]
 
     def _bound(self, step: Step) -> Binding:
-        """A binding to the cache rows of a step."""
         binding, cache = Binding(self._session), self._rows(step)
         for name, part in named("past", cache).items():
             binding.input(name, part)

@@ -2,19 +2,15 @@
 
 The plan is transformers' (`base_model_tp_plan` of the configuration and `_tp_plan` of the class), or ours where it has
 none: which layers are divided by their outputs (`colwise`), which by their inputs (`rowwise`), which results are put
-together again. What it says is done here, in plain tensors, and not by
-`torch.distributed.tensor.parallel.parallelize_module`: that wraps every activation in a DTensor, with which a step of a
-tiny model took four times as long on a CPU, and the hook cannot select positions ahead of a head that is given one.
-`from_pretrained(tp_plan=...)` has had several interfaces within transformers 5, needs `accelerate`, and takes the
-machine's accelerator whether or not it is asked for.
+together again. What it says is done here in plain tensors; docs/tensor-parallel.md says why not by DTensors, nor by
+`from_pretrained(tp_plan=...)`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -62,35 +58,25 @@ OWN: dict[str, dict[str, str]] = {
 """Plans of ours, by architecture; used only where transformers has none."""
 
 
-class Ranks(Protocol):
-    """The processes a model is divided over, as one of them sees them."""
+class Ranks:
+    """The processes a model is divided over, as one of them sees them.
 
-    @property
-    def rank(self) -> int:
-        """Of this one, from 0."""
+    Of these themselves, which never meet, shapes are right and numbers are not.
 
-    @property
-    def world(self) -> int:
-        """How many they are."""
+    Attributes:
+        rank: of this one, from 0.
+        world: how many they are.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum of all ranks' `part`, the same on each; may be written over `part`."""
-
-    def gather(self, part: Tensor) -> Tensor:
-        """All ranks' `part` along the last axis, in the order of the ranks; each is of the same shape."""
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """One of several ranks that never meet: shapes are right, numbers are not."""
-
-    rank: int
-    world: int
-
-    def sum(self, part: Tensor) -> Tensor:
         return part
 
     def gather(self, part: Tensor) -> Tensor:
+        """All ranks' `part` along the last axis, in the order of the ranks; each is of the same shape."""
         return torch.cat([part] * self.world, -1)
 
 
@@ -98,7 +84,6 @@ class ColumnLinear(torch.nn.Module):
     """One rank's outputs of a linear layer.
 
     Args:
-        whole: the layer.
         ranks: who has the others.
         gathers: return all outputs instead. Only then may their number not be a multiple of the ranks'.
         parts: how many layers of one size are fused in it; the rank has its outputs of each.
@@ -126,7 +111,6 @@ class RowLinear(torch.nn.Module):
     """One rank's part of a sum: a linear layer over some of its inputs.
 
     Args:
-        whole: the layer.
         ranks: who has the others.
         splits: the inputs come whole.
     """
@@ -179,7 +163,7 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
         if style in known:
             for name in found:
                 if style not in REPLICATED:
-                    _replace(model, name, _divided(name, parts[name], style, ranks))
+                    model.set_submodule(name, _divided(name, parts[name], style, ranks))
         elif found or any(map(wanted.fullmatch, parameters)):
             problem = f"the plan of {family} shards {pattern} by {style!r}, which is not supported"
             raise InvalidInput("tensor_parallel", ranks.world, problem)
@@ -219,25 +203,12 @@ def _even(count: int, what: str, ranks: Ranks) -> int:
     return count // ranks.world
 
 
-def _replace(model: torch.nn.Module, name: str, by: torch.nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, by)
-
-
-class Share(NamedTuple):
-    """What each rank has.
-
-    Attributes:
-        spec: of its engine; `kv_heads` are those of its cache.
-        weights: bytes of its weights, at most: the last rank's are fewer where the vocabulary does not divide.
-    """
-
-    spec: EngineSpec
-    weights: int
-
-
-def share(folder: Path, spec: EngineSpec, world: int) -> Share:
+def share(folder: Path, spec: EngineSpec, world: int) -> tuple[EngineSpec, int]:
     """What each of `world` ranks would have of an engine folder of the format `torch`; reads no weights.
+
+    Returns:
+        the specification of its engine, whose `kv_heads` are those of its cache; and bytes of its weights, at most: the
+        last rank's are fewer where the vocabulary does not divide.
 
     Raises:
         InvalidInput: it cannot be divided so.
@@ -252,7 +223,7 @@ def share(folder: Path, spec: EngineSpec, world: int) -> Share:
     except Exception as error:  # configurations check themselves, each in its own way
         raise InvalidInput("folder", str(folder), f"its config.json cannot be read, export again: {error}") from error
     heads = config.get_text_config().num_attention_heads
-    ranks = Rehearsal(0, world)
+    ranks = Ranks(0, world)
     for name, count in (("attention heads", heads), ("KV heads", spec.kv_heads)):
         _even(count, f"{name} of {spec.architecture}", ranks)
     try:
@@ -265,7 +236,7 @@ def share(folder: Path, spec: EngineSpec, world: int) -> Share:
         raise
     except Exception as error:  # whatever a model may do that was never divided
         raise InvalidInput("tensor_parallel", world, f"{spec.architecture} cannot be sharded: {error}") from error
-    return Share(replace(spec, kv_heads=kv_heads), weights)
+    return replace(spec, kv_heads=kv_heads), weights
 
 
 def load_share(
@@ -277,7 +248,7 @@ def load_share(
     files once, and each takes memory for its own part.
 
     Args:
-        spec: of the part, see `Share`.
+        spec: of the part, see `share`.
     """
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import NamedTuple
 
@@ -136,11 +135,6 @@ def _processors(device: torch.device) -> int:
     return count
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
@@ -194,7 +188,9 @@ def attend_cached(
     several = splits > 1
     partial = query.new_empty((places, splits, tiles * size.queries, width) if several else (0,), dtype=torch.float32)
     statistics = partial.new_empty((*partial.shape[:3], 2) if several else (0,))
-    with _on(query.device):
+    tiling = {"GROUP": group, "HEAD": dim, "WIDTH": width, "QUERIES": size.queries, "COLUMNS": size.columns}
+    constants = {**tiling, "WINDOWED": window is not None}
+    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current one
         kernels.attend_split[tiles, splits, places](
             *(query, key, value, shown, write_at, positions, out, partial, statistics),
             *query.stride()[:3],
@@ -202,13 +198,8 @@ def attend_cached(
             *value.stride()[:3],
             *(shown.stride(0), shown.stride(2), write_at.stride(0), positions.stride(0)),
             *(kv_heads, steps, length, columns, scale, softcap or 0.0, window or 0),
-            GROUP=group,
-            HEAD=dim,
-            WIDTH=width,
-            QUERIES=size.queries,
-            COLUMNS=size.columns,
+            **constants,
             SOFTCAPPED=softcap is not None,
-            WINDOWED=window is not None,
             SPLIT=several,
             num_warps=size.warps,
             num_stages=size.stages,
@@ -217,12 +208,7 @@ def attend_cached(
             kernels.combine_splits[-(-group * steps // MEMBERS), places](
                 *(partial, statistics, write_at, positions, out),
                 *(write_at.stride(0), positions.stride(0), kv_heads, steps, length, splits, columns, window or 0),
-                GROUP=group,
-                HEAD=dim,
-                WIDTH=width,
-                QUERIES=size.queries,
-                COLUMNS=size.columns,
-                WINDOWED=window is not None,
+                **constants,
                 MEMBERS=MEMBERS,
                 CHUNK=CHUNK,
             )
@@ -239,7 +225,7 @@ def store_columns(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, writ
     width = padded(dim)
     together = min(1 << (heads - 1).bit_length(), max(1, CELLS // width))
     assert {x.stride()[2:] for x in (keys, values)} == {(dim, 1)}
-    with _on(key.device):
+    with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
         _kernels().store_columns[steps, rows, -(-heads // together)](
             *(key, value, keys, values, write_at, write_at.stride(0)),
             *key.stride()[:3],

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from engines.pytorch.attention import store_columns
 
@@ -44,18 +45,17 @@ def scatter_copy(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
     return buffer.scatter(2, _columns(new, write_at), new)
 
 
-class FixedCache:
-    """A transformers cache by duck typing: new keys and values are written where `write_at` says.
+class FixedCache(Cache):  # type: ignore[misc] # transformers comes without types
+    """A transformers cache without layers of its own: new keys and values are written where `write_at` says.
 
     `update` returns the first `length` columns of the buffers, those the mask speaks of; `keys` and `values` hold the
     whole buffers.
     """
 
-    is_compileable = False
-
     def __init__(
         self, keys: Sequence[Tensor], values: Sequence[Tensor], write_at: Tensor, length: int, scatter: Scatter
     ) -> None:
+        super().__init__(layers=[])
         self.keys, self.values = list(keys), list(values)
         self.write_at, self.length, self.scatter = write_at, length, scatter
 
@@ -64,23 +64,6 @@ class FixedCache:
         self.keys[layer] = self.scatter(self.keys[layer], key, self.write_at)
         self.values[layer] = self.scatter(self.values[layer], value, self.write_at)
         return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Positions are explicit, so the model never needs this."""
-        return 0
-
-    def get_mask_sizes(self, query: Any, layer: int = 0) -> tuple[int, int]:
-        """The mask is explicit, so these sizes are never used to build one."""
-        return self.length, 0
-
-    def get_max_cache_shape(self, layer: int = 0) -> int:
-        """Columns of the buffer."""
-        return self.keys[0].shape[2]
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        """No layer has a sliding window of its own: windows, if any, must come in the mask."""
-        return [False] * len(self.keys)
 
     def __len__(self) -> int:
         return len(self.keys)

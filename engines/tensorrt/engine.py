@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.base import Engine, EngineSpec, Step
+from engines.base import INPUTS, Engine, EngineSpec, Step, named, write_columns
 from engines.graphs.capture import Work
-from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape
-from engines.graphs.step_io import INPUTS, handed_over, named, pieces
-from engines.kv import write_columns
+from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape, handed_over, pieces
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
@@ -85,7 +83,7 @@ class TensorRTEngine(Engine):
             count = spec.layers * 2 * tokens * spec.kv_heads * spec.head_dim
             self._new = torch.zeros(count, dtype=spec.torch_dtype, device=device)
         memory = StaticMemory(limits, spec.vocab_size, spec.torch_dtype, device)
-        self.graphs = GraphRunner(self._recordable, self._once, memory, recorder, spec.capacity)
+        self.graphs = GraphRunner(self._recordable, memory, recorder, spec.capacity)
 
     def step(self, step: Step) -> Tensor:
         rows, tokens = step.tokens.shape
@@ -94,17 +92,12 @@ class TensorRTEngine(Engine):
         shape = rows, len(step.keep), self.spec.vocab_size
         out = torch.empty(shape, dtype=self.spec.torch_dtype, device=step.tokens.device)
         for piece, row, kept in pieces(step, self._plan.prefill_tokens):
-            logits = self.graphs.run(piece)
+            logits = self.graphs.run(piece, lambda static: self._bind(static, self._prefill)())
             if len(kept):
                 out[row, kept] = logits[0].to(out.device)
         return out
 
-    def _once(self, static: Step) -> None:
-        """Run a step of one row with the prefill profile."""
-        self._bind(static, self._prefill)()
-
     def _recordable(self, static: Step) -> Work:
-        """The work of a step of the decode profile, in a context of its own."""
         context = self._context(DECODE)
         work = self._bind(static, context)
         if self.spec.format == "tensorrt-rtx":
@@ -150,7 +143,6 @@ class TensorRTEngine(Engine):
         return context
 
     def _stream(self) -> int:
-        """CUDA's handle of the stream that torch launches on."""
         return int(torch.cuda.current_stream(self.kv.device).cuda_stream) if self.kv.is_cuda else 0
 
     def _allocation(self) -> Any:

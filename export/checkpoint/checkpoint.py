@@ -33,6 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from engines.base import DTYPES, KV_PAGE, PRECISIONS, EngineSpec
 from engines.pytorch.hook import cache_shape
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
+from export.quiet import quiet
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -177,20 +178,14 @@ class Checkpoint:
 
     def _shape(self) -> tuple[int, int, int, int]:
         """`cache_shape` of the model, without its weights."""
-        noisy = logging.getLogger("torch._subclasses.fake_tensor")
-        level = noisy.level
-        noisy.setLevel(logging.CRITICAL)
         try:
-            with FakeTensorMode():
-                return cache_shape(
-                    AutoModelForCausalLM.from_config(copy.deepcopy(self.config), trust_remote_code=False)
-                )
+            with quiet(), FakeTensorMode():
+                config = copy.deepcopy(self.config)
+                return cache_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         except Exception as error:  # whatever a model that was never tried may do
             architecture = self.config.architectures[0]
             problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"
             raise InvalidInput(self.name, str(self.folder), problem) from error
-        finally:
-            noisy.setLevel(level)
 
 
 def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:
@@ -243,8 +238,6 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
     try:
         common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
         if not weights:

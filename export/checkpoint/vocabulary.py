@@ -15,7 +15,6 @@ def common_vocabulary(
     Embeddings may be padded beyond the tokenizer (by different amounts); ids there are never drafted nor sampled.
 
     Args:
-        target, auxiliary: the tokenizers.
         target_size, auxiliary_size: widths of the models' logits.
 
     Raises:

@@ -139,10 +139,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def _load_older(path: Path) -> Mapping[str, Tensor]:
-    try:
-        tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # written before torch 1.6: cannot be mapped
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return tensors
 
 

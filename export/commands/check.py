@@ -45,11 +45,6 @@ def main() -> None:
     if options.tolerance is not None and not options.tolerance >= 0:
         raise InvalidInput("tolerance", options.tolerance, "give a number of at least 0")
     folders = _folders(options.engine, options.other, options.checkpoint)
-    try:
-        import polygraphy  # noqa: F401
-    except ModuleNotFoundError:
-        raise InvalidInput("polygraphy", None, "not installed; pip install 'mtad[check]'") from None
-
     import torch
     from tqdm import tqdm
 
@@ -86,7 +81,6 @@ def main() -> None:
 
 
 def _folders(engine: Path, other: Path | None, checkpoint: str | None) -> list[tuple[Path, Path | None]]:
-    """What to compare with what: one engine, or those of a pair."""
     if not (engine / "pair.json").is_file():
         return [(engine, other)]
     if checkpoint is not None:

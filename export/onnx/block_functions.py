@@ -20,20 +20,22 @@ from typing import Any
 import onnx
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from engines.buffers import leaves
 from engines.folder import write_folder
-from export.onnx.graph import quiet
+from export.quiet import quiet
 from mtad import block
-from mtad.block import Begun, Context, Draft, Grown
-from mtad.distribution import Candidates
-from mtad.draft import Level, root, stack
-from mtad.noise import Noise, draw_noise
+from mtad.block import Context, Draft, Grown
+from mtad.draft import Level, stack
+from mtad.noise import Noise
 from mtad.params import FORMS, DecodingParams, Form, Rule
-from mtad.rows import Rows, Shape, block_shape, places, stack_rows
+from mtad.rows import Shape
 from runtime.commands.entry import Parser, command
+from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, write_manifest
+from runtime.decoder.eager import BlockFunctions
 
 OPSET = 22
 
@@ -60,35 +62,26 @@ class TracedBatch:
     """A batch to trace on; `first` and `others` are the parameters of one row and of the others."""
 
     def __init__(self, first: DecodingParams, others: DecodingParams) -> None:
-        params = [first, *[others] * (ROWS - 1)]
-        self.shape: Shape = block_shape(params, VOCABULARY)
-        self.rows: Rows = stack_rows(params, self.shape, VOCABULARY, (0,))
-        count = len(params)
-        self.noise = draw_noise(params, [(row, 0) for row in range(count)], self.shape, VOCABULARY)
-        committed = torch.arange(count) + 4
-        self.context = Context(torch.zeros(count, 2, dtype=torch.int64), committed, torch.arange(LENGTH))
-        self.target_logits = torch.randn(count, 1 + LEVELS * self.shape.score_width, VOCABULARY)
-        self.begun: Begun = block.begin(self.context, self.rows)
-        self.grown: list[Grown] = []
-        above, sees = root(self.rows, self.shape), self.begun.sees
-        for depth in range(1, self.shape.draft_len + 1):
-            self.grow_arguments = (above, sees, *self._grow_arguments(depth, above.tokens.shape[1]))
-            self.grown.append(partial(block.grow, forms=self.shape.forms)(*self.grow_arguments))
-            above, sees = self.grown[-1].level, self.grown[-1].inputs.mask
-        self.levels: Level = stack([grown.level for grown in self.grown])
-        tree, origin = block.finish(self.levels, self.rows, self.shape.selects)
-        q = Candidates(*(torch.stack(x) for x in zip(*(grown.first for grown in self.grown), strict=True)))
-        self.draft = Draft(tree, origin, q)
-
-    def _grow_arguments(self, depth: int, beams: int) -> tuple[Any, ...]:
-        logits = torch.randn(len(self.context.committed), beams, VOCABULARY)
-        noise = self.noise.levels[depth - 1]
-        return logits, noise, places(self.rows, self.shape)[depth - 1], self.begun.holds, self.context, self.rows
+        tails, committed, keys = [(0, 0)] * ROWS, [4 + row for row in range(ROWS)], [(row, 0) for row in range(ROWS)]
+        self.batch = BatchBuilder(VOCABULARY, (0,)).build([first, *[others] * (ROWS - 1)], tails, committed, keys)
+        self.shape, self.rows = self.batch.shape, self.batch.rows
+        self.context = Context(self.batch.last_two, self.batch.committed, torch.arange(LENGTH))
+        self.target_logits = torch.randn(ROWS, 1 + LEVELS * self.shape.score_width, VOCABULARY)
+        functions = BlockFunctions(self.shape)
+        begun, grown = functions.begin(self.context, self.rows), list[Grown]()
+        above, sees, self.grow_arguments = self.batch.root, begun.sees, list[tuple[Any, ...]]()
+        for depth, place in enumerate(self.batch.places, 1):
+            drawn = torch.randn(ROWS, above.tokens.shape[1], VOCABULARY), self.batch.noise.levels[depth - 1], place
+            self.grow_arguments.append((above, sees, *drawn, begun.holds, self.context, self.rows))
+            grown.append(functions.grow(depth, above, sees, *drawn, begun, self.context, self.rows))
+            above, sees = grown[-1].level, grown[-1].inputs.mask
+        self.levels: Level = stack([level.level for level in grown])
+        self.draft = functions.finish(grown, self.rows)
 
     def decide_arguments(self, draft: Draft | None) -> tuple[Any, ...]:
         """Arguments to trace `mtad.block.decide` on."""
         logits = self.target_logits if draft else self.target_logits[:, :1]
-        noise = self.noise
+        noise = self.batch.noise
         return draft, logits, logits.clone(), noise.accept, noise.bonus, self.context.committed, self.rows
 
 
@@ -101,14 +94,13 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     whole = TracedBatch(branching, branching)
     yield "begin", block.begin, (mixed.context, mixed.rows), mixed.shape
     chain = TracedBatch(*[replace(base, method="block")] * 2)
-    yield f"grow_{grow_kind(['chain'], 1)}", partial(block.grow, forms=["chain"]), chain.grow_arguments, chain.shape
     every: tuple[tuple[TracedBatch, tuple[Form, ...]], ...]
-    every = (mixed, ("beams",)), (mixed, ("chain", "beams")), (branches, FORMS)
+    every = (chain, ("chain",)), (mixed, ("beams",)), (mixed, ("chain", "beams")), (branches, FORMS)
     for example, forms in every:
-        first = (root(example.rows, example.shape), example.begun.sees, *example._grow_arguments(1, 1))
-        for arguments in (first, example.grow_arguments):
-            name = f"grow_{grow_kind(forms, arguments[0].tokens.shape[1])}"
-            yield name, partial(block.grow, forms=forms), arguments, example.shape
+        grow = partial(block.grow, forms=forms)
+        levels = {grow_kind(forms, arguments[0].tokens.shape[1]): arguments for arguments in example.grow_arguments}
+        for kind, arguments in levels.items():
+            yield f"grow_{kind}", grow, arguments, example.shape
     for name, example in (("best", best), ("mixed", mixed), ("whole", whole)):
         finish = partial(block.finish, selects=example.shape.selects)
         yield f"finish_{name}", finish, (example.levels, example.rows), example.shape
@@ -125,19 +117,10 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
             yield f"decide_{rule}_{name}", partial(_decide, (rule,)), arguments, example.shape
 
 
-def _decide(
-    rules: tuple[Rule, ...],
-    draft: Draft | None,
-    adjusted: Tensor,
-    logits: Tensor,
-    accept: Tensor,
-    bonus: Tensor,
-    committed: Tensor,
-    rows: Rows,
-) -> Any:
+def _decide(rules: tuple[Rule, ...], draft: Draft | None, *tensors: Any) -> Any:
     """`mtad.block.decide` for rows of one rule, on tensors alone."""
-    noise = Noise((), accept, bonus, accept[:, :0])
-    return block.decide(draft, adjusted, logits, noise, committed, rows, rules)
+    adjusted, logits, accept, bonus, committed, rows = tensors
+    return block.decide(draft, adjusted, logits, Noise((), accept, bonus, accept[:, :0]), committed, rows, rules)
 
 
 class _Flat(torch.nn.Module):
@@ -149,16 +132,8 @@ class _Flat(torch.nn.Module):
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         joined = [x.flatten(1, 2) if split else x for x, split in zip(tensors, self.split, strict=True)]
-        return leaves(self.function(*_rebuild(self.arguments, iter(joined))))
-
-
-def _rebuild(like: Any, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(like, Tensor):
-        return next(tensors)
-    if like is None:
-        return None
-    parts = [_rebuild(part, tensors) for part in like]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+        given = iter(joined)
+        return leaves(self.function(*tree_map_only(Tensor, lambda _: next(given), self.arguments)))
 
 
 def compile_function(path: Path, function: Callable[..., Any], arguments: tuple[Any, ...], shape: Shape) -> None:

@@ -1,8 +1,11 @@
-"""Weights of a graph that was traced without any: what is done to them once, and writing them one at a time."""
+"""Weights of a graph that was traced without any: what is done to them once, and writing them one at a time.
+
+And edits of a graph in memory: initializers that are read when they are written, nodes in place of another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,6 @@ from onnx.reference import ReferenceEvaluator
 from torch._subclasses.fake_tensor import FakeTensor
 
 from export.checkpoint.weights import Weights
-from export.onnx.edit import lazy
 
 FOLDED = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Add", "Mul", "Cast"}
 """Operators on weights alone that are computed when the weights are written, and not in every step."""
@@ -46,7 +48,6 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
     Args:
         model: a graph after `set_aside`; changed in place.
         parameters: what that returned.
-        weights: the weights.
         prefix: what stands before their names in the graph; it is taken away.
     """
     graph, reads = model.graph, dict[ir.Value, Read]()
@@ -55,7 +56,7 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
             reads[value] = _reader(weights, name.removeprefix(prefix), dtype)
             _rename(graph, value, name.removeprefix(prefix))
     for node in list(graph):
-        inputs = [value for value in node.inputs if value is not None]
+        inputs = inputs_of(node)
         constant = all(value in reads or value.const_value is not None for value in inputs)
         if not (node.op_type in FOLDED and constant and any(value in reads for value in inputs)):
             continue
@@ -76,21 +77,20 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
             del graph.initializers[str(value.name)]
 
 
-def save(model: ir.Model, path: Path, shard: int | None = None) -> None:
-    """Write a graph and its weights, one at a time: `<path>.data`, or `<stem>-00001-of-0000n.data` of `shard` bytes.
+def save(model: ir.Model, path: Path) -> None:
+    """Write a graph and its weights, one at a time: `<path>.data`, or `<stem>-00001-of-0000n.data` of `SHARD` bytes.
 
     A graph's own file is a protocol buffer, which ends at 2 GB; files with weights have no such limit, but many tools
     and file systems do.
     """
-    shard = SHARD if shard is None else shard
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    several = size > shard
+    several = size > SHARD
     ir.save(
         model,
         path,
         external_data=f"{path.stem if several else path.name}.data",
         size_threshold_bytes=INLINE,
-        max_shard_size_bytes=shard if several else None,
+        max_shard_size_bytes=SHARD if several else None,
     )
 
 
@@ -105,8 +105,8 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
     """What `node` computes from weights, by the reference implementation of its operator."""
-    inputs = [value for value in node.inputs if value is not None]
-    sources = [reads.get(value, partial(_constant, value)) for value in inputs]
+    inputs = inputs_of(node)
+    sources = [reads.get(value, partial(constant, value)) for value in inputs]
     attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
     if node.op_type == "Transpose":
         axes = attributes.get("perm")
@@ -122,7 +122,13 @@ def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
     return compute
 
 
-def _constant(value: ir.Value) -> np.ndarray:
+def inputs_of(node: ir.Node) -> list[ir.Value]:
+    """The inputs that a node has, without those that it leaves out."""
+    return [value for value in node.inputs if value is not None]
+
+
+def constant(value: ir.Value) -> np.ndarray:
+    """What an initializer holds."""
     assert value.const_value is not None
     return value.const_value.numpy()
 
@@ -132,3 +138,35 @@ def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
         del graph.initializers[str(value.name)]
         value.name = name
         graph.initializers[name] = value
+
+
+def lazy(
+    name: str | None, dtype: ir.DataType | None, shape: ir.ShapeProtocol | None, read: Callable[[], np.ndarray]
+) -> ir.LazyTensor:
+    """A tensor that `read` gives, of that type and shape already, when it is written."""
+    assert dtype is not None
+    assert isinstance(shape, ir.Shape)
+    return ir.LazyTensor(lambda: ir.Tensor(read(), dtype=dtype), dtype=dtype, shape=shape, name=name)
+
+
+def initializer(
+    graph: ir.Graph, name: str, dtype: ir.DataType | None, shape: Sequence[int], read: Callable[[], np.ndarray]
+) -> ir.Value:
+    """An initializer that `read` gives, in any type, when it is written; the graph's own if it has one of that name."""
+    if name not in graph.initializers:
+        assert dtype is not None
+        own, kind = ir.Shape(shape), dtype.numpy()
+        value = ir.Value(name=name, shape=own, type=ir.TensorType(dtype))
+        value.const_value = lazy(name, dtype, own, lambda: read().astype(kind, copy=False))
+        graph.initializers[name] = value
+    return graph.initializers[name]
+
+
+def substitute(graph: ir.Graph, node: ir.Node, nodes: Sequence[ir.Node]) -> None:
+    """Put `nodes` in the place of `node`: the last one's output takes the name, type, shape and uses of its output."""
+    output, (replaced,) = nodes[-1].outputs[0], node.outputs
+    output.type, output.shape = replaced.type, replaced.shape
+    output.name, replaced.name = replaced.name, None
+    graph.insert_before(node, nodes)
+    ir.convenience.replace_all_uses_with(replaced, output, replace_graph_outputs=True)
+    graph.remove(node, safe=True)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engines.base import KV_PAGE, EngineSpec
-from engines.graphs.step_io import INPUTS
+from engines.base import INPUTS, KV_PAGE, EngineSpec, input_shapes
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.tensorrt_plan import RUNTIMES
 from export.checkpoint.weights import Weights
 from export.onnx.folding import fill, save, set_aside
+from export.quiet import quiet
 
 OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
@@ -249,15 +246,11 @@ def _dimensions(spec: EngineSpec) -> dict[str, tuple[str | int, ...]]:
     They are rows of the batch, tokens per row, columns of the mask, and positions with logits. Capacity is static, as
     TensorRT's KVCacheUpdate asks.
     """
-    cache = ("rows", spec.kv_heads, spec.capacity, spec.head_dim)
+    dims = input_shapes(spec, "rows", "steps", "length", "kept")
     return {
-        "tokens": ("rows", "steps"),
-        "positions": ("rows", "steps"),
-        "mask": ("rows", 1, "steps", "length"),
-        "write_at": ("rows",),
-        "keep": ("kept",),
+        **dims,
         "logits": ("rows", "kept", spec.vocab_size),
-        **{name: cache for when in ("past", "present") for name in cache_names(spec.layers, when)},
+        **dict.fromkeys(cache_names(spec.layers, "present"), dims["past_key.0"]),
         **dict.fromkeys(cache_names(spec.layers, "new"), ("rows", spec.kv_heads, "steps", spec.head_dim)),
     }
 
@@ -286,19 +279,3 @@ def _tidy(path: Path, spec: EngineSpec) -> None:
     graph.graph.ClearField("metadata_props")
     graph.producer_name, graph.producer_version = "mtad", ""
     onnx.save(graph, path)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The exporter talks to stdout and warns about its own internals; neither is for our users."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        noisy = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
-        levels = [logger.level for logger in noisy]
-        for logger in noisy:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(noisy, levels, strict=True):
-                logger.setLevel(level)

@@ -10,8 +10,7 @@ import onnx_ir as ir
 import torch
 
 from export.checkpoint.weights import Weights
-from export.onnx.edit import initializer, lazy
-from export.onnx.folding import save
+from export.onnx.folding import initializer, inputs_of, lazy, save
 
 NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
@@ -54,10 +53,7 @@ def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
 
 def _settle(graph: ir.Graph, node: ir.Node, activations: bool) -> None:
     """Put in place of a DequantizeLinear the weight that it gives, or what its pair makes of activations."""
-    values, steps = node.inputs[:2]
-    assert values is not None
-    assert steps is not None
-    (output,) = node.outputs
+    (values, steps), (output,) = inputs_of(node)[:2], node.outputs
     if values.const_value is not None:
         matrix, scale = values.const_value, steps.const_value
         assert scale is not None
@@ -66,15 +62,15 @@ def _settle(graph: ir.Graph, node: ir.Node, activations: bool) -> None:
     else:
         pair = values.producer()
         assert pair is not None
-        assert pair.inputs[0] is not None
-        made = _quantised(graph, node, pair.inputs[0], steps) if activations else pair.inputs[0]
+        source = inputs_of(pair)[0]
+        made = _quantised(graph, node, source, steps) if activations else source
     output.replace_all_uses_with(made)
     graph.remove(node, safe=True)
 
 
 def _quantised(graph: ir.Graph, node: ir.Node, x: ir.Value, step: ir.Value) -> ir.Value:
     """`x` rounded to 8 bits and back, as the pair that ends in `node` does; half to even, saturating."""
-    kind = node.inputs[2].dtype if node.inputs[2] is not None else None
+    kind = inputs_of(node)[2].dtype
     assert kind is not None
     scaled = ir.node("Div", [x, step])
     if kind.is_floating_point():
@@ -100,8 +96,4 @@ def _wide(tensor: ir.TensorProtocol) -> np.ndarray:
 
 def rounded(weights: Weights, dtype: torch.dtype) -> Weights:
     """The weights as an engine of `dtype` has them."""
-    return partial(_rounded, weights, dtype)
-
-
-def _rounded(weights: Weights, dtype: torch.dtype, name: str) -> torch.Tensor:
-    return weights(name).to(dtype)
+    return lambda name: weights(name).to(dtype)

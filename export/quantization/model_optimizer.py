@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from engines.base import KV_PAGE, EngineSpec
+from export.onnx.folding import constant
 from mtad.errors import InvalidInput
 
 MODES = {"int8-static": "int8", "fp8": "fp8"}
@@ -120,21 +122,12 @@ def _read(path: Path) -> dict[str, Quantized]:
     """The products of a graph with Q/DQ pairs on activations and DQ on weights."""
     found = {}
     for node in ir.load(path).graph:
-        makers = [None if value is None else value.producer() for value in node.inputs]
-        if node.op_type == "MatMul" and all(one is not None and one.op_type == "DequantizeLinear" for one in makers):
-            activations, weight = (makers[0], makers[1])
-            assert activations is not None
-            assert weight is not None
-            step, matrix, steps = (_constant(value) for value in (activations.inputs[1], *weight.inputs[:2]))
+        makers = [value.producer() for value in node.inputs if value is not None]
+        pair = [maker for maker in makers if maker is not None and maker.op_type == "DequantizeLinear"]
+        if node.op_type == "MatMul" and len(pair) == 2:
+            _, step, matrix, steps = (partial(constant, value) for maker in pair for value in maker.inputs[:2] if value)
             found[str(node.name)] = Quantized(float(step().reshape(())), matrix, steps)
     return found
-
-
-def _constant(value: ir.Value | None) -> Callable[[], np.ndarray]:
-    assert value is not None
-    tensor = value.const_value
-    assert tensor is not None
-    return tensor.numpy
 
 
 def main() -> None:

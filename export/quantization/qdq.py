@@ -14,13 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from export.onnx.edit import initializer
-from export.onnx.folding import save
-from export.quantization.model_optimizer import MODES, Quantized
+from export.onnx.folding import initializer, inputs_of, save
+from export.quantization.model_optimizer import Quantized
 from export.quantization.weight_only import matrices
 
-STATIC = tuple(MODES)
-"""Precisions of this module."""
 TYPES = {"int8-static": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
 """Of the quantised numbers."""
 QUANTIZED = "_quantized"
@@ -50,9 +47,7 @@ def write_quantized(
     model, kind = ir.load(path), TYPES[precision]
     graph, activations, weights = model.graph, dict[ir.Value, ir.Value](), dict[str, ir.Value]()
     for node in matrices(graph, parameters):
-        x, w = node.inputs
-        assert x is not None
-        assert w is not None
+        x, w = inputs_of(node)
         own = found[str(node.name)]
         if x not in activations:
             step = initializer(graph, f"{x.name}_scale", w.dtype, (), partial(np.array, own.activations))

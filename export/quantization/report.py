@@ -141,13 +141,10 @@ def time_steps(reference: Engine, engine: Engine, steps: int) -> dict[str, Any]:
     for each in (reference, engine):
         each.kv.zero_()
     ratios = [ours / theirs for theirs, ours in zip(*seconds, strict=True)]
-    names = ("float32_ms", "engine_ms", "ratio")
-    quartiles = {name: _quartiles(values) for name, values in zip(names, (*seconds, ratios), strict=True)}
-    return {"tokens": steps, "context": start, **quartiles}
-
-
-def _quartiles(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in statistics.quantiles(values, method="inclusive")]
+    figures: dict[str, Any] = {"tokens": steps, "context": start}
+    for name, values in zip(("float32_ms", "engine_ms", "ratio"), (*seconds, ratios), strict=True):
+        figures[name] = [round(value, 4) for value in statistics.quantiles(values, method="inclusive")]
+    return figures
 
 
 def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], method: str) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from export.checkpoint.weights import Weights, parameter_names
-from export.onnx.edit import initializer, substitute
-from export.onnx.folding import TRANSPOSED, save
+from export.onnx.folding import TRANSPOSED, constant, initializer, inputs_of, save, substitute
+from export.quiet import quiet
 
 ACCURACY = 4
 """`accuracy_level` of MatMulNBits: activations are quantised to int8, block by block, in registers. With 1 (float32) an
@@ -43,8 +41,6 @@ class Blocks:
 
 WEIGHT_ONLY = {"int8": Blocks(8, 128), "int4": Blocks(4, 32)}
 """Schemes by precision; the sizes are those common for the widths, 0.16 and 1 bit per weight on top."""
-QUANTIZED = (*WEIGHT_ONLY, "int8-dynamic")
-"""Precisions made from a float32 graph by this module."""
 
 
 def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str]) -> None:
@@ -55,7 +51,6 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
     for that: it holds the float32 model several times (`export.estimate.COPIES`).
 
     Args:
-        source: the float32 graph.
         path: the file to write, in another folder.
         precision: one of `QUANTIZED`.
         parameters: names of the model's parameters, which alone are quantised.
@@ -63,11 +58,11 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
     model = ir.load(source)
     products = matrices(model.graph, parameters)
     if precision in WEIGHT_ONLY:
-        with _quiet():
+        with quiet():
             _quantize_blocks(model, products, WEIGHT_ONLY[precision])
         save(model, path)
         return
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _quiet():
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, quiet():
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         plain, dynamic = Path(folder, "plain.onnx"), Path(folder, "dynamic.onnx")
@@ -116,9 +111,7 @@ def _parameter(value: ir.Value | None) -> bool:
 
 
 def _without_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
-    a, b, *bias = node.inputs
-    assert a is not None
-    assert b is not None
+    a, b, *bias = inputs_of(node)
     if node.attributes.get_int("transB", 0):
         b = _transposed(graph, b)
     product = ir.node("MatMul", [a, b], name=f"{node.name}_product")
@@ -132,11 +125,9 @@ def _without_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
 
 def _transposed(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """An initializer with the axes of another exchanged; it takes its place if nobody else needs it."""
-    name, tensor = f"{value.name}{TRANSPOSED}", value.const_value
-    assert tensor is not None
+    name, (rows, columns) = f"{value.name}{TRANSPOSED}", constant(value).shape
     known = name in graph.initializers
-    shape = tuple(reversed(tensor.shape.numpy()))
-    found = initializer(graph, name, tensor.dtype, shape, lambda: np.ascontiguousarray(tensor.numpy().T))
+    found = initializer(graph, name, value.dtype, (columns, rows), lambda: np.ascontiguousarray(constant(value).T))
     if not known and len(value.uses()) == 1:
         del graph.initializers[str(value.name)]
     return found
@@ -150,14 +141,13 @@ def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -
     quantizer, graph = DefaultWeightOnlyQuantizer(config), model.graph
     made: dict[str, list[ir.Value]] = {}
     for node in products:
-        data, weight = node.inputs
-        assert weight is not None
-        assert weight.const_value is not None
+        data, weight = inputs_of(node)
         holder = onnx.GraphProto()
-        holder.initializer.append(onnx.numpy_helper.from_array(weight.const_value.numpy(), str(weight.name)))
+        holder.initializer.append(onnx.numpy_helper.from_array(constant(weight), str(weight.name)))
         (proto,) = quantizer.quantize(ir.to_proto(node), [holder])
         if weight.name not in made:
-            made[str(weight.name)] = [_initializer(graph, tensor) for tensor in holder.initializer[1:]]
+            tensors = map(ir.from_proto, holder.initializer[1:])
+            made[str(weight.name)] = [initializer(graph, str(t.name), t.dtype, t.shape, t.numpy) for t in tensors]
         quantized = ir.node(
             "MatMulNBits",
             [data, *made[str(weight.name)]],
@@ -171,20 +161,12 @@ def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -
     model.opset_imports[CONTRIBUTED] = 1
 
 
-def _initializer(graph: ir.Graph, proto: onnx.TensorProto) -> ir.Value:
-    tensor = ir.from_proto(proto)
-    value = ir.Value(name=proto.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.initializers[proto.name] = value
-    return value
-
-
 def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
     """The quantised matrices of a graph as the float32 [K, N] they stand for, by the name they had before."""
     graph, found = ir.load(path).graph, dict[str, Callable[[], np.ndarray]]()
 
     def arrays(names: list[str]) -> list[np.ndarray]:
-        tensors = [graph.initializers[name].const_value for name in names]
-        return [tensor.numpy() for tensor in tensors if tensor is not None]
+        return [constant(graph.initializers[name]) for name in names]
 
     stored = set(graph.initializers)
     for node in graph:
@@ -257,17 +239,3 @@ def write_exact(path: Path, copy: Path) -> None:
             if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
                 attribute.i = 1
     onnx.save(model, copy)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ONNX Runtime's quantisers give the root logger a handler when they are imported, and report to it."""
-    root = logging.getLogger()
-    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        root.handlers[:] = handlers
-        root.setLevel(level)

@@ -14,24 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from transformers import OPTForCausalLM
 
 from engines.base import KV_PAGE
 from engines.folder import vocabulary_hash, write_folder, write_json
-from engines.tensorrt_llm_spec import FORMAT, ExecutorSpec, write_executor_spec
+from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths, write_executor_spec
 from export.checkpoint.checkpoint import find
 from export.checkpoint.vocabulary import common_vocabulary
-from export.tensorrt_llm.engine_plan import (
-    ARCHITECTURES,
-    QUANTIZATIONS,
-    TYPES,
-    EnginePlan,
-    plan_engine,
-    tokens_of,
-)
+from export.tensorrt_llm.engine_plan import ARCHITECTURES, QUANTIZATIONS, TYPES, EnginePlan, plan_engine, sizes
 from export.tensorrt_llm.opt_checkpoint import write_opt_checkpoint
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -39,40 +32,18 @@ from mtad.params import DecodingParams
 
 @dataclass(frozen=True)
 class ExecutorPairPlan:
-    """How a pair is made.
+    """How a pair is made: its engines, and what `pair.json` will say."""
 
-    Attributes:
-        target, auxiliary: its engines.
-        description: of `pair.json`.
-    """
-
-    target: EnginePlan
-    auxiliary: EnginePlan
+    engines: dict[str, EnginePlan]
     description: dict[str, Any]
-
-    @property
-    def engines(self) -> tuple[EnginePlan, EnginePlan]:
-        return self.target, self.auxiliary
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "format": FORMAT,
-            **self.description,
-            "engines": {
-                plan.spec.role: {
-                    "source": str(plan.checkpoint.folder),
-                    "engine": asdict(plan.spec),
-                    "convert": plan.convert,
-                    "build": list(plan.build),
-                    "memory": {**asdict(plan.memory), "total": plan.memory.total},
-                }
-                for plan in self.engines
-            },
-        }
+        engines = {role: plan.to_dict() for role, plan in self.engines.items()}
+        return {"format": FORMAT, **self.description, "engines": engines}
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.engines))
+        return "\n".join(map(str, self.engines.values()))
 
 
 def plan_pair(
@@ -88,7 +59,6 @@ def plan_pair(
     tensor_parallel: int = 1,
     quantization: str = "none",
     calibration: str | None = None,
-    max_num_tokens: int | None = None,
     defaults: dict[str, object] | None = None,
     weights: bool = True,
 ) -> ExecutorPairPlan:
@@ -96,38 +66,24 @@ def plan_pair(
 
     Args:
         target, auxiliary: local checkpoint folders or hub ids.
-        rows: texts decoded at once.
-        capacity: tokens of a text at most, prompt and new ones and one draft, a multiple of 64.
-        precision: `float16` or `bfloat16`.
-        draft_len, beam_width: largest draft.
-        drafting: how the auxiliary is to be used (`runtime.tensorrt_llm.drafting.Drafting`): one request a draft with
-            beams, or as many requests as beams.
-        tensor_parallel: GPUs of each engine.
+        rows, capacity: texts decoded at once; tokens of a text, with one draft, a multiple of 64.
+        precision, tensor_parallel: `float16` or `bfloat16`; GPUs of each engine.
+        draft_len, beam_width, drafting: largest draft, and how the auxiliary finds it (`engines.tensorrt_llm_spec`).
         quantization: of the target's weights: `none`, `fp8`, `int4_awq`. The auxiliary's stay as they are: it is small,
             and a draft is only as good as its likelihoods.
         calibration: data set that Model Optimizer calibrates with: a local folder or a hub id.
-        max_num_tokens: tokens an iteration runs at most, of both engines; default: enough for the longest prompt and
-            for all rows' drafts at once.
-        defaults: decoding parameters to put into `pair.json`.
+        defaults: decoding parameters for `pair.json`. The target is built for as many paths per row as they score.
         weights: download the weights of hub ids; without, nothing can be built from the plan.
 
     Raises:
         InvalidInput: something cannot be built, or would not be what was asked for.
     """
-    for name, value, least in (
-        ("rows", rows, 1),
-        ("draft_len", draft_len, 1),
-        ("beam_width", beam_width, 1),
-        ("tensor_parallel", tensor_parallel, 1),
-        ("max_num_tokens", 1 if max_num_tokens is None else max_num_tokens, 1),
-    ):
-        if value < least:
-            raise InvalidInput(name, value, f"give at least {least}")
-    for name, given, known in (
-        ("precision", precision, TYPES),
-        ("quantize", quantization, tuple(QUANTIZATIONS)),
-        ("drafting", drafting, ("search", "samples", "steps")),
-    ):
+    counts = {"rows": rows, "draft_len": draft_len, "beam_width": beam_width, "tensor_parallel": tensor_parallel}
+    for name, value in counts.items():
+        if value < 1:
+            raise InvalidInput(name, value, "give at least 1")
+    names = {"precision": (precision, TYPES), "quantize": (quantization, tuple(QUANTIZATIONS))}
+    for name, (given, known) in (names | {"drafting": (drafting, get_args(Drafting))}).items():
         if given not in known:
             raise InvalidInput(name, given, f"TensorRT-LLM engines: choose one of {', '.join(known)}")
     if capacity < 2 * KV_PAGE or capacity % KV_PAGE:
@@ -138,10 +94,8 @@ def plan_pair(
         problem = "quantized weights need a data set to be calibrated with, others none: a local folder or a hub id"
         raise InvalidInput("calibration", calibration, problem)
     checked = DecodingParams.from_dict(defaults or {})
-    for name, asked, most in (
-        ("draft_len", checked.drafted, draft_len),
-        ("beam_width", checked.draft_width, beam_width),
-    ):
+    largest = (("draft_len", checked.drafted, draft_len), ("beam_width", checked.draft_width, beam_width))
+    for name, asked, most in largest:
         if asked > most:
             problem = f"requests ask for {asked} unless they say otherwise; build for that, or give other --defaults"
             raise InvalidInput(name, most, problem)
@@ -149,13 +103,14 @@ def plan_pair(
     shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(shape.vocab_size for shape in shapes))
-    engines = []
-    for role, model, shape in zip(("target", "auxiliary"), models, shapes, strict=True):
+    versions = {"python": platform.python_version(), **{n: version(n) for n in ("mtad", "torch", "transformers")}}
+    engines = {}
+    for role, model, shape in zip(get_args(Role), models, shapes, strict=True):
         is_target = role == "target"
         beams = beam_width if drafting == "search" and not is_target else 1
-        batch = rows * beam_width // beams
+        requests = paths(checked) if is_target else beam_width // beams
         spec = ExecutorSpec(
-            role="target" if is_target else "auxiliary",
+            role=role,
             architecture=shape.architecture,
             vocab_size=shape.vocab_size,
             dtype=precision,
@@ -165,26 +120,21 @@ def plan_pair(
             capacity=capacity,
             draft_len=draft_len,
             beam_width=beam_width,
-            max_batch_size=batch,
-            max_input_len=capacity,
-            max_seq_len=capacity,
-            max_num_tokens=tokens_of(role, max_num_tokens, batch, draft_len if is_target else 0, beams, capacity),
+            drafting=cast(Drafting, drafting),
             max_beam_width=beams,
             max_draft_len=draft_len if is_target else 0,
+            **sizes(rows, capacity, requests, beams, draft_len),
             eos_token_ids=shape.eos_token_ids,
             checkpoint_hash=shape.checkpoint_hash,
-            versions={
-                "python": platform.python_version(),
-                **{n: version(n) for n in ("mtad", "torch", "transformers")},
-            },
+            versions=versions,
         )
-        engines.append(plan_engine(spec, model, shape, calibration))
+        engines[role] = plan_engine(spec, model, shape, calibration)
     description = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
         "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
     }
-    return ExecutorPairPlan(engines[0], engines[1], description)
+    return ExecutorPairPlan(engines, description)
 
 
 def build_pair(
@@ -193,9 +143,7 @@ def build_pair(
     """Build what is planned into `folder`. Not executed.
 
     Args:
-        plan: of the pair.
-        folder: the pair folder.
-        overwrite: replace an existing pair folder.
+        plan, folder: of the pair, and its folder; `overwrite` replaces an existing one.
         run: starts `trtllm-build`.
 
     Raises:
@@ -207,8 +155,7 @@ def build_pair(
         problem = "trtllm-build is not on PATH; install 'mtad[tensorrt-llm]' (docs/tensorrt-llm.md), or look at --plan"
         raise InvalidInput("to", FORMAT, problem)
     with write_folder(folder.absolute()) as temporary:
-        for each in plan.engines:
-            role = each.spec.role
+        for role, each in plan.engines.items():
             _converted(each, temporary / f"{role}.checkpoint")
             done = run(list(each.build), cwd=temporary, check=False)
             if done.returncode:
@@ -224,22 +171,22 @@ def build_pair(
 
 def _converted(plan: EnginePlan, folder: Path) -> None:
     """Write the library's checkpoint."""
-    spec, arguments = plan.spec, dict(plan.convert["arguments"])
-    if ARCHITECTURES[spec.architecture] is None:
+    spec, arguments, owner = plan.spec, dict(plan.convert["arguments"]), ARCHITECTURES[plan.spec.architecture]
+    if owner is None:
         model = plan.checkpoint.load(torch.float32)
         assert isinstance(model, OPTForCausalLM)
         write_opt_checkpoint(model, folder, spec.dtype, spec.tensor_parallel)
         return
-    mapping, models = import_module("tensorrt_llm").Mapping, import_module("tensorrt_llm.models")
-    owner = getattr(models, str(ARCHITECTURES[spec.architecture]))
-    parallel = arguments.pop("mapping")
+    converter, parallel = getattr(import_module("tensorrt_llm.models"), owner), arguments.pop("mapping")
+    mapping = import_module("tensorrt_llm").Mapping
     if spec.quantization != "none":
         quantized = arguments.pop("quant_config")
-        quantized["quant_algo"] = import_module("tensorrt_llm.quantization").QuantAlgo[quantized["quant_algo"]]
-        config = import_module("tensorrt_llm.models.modeling_utils").QuantConfig(**quantized)
-        owner.quantize(**arguments, output_dir=str(folder), mapping=mapping(**parallel), quant_config=config)
+        algorithm = import_module("tensorrt_llm.quantization").QuantAlgo[quantized["quant_algo"]]
+        named = quantized | {"quant_algo": algorithm}
+        config = import_module("tensorrt_llm.models.modeling_utils").QuantConfig(**named)
+        converter.quantize(**arguments, output_dir=str(folder), mapping=mapping(**parallel), quant_config=config)
         return
     for rank in range(spec.tensor_parallel):
-        model = owner.from_hugging_face(**arguments, mapping=mapping(**parallel, rank=rank))
+        model = converter.from_hugging_face(**arguments, mapping=mapping(**parallel, rank=rank))
         model.save_checkpoint(str(folder), save_config=rank == 0)
         del model  # the next rank's weights take its place

@@ -20,14 +20,7 @@ SKIPPED_POSITIONS = 2
 
 
 def write_opt_checkpoint(model: OPTForCausalLM, folder: Path, dtype: str, tensor_parallel: int) -> None:
-    """Write `folder`.
-
-    Args:
-        model: of any dtype, on the CPU.
-        folder: is made.
-        dtype: `float16` or `bfloat16`.
-        tensor_parallel: GPUs; divides heads, hidden and feed-forward sizes.
-    """
+    """Write `folder`, of a model on the CPU; `tensor_parallel` divides heads, hidden and feed-forward sizes."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(opt_config(model, dtype, tensor_parallel), indent=2) + "\n")
     for rank in range(tensor_parallel):
@@ -86,14 +79,9 @@ def opt_weights(model: OPTForCausalLM, rank: int, tensor_parallel: int) -> dict[
         embedding = (embedding.float() @ given["model.decoder.project_in.weight"].float().T).to(embedding.dtype)
     found["transformer.vocab_embedding.weight"] = embedding
     found["transformer.position_embedding.weight"] = given["model.decoder.embed_positions.weight"][SKIPPED_POSITIONS:]
-    found["lm_head.weight"] = part(padded(head, tensor_parallel), 0)
+    missing = -head.shape[0] % tensor_parallel  # rows of zeros until the vocabulary can be split
+    found["lm_head.weight"] = part(torch.cat([head, head.new_zeros(missing, head.shape[1])]), 0)
     for kind in ("weight", "bias") if model.config.do_layer_norm_before else ():
         found[f"transformer.ln_f.{kind}"] = given[f"model.decoder.final_layer_norm.{kind}"]
     # a tensor may stand under two names, a file may hold it once
     return {name: value.clone() for name, value in found.items()}
-
-
-def padded(head: Tensor, tensor_parallel: int) -> Tensor:
-    """Rows of zeros until the vocabulary can be split."""
-    missing = -head.shape[0] % tensor_parallel
-    return torch.cat([head, head.new_zeros(missing, head.shape[1])]) if missing else head

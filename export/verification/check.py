@@ -1,25 +1,20 @@
 """Does an engine compute what its checkpoint computes, or what another engine does; and if not, where does it begin?
 
-The batches, references and tolerances are those of `export/verification/verify.py`; what runs is put side by side by
-Polygraphy's `Comparator`. Layer by layer, outputs of modules are compared relative to the largest value of the
-reference, in the order in which the engine computes them: the first one that differs is where to look.
+The batches, references and tolerances are those of `export/verification/verify.py`. Layer by layer, outputs of modules
+are compared relative to the largest value of the reference, in the order in which the engine computes them: the first
+one that differs is where to look.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from polygraphy.backend.base import BaseRunner
-from polygraphy.common import TensorMetadata
-from polygraphy.comparator import Comparator, SimpleCompareFunc
-from polygraphy.logger import G_LOGGER
 from torch import Tensor
 
 from engines.base import EngineSpec
@@ -94,12 +89,10 @@ class Check:
 
     @property
     def same(self) -> bool:
-        """Whether everything compared is within its tolerance."""
         return all(output.same for output in self.outputs)
 
     @property
     def first_different(self) -> Output | None:
-        """The first output that is not within its tolerance."""
         return next((output for output in self.outputs if not output.same), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,33 +101,21 @@ class Check:
         values = {**asdict(self), "same": self.same, "first_different": first and first.name}
         for output in values["outputs"]:
             for name in ("error", "mean_error", "largest"):
-                if not torch.isfinite(torch.tensor(output[name])):
+                if not math.isfinite(output[name]):
                     output[name] = str(output[name])
         return values
 
 
-class _Runner(BaseRunner):  # type: ignore[misc]
-    """One side of a comparison, to Polygraphy's comparator: what it gives on a case, and where that is written."""
+class _Side(NamedTuple):
+    """One side of a comparison: its name in words, what it gives on a case, and where its graph writes that."""
 
-    def __init__(
-        self, name: str, compute: Callable[[Case], Outputs], places: Mapping[str, GraphLocation] = MappingProxyType({})
-    ) -> None:
-        super().__init__(name)
-        self._compute, self.places = compute, places
+    name: str
+    compute: Callable[[Case], Outputs]
+    places: dict[str, GraphLocation]
 
-    def get_input_metadata_impl(self) -> TensorMetadata:
-        names = ("tokens", "lengths", "drafted", "parents")
-        shapes = ((None, None), (None,), (None, None), (None, None))
-        metadata = TensorMetadata()
-        for name, shape in zip(names, shapes, strict=True):
-            metadata.add(name, torch.int64, shape)
-        return metadata
-
-    def infer_impl(self, feed_dict: dict[str, Any]) -> dict[str, Any]:
-        started = time.perf_counter()
-        outputs = self._compute(Case(**{name: torch.as_tensor(value) for name, value in feed_dict.items()}))
-        self.inference_time = time.perf_counter() - started
-        return {name: value.numpy() for name, value in outputs.items()}
+    def run(self, cases: Sequence[Case]) -> Outputs:
+        found = [self.compute(case) for case in cases]
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
 
 def check(
@@ -154,7 +135,7 @@ def check(
         other: another engine's; without it the checkpoint is what the engine is compared with.
         checkpoint: where the checkpoint is, a folder or hub id; default: where the engine was exported from.
         allowed: accepted difference of a logit, instead of the one for the engines' dtypes.
-        progress: called with how many texts the reference has to run, and how many it ran since the last call.
+        progress: called with how many texts the checkpoint has to run, and how many it ran since the last call.
 
     Raises:
         InvalidInput: a folder is no engine, the checkpoint is not there, or the two are of different models.
@@ -179,54 +160,48 @@ def check(
             problem = f"an engine of precision {one.precision} does not have its checkpoint's weights; give --tolerance"
             raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
     cases = make_cases(shared, window, seed)
-    total = sum(len(case.compared[0]) for case in cases) if other is None else len(cases)
-    each = partial(progress, total)
-    each(0)
     engine = _engine(folder, spec, layers, threads)
     if other is None:
-        reference = _checkpoint(source, spec, layers, lambda lengths: each(len(lengths)))
+        total = sum(len(case.compared[0]) for case in cases)
+        progress(total, 0)
+        reference = _checkpoint(source, spec, layers, lambda lengths: progress(total, len(lengths)))
     else:
-        reference = _engine(other, second, layers, threads, lambda: each(1))
+        reference = _engine(other, second, layers, threads)
     limit = sum(TOLERANCE[one.dtype] for one in specs) if allowed is None else allowed
     share = sum(LAYER_TOLERANCE[one.dtype] for one in specs) if layers else None
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-        return _compare(engine, reference, cases, limit, share)
+    ours, theirs = engine.run(cases), reference.run(cases)
+    names = [name for name in ours if name in theirs]
+    if layers and len(names) < 2:
+        raise InvalidInput("layers", engine.name, "it shares no module with what it is compared with")
+    outputs = []
+    for name in names:
+        a, b = ours[name], theirs[name]
+        if a.shape != b.shape:
+            raise InvalidInput(name, f"{tuple(a.shape)} and {tuple(b.shape)}", "these are outputs of different models")
+        errors, largest = (a - b).abs(), float(b.abs().max())
+        accepted = limit if name == "logits" else (share or 0) * largest
+        error = float(errors.max())  # nan if there is one
+        place = engine.places.get(name)
+        outputs.append(Output(name, place, error, float(errors.mean()), largest, accepted, error <= accepted))
+    agree = ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)
+    return Check(engine.name, reference.name, limit, share, float(agree.float().mean()), len(agree), tuple(outputs))
 
 
-def _engine(
-    folder: Path, spec: EngineSpec, layers: bool, threads: int, each: Callable[[], None] = lambda: None
-) -> _Runner:
+def _engine(folder: Path, spec: EngineSpec, layers: bool, threads: int) -> _Side:
+    name = f"{folder} ({spec.format}, {spec.dtype})"
     engine = open_engine(folder, Placement(threads=threads), min(spec.rows, ROWS))
-    run: Callable[[Case], Outputs]
-    places: dict[str, GraphLocation] = {}
     if not layers:
-
-        def run(case: Case) -> Outputs:
-            return {"logits": run_engine(engine, case)}
-
-    elif isinstance(engine, TorchEngine):
-        run = partial(torch_layers, engine)
-    elif spec.format == "onnx":
+        return _Side(name, lambda case: {"logits": run_engine(engine, case)}, {})
+    if isinstance(engine, TorchEngine):
+        return _Side(name, partial(torch_layers, engine), {})
+    if spec.format == "onnx":
         marked = MarkedGraph(folder, threads)
-        run, places = partial(marked.layers, engine), marked.places
-    else:
-        problem = f"{spec.format} engines expose only their logits; check the onnx engine of the same checkpoint"
-        raise InvalidInput("layers", str(folder), problem)
-
-    def compute(case: Case) -> Outputs:
-        outputs = run(case)
-        each()
-        return outputs
-
-    return _Runner(f"{folder} ({spec.format}, {spec.dtype})", compute, places)
+        return _Side(name, partial(marked.layers, engine), marked.places)
+    problem = f"{spec.format} engines expose only their logits; check the onnx engine of the same checkpoint"
+    raise InvalidInput("layers", str(folder), problem)
 
 
 def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
-    """The checkpoint of an engine.
-
-    Raises:
-        InvalidInput: it is not there, or is not of the engine's model.
-    """
     if given is None and not spec.source:
         raise InvalidInput("checkpoint", None, f"{folder} does not say where its checkpoint is; give --checkpoint")
     source = find("checkpoint", given or spec.source)
@@ -241,7 +216,7 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
     return source
 
 
-def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Runner:
+def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Side:
     model = source.load(torch.float32)
     if model.config.get_text_config().vocab_size != spec.vocab_size:
         width = model.config.get_text_config().vocab_size
@@ -253,34 +228,4 @@ def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callab
     def compute(case: Case) -> Outputs:
         return checkpoint_layers(model, case, each) if layers else {"logits": run_checkpoint(model, case, each)}
 
-    return _Runner(f"{source.folder} (checkpoint, float32)", compute)
-
-
-def _compare(engine: _Runner, reference: _Runner, cases: tuple[Case, ...], limit: float, share: float | None) -> Check:
-    feeds = [{name: value.numpy() for name, value in vars(case).items()} for case in cases]
-    runs = Comparator.run([engine, reference], data_loader=feeds)
-    (_, ours), (_, theirs) = runs
-    names = [name for name in ours[0].keys() if name in theirs[0].keys() and name != "logits"]  # noqa: SIM118
-    if share is not None and not names:
-        raise InvalidInput("layers", engine.name, "it shares no module with what it is compared with")
-    for name in names:
-        shapes = [run[0][name].shape for run in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            raise InvalidInput(name, f"{shapes[0]} and {shapes[1]}", "these are outputs of different models")
-    largest = {name: max(float(abs(one[name]).max()) for one in theirs) for name in [*names, "logits"]}
-    limits = {name: (share or 0) * largest[name] for name in names} | {"logits": limit}
-    found = Comparator.compare_accuracy(
-        runs, compare_func=SimpleCompareFunc(atol=limits, rtol=0, check_error_stat="max")
-    )
-    ((results,),) = (result.values() for result in found)
-    outputs = []
-    for name in limits:
-        of_cases = [result[name] for result in results]
-        errors = torch.tensor([float(one.max_absdiff) for one in of_cases])
-        mean = torch.tensor([float(one.mean_absdiff) for one in of_cases]).mean()
-        same, place = all(map(bool, of_cases)), engine.places.get(name)
-        outputs.append(Output(name, place, float(errors.max()), float(mean), largest[name], limits[name], same))
-    agree = [(a["logits"].argmax(-1) == b["logits"].argmax(-1)) for a, b in zip(ours, theirs, strict=True)]
-    positions = sum(map(len, agree))
-    agreement = float(sum(one.sum() for one in agree)) / positions
-    return Check(engine.name, reference.name, limit, share, agreement, positions, tuple(outputs))
+    return _Side(f"{source.folder} (checkpoint, float32)", compute, {})

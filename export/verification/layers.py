@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engines.base import Engine, Step
-from engines.graphs.step_io import INPUTS, named
+from engines.base import INPUTS, Engine, named
 from engines.pytorch.engine import TorchEngine
 from export.onnx.graph import SCOPES
 from export.verification.verify import Case, begin, compared, run_checkpoint, run_engine
@@ -87,7 +86,7 @@ def torch_layers(engine: TorchEngine, case: Case) -> dict[str, Tensor]:
 
 
 class MarkedGraph:
-    """An ONNX engine's graph with the last tensor of every module as an output (Polygraphy's `ModifyOutputs`).
+    """An ONNX engine's graph with the last tensor of every module as an output.
 
     Nothing is fused across such a tensor, so its last bits may be others than the engine's; the logits are its own.
 
@@ -99,39 +98,29 @@ class MarkedGraph:
     """
 
     def __init__(self, folder: Path, threads: int) -> None:
-        from polygraphy.backend.onnx import ModifyOutputs
-
         model = onnx.load(folder / "model.onnx", load_external_data=False)
         self.places = graph_locations(model.graph)
         if len(self.places) < 2:
             raise InvalidInput("layers", str(folder), "its graph does not record the modules of its nodes")
         outputs = {value.name for value in model.graph.output}
-        marked = ModifyOutputs(model, [p.tensor for p in self.places.values() if p.tensor not in outputs])()
+        tensors = {place.tensor for place in self.places.values()}
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors - outputs)
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         # the weights stay where they are, and may be larger than what one protobuf message holds
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
-        self._session = ort.InferenceSession(marked.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def layers(self, engine: Engine, case: Case) -> dict[str, Tensor]:
         """What every module gives, [K, H] each, and `logits` [K, V], float32; `engine` stores the contexts."""
-        from polygraphy.backend.onnxrt import OnnxrtRunner
-
         logits, step = run_engine(engine, case), begin(engine, case)
-        with OnnxrtRunner(self._session) as runner:
-            out = runner.infer(self._feed(engine, step))
-        layers: dict[str, Tensor] = {}
-        for path, place in self.places.items():
-            values = _by_token(torch.from_numpy(out[place.tensor]), *step.tokens.shape) if place.tensor in out else None
-            if values is not None:
-                layers[path] = compared(case, values)
-        return {**layers, "logits": logits}
-
-    @staticmethod
-    def _feed(engine: Engine, step: Step) -> dict[str, Any]:
         cache = named("past", engine.kv[:, :, : step.tokens.shape[0]])
-        inputs = {name: getattr(step, name) for name in INPUTS}
-        return {name: value.numpy() for name, value in {**inputs, **cache}.items()}
+        inputs = {name: getattr(step, name) for name in INPUTS} | cache
+        names = [place.tensor for place in self.places.values()]
+        found = self._session.run(names, {name: value.numpy() for name, value in inputs.items()})
+        tensors = [_by_token(torch.from_numpy(values), *step.tokens.shape) for values in found]
+        layers = {path: compared(case, x) for path, x in zip(self.places, tensors, strict=True) if x is not None}
+        return {**layers, "logits": logits}
 
 
 @contextlib.contextmanager

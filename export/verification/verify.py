@@ -165,32 +165,24 @@ def run_checkpoint(
     return torch.cat(last)
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """What a checkpoint says, kept so that its weights are gone before an engine is opened.
-
-    Attributes:
-        cases: what it was asked.
-        logits: its answers, case after case, float32 [K, V].
-    """
-
-    cases: tuple[Case, ...]
-    logits: Tensor
+Expectation = tuple[tuple[Case, ...], Tensor]
+"""Cases and what a checkpoint answers to them, case after case, float32 [K, V]; its weights are no longer needed."""
 
 
 @torch.inference_mode()
 def expect(model: PreTrainedModel, spec: EngineSpec, seed: int = 0) -> Expectation:
     """Run a checkpoint, in float32 with its own attention, on the cases that an engine of `spec` is verified on."""
     cases = make_cases(spec, sliding_window(model.config), seed)
-    return Expectation(cases, torch.cat([run_checkpoint(model, case) for case in cases]))
+    return cases, torch.cat([run_checkpoint(model, case) for case in cases])
 
 
 @torch.inference_mode()
 def _differences(engine: Engine, expected: Expectation) -> Tensor:
     """Of the logits, [K, V]; the engine's cache is overwritten, and zero at the end."""
-    logits = torch.cat([run_engine(engine, case) for case in expected.cases])
+    cases, answers = expected
+    logits = torch.cat([run_engine(engine, case) for case in cases])
     engine.kv.zero_()
-    return logits - expected.logits
+    return logits - answers
 
 
 def verify(engine: Engine, expected: Expectation, allowed: float | None = None) -> float:
@@ -227,7 +219,7 @@ def verify_activations(engine: Engine, expected: Expectation, precision: str | N
         VerificationFailed: it exceeds the tolerance, or is not a number.
     """
     precision = precision or engine.spec.precision
-    relative = float(_differences(engine, expected).square().mean().sqrt() / expected.logits.std())
+    relative = float(_differences(engine, expected).square().mean().sqrt() / expected[1].std())
     if not relative <= ACTIVATIONS[precision]:
         raise VerificationFailed(
             f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "

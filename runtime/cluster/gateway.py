@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
 from runtime.cluster.board import ClusterMetrics, ReplicaReport
-from runtime.cluster.prefix_table import prefix_keys
 from runtime.cluster.replica import Head
+from runtime.cluster.router import prefix_keys
 from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.middleware import CLIENT, client_left
@@ -35,6 +35,9 @@ from runtime.server.routes import Endpoint
 log = logging.getLogger(__name__)
 
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
+
+ATTEMPTS = 3
+"""Replicas that a request is tried on."""
 
 RETRY_SECONDS = 1.0
 """A full group of replicas asks clients to wait so long."""
@@ -46,7 +49,6 @@ class Gateway:
     Args:
         handle: of the deployment, a Ray Serve `DeploymentHandle`.
         reports: the board's.
-        attempts: replicas a request is tried on, where some cannot be reached.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """
@@ -55,11 +57,10 @@ class Gateway:
         self,
         handle: Any,
         reports: Callable[[], Awaitable[list[ReplicaReport]]],
-        attempts: int,
         seconds: float,
         rollout: Callable[[], Awaitable[None]],
     ) -> None:
-        self._handle, self._reports, self._attempts, self._rollout = handle, reports, attempts, rollout
+        self._handle, self._reports, self._rollout = handle, reports, rollout
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         self._bodies = BodyReader()
@@ -141,7 +142,7 @@ class Gateway:
     async def _answer(self, head: Head, body: bytes, send: Send) -> None:
         keys = await self._bodies.run(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
         deaths = 0
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             start: Message | None = None
             sent = False
             try:
@@ -164,13 +165,13 @@ class Gateway:
                     log.error("a replica died under a stream", exc_info=error)
                     await _break(send)
                     return
-                log.warning("attempt %d of %d: %s", attempt, self._attempts, type(error).__name__)
+                log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, type(error).__name__)
                 deaths += isinstance(error, RayActorError)
                 if deaths == 2:
                     again = {"x-should-retry": "false"}  # OpenAI's client heeds it
                     problem = "two replicas died under this request; change it"
                     raise ApiError(500, problem, None, "replica_died", again) from error
-                if attempt == self._attempts:
+                if attempt == ATTEMPTS:
                     raise ApiError(503, f"{attempt} replicas cannot be reached", code="unavailable") from error
                 self._retries += 1
             except RayError as error:

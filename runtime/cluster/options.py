@@ -12,29 +12,22 @@ class ClusterOptions:
     """Options of a group of replicas.
 
     Attributes:
-        replicas: at least so many, >= 1.
-        max_replicas: at most so many, by the depth of the queue; None keeps `replicas`.
-        cpus, gpus: of each replica, as Ray accounts for them, >= 0; a GPU is that replica's own if this is 1.
-        address: of a running Ray cluster; None starts one on this machine.
-        attempts: replicas that a request is tried on where some cannot be reached, >= 1; of dying ones, two at most.
-        imbalance: requests that the replica with a prompt's prefix may have more than the least busy one, >= 0.
+        replicas: processes with an engine each, >= 1; without it, the server's own process has the engine.
+        max_replicas: most replicas, started while requests wait; by default, as many as replicas.
+        replica_cpus: CPU cores that Ray reserves for each replica, >= 0.
+        replica_gpus: GPUs that Ray gives each replica, >= 0.
+        ray_address: address of a running Ray cluster; by default, one is started on this machine.
     """
 
-    replicas: int = 1
+    replicas: int
     max_replicas: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
-    address: str | None = None
-    attempts: int = 3
-    imbalance: int = 4
+    replica_cpus: float = 1.0
+    replica_gpus: float = 0.0
+    ray_address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise InvalidInput("replicas", self.replicas, "give at least 1")
+        for name, least in (("replicas", 1), ("replica_cpus", 0), ("replica_gpus", 0)):
+            if getattr(self, name) < least:
+                raise InvalidInput(name.replace("_", "-"), getattr(self, name), f"give at least {least}")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise InvalidInput("max-replicas", self.max_replicas, f"give at least --replicas, {self.replicas}")
-        for name in ("cpus", "gpus"):
-            if getattr(self, name) < 0:
-                raise InvalidInput(f"replica-{name}", getattr(self, name), "give at least 0")
-        if self.attempts < 1 or self.imbalance < 0:
-            raise InvalidInput("attempts and imbalance", (self.attempts, self.imbalance), "give at least 1 and 0")

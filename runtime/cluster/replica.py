@@ -10,13 +10,12 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-import torch
 from ray import serve
 from starlette.types import Message
 
-from engines.pytorch.hook import quiet_transformers
 from runtime.async_llm import AsyncLLM
 from runtime.cluster.board import ReplicaReport
+from runtime.commands.entry import use_torch
 from runtime.config import RuntimeConfig
 from runtime.server.app import application
 from runtime.server.options import ServerOptions
@@ -34,7 +33,6 @@ class Replica:
 
     Args:
         pair: pair folder, on this machine.
-        config: how the pair runs.
         options: of the server; keys are the gateway's business.
         board: handle of the board, a Ray actor.
         generation: which rollout it belongs to.
@@ -44,8 +42,7 @@ class Replica:
         self, pair: str, config: RuntimeConfig, options: ServerOptions, board: Any, generation: int
     ) -> None:
         logging.basicConfig(level=logging.INFO)
-        quiet_transformers()
-        torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+        use_torch()
         self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
         service = Service(self._engine, options)
         self._app, self._metrics = application(service), service.metrics
@@ -61,8 +58,6 @@ class Replica:
         """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away.
 
         Args:
-            head: what is asked.
-            body: all of it.
             keys: of the prompt, for the router.
         """
         asked, messages = asyncio.Queue[Message](), asyncio.Queue[Message | None]()

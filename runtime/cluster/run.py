@@ -50,20 +50,15 @@ def serve_cluster(
 
     Args:
         pair: pair folder, at the same path on each machine of the cluster.
-        config: how each replica's pair runs.
-        options: of the server.
-        cluster: of the group.
-        bound: where to listen.
-        log_level, access_log: of the HTTP server.
 
     Raises:
         InvalidInput: Ray cannot be reached, has too little for the replicas, or they do not start.
     """
     lost = threading.Event()
     try:
-        ray.init(address=cluster.address, include_dashboard=False if cluster.address is None else None)
+        ray.init(address=cluster.ray_address, include_dashboard=False if cluster.ray_address is None else None)
     except (ConnectionError, ValueError) as error:
-        raise InvalidInput("ray-address", cluster.address, f"cannot be reached: {error}") from None
+        raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled")
@@ -87,7 +82,7 @@ def serve_cluster(
             handle = deploy()
         except RuntimeError as error:
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = Gateway(handle, reports, cluster.attempts, options.request_seconds, rollout)
+        gateway = Gateway(handle, reports, options.request_seconds, rollout)
         guarded = Guard(gateway, options, lambda path, status: None)
         watch = threading.Thread(target=watch_head, args=(ray.get_runtime_context().gcs_address, lost), daemon=True)
         watch.start()
@@ -128,11 +123,11 @@ def watch_head(address: str, lost: threading.Event, pause: float = 1.0) -> None:
 
 def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> None:
     """Refuse what Ray would wait for without an end."""
-    for name, key in (("cpus", "CPU"), ("gpus", "GPU")):
+    for name, key in (("replica_cpus", "CPU"), ("replica_gpus", "GPU")):
         wanted, there = cluster.replicas * getattr(cluster, name), found.get(key, 0.0)
         if wanted > there:
             problem = f"{cluster.replicas} replicas need {wanted:g} {key}s, and Ray has {there:g}; give fewer"
-            raise InvalidInput(f"replica-{name}", getattr(cluster, name), problem)
+            raise InvalidInput(name.replace("_", "-"), getattr(cluster, name), problem)
 
 
 def _deployment(pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:
@@ -154,11 +149,8 @@ def _deployment(pair: Path, config: RuntimeConfig, options: ServerOptions, clust
         name="replica",
         max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
         max_queued_requests=config.max_waiting,
-        ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
-        request_router_config=RequestRouterConfig(
-            request_router_class="runtime.cluster.router.PrefixRouter",
-            request_router_kwargs={"imbalance": cluster.imbalance},
-        ),
+        ray_actor_options={"num_cpus": cluster.replica_cpus, "num_gpus": cluster.replica_gpus},
+        request_router_config=RequestRouterConfig(request_router_class="runtime.cluster.router.PrefixRouter"),
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_wait_loop_s=0.2,

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_options, given_options
+from runtime.commands.entry import Parser, add_options, command, given_options, use_torch
 from runtime.commands.pair_source import add_pair, find_pair
 from runtime.commands.terminal import answer
 from runtime.config import RuntimeConfig
@@ -38,15 +38,14 @@ def main() -> None:
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)
     folder = find_pair(options)
+    if options.chat_template is None and not _has_template(folder / "target"):
+        problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
+        raise InvalidInput("chat-template", None, problem)
 
-    import torch
-
-    from engines.pytorch.hook import quiet_transformers
     from runtime.async_llm import AsyncLLM
     from runtime.server.chat import ChatTemplate, read_template
 
-    quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    use_torch()
     engine = AsyncLLM(folder, config)
     tokenizer = engine.llm.pair.tokenizer
     source = read_template(options.chat_template, tokenizer) if options.chat_template else None
@@ -63,9 +62,7 @@ async def converse(
 
     Args:
         engine: not started yet.
-        template: makes a prompt of the messages.
         messages: what the conversation begins with; it grows.
-        params: of each answer.
     """
     colour = sys.stdout.isatty()
     async with engine:
@@ -76,8 +73,14 @@ async def converse(
             messages.append({"role": "assistant", "content": text})
 
 
+def _has_template(engine: Path) -> bool:
+    """Whether an engine's tokenizer brings a chat template; read off its files, without opening it."""
+    config = engine / "tokenizer_config.json"
+    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
+    return named or (engine / "chat_template.jinja").is_file()
+
+
 def _ask() -> str:
-    """The next question; empty at the end."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:

@@ -1,15 +1,24 @@
-"""Argument parser and exit codes of all commands."""
+"""Argument parser, options and exit codes of all commands.
+
+Options are made from a configuration class: names and types from its fields, help from its docstring.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
+import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from types import UnionType
+from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from mtad.errors import Failed, InvalidInput
+from runtime.config import RuntimeConfig, describe
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,14 +46,7 @@ class Parser(argparse.ArgumentParser):
 
     def _read(self, path: Path) -> dict[str, Any]:
         """Options of a YAML file, by the name that the parsed namespace has."""
-        import yaml
-
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise InvalidInput("config", str(path), f"cannot be read: {error}") from None
-        if not isinstance(values, dict):
-            raise InvalidInput("config", str(path), "not a mapping of options to values")
+        values = read_mapping("config", path)
         known = {action.dest: action for action in self._actions if action.option_strings}
         found = {str(name).replace("-", "_"): value for name, value in values.items()}
         for name in found:
@@ -61,7 +63,55 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line and exit with code 2."""
+        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            flags = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(unknown[1], flags, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def read_text(field: str, path: Path) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
+
+
+def read_mapping(field: str, path: Path) -> dict[str, Any]:
+    """The options of a YAML file.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not a mapping.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(read_text(field, path))
+    except yaml.YAMLError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidInput(field, str(path), "not a mapping of options to values")
+    return values
+
+
+def use_torch() -> None:
+    """Import torch for a process that serves a pair, on one thread, and keep transformers quiet.
+
+    The loop's own tensors are small; the cores belong to the engines.
+    """
+    import torch
+
+    from engines.pytorch.hook import quiet_transformers
+
+    quiet_transformers()
+    torch.set_num_threads(1)
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
@@ -76,11 +126,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except InvalidInput as error:
             field = Parser.current.flag(error.field) if Parser.current else error.field
-            problem = (
-                f"{field} = {error.value!r}: {error.problem}"
-                if error.value is not None
-                else f"{field}: {error.problem}"
-            )
+            problem = str(InvalidInput(field, error.value, error.problem))
             print(f"{Path(sys.argv[0]).stem}: error: {' '.join(problem.split())}", file=sys.stderr)
             sys.exit(2)
         except Failed as error:
@@ -90,3 +136,90 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(130)
 
     return run
+
+
+PLACEMENT = ("device", "threads", "provider", "attention", "graphs")
+"""Fields of `RuntimeConfig` that say where the engines run."""
+
+_Target = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+def add_options(parser: _Target, config: type, only: Collection[str] = (), but: Collection[str] = ()) -> None:
+    """Add an option for each field of a dataclass. Those that are not given leave no trace in the parsed namespace.
+
+    Args:
+        parser: a parser, or a group of one.
+        config: the dataclass; its docstring describes the fields under "Attributes:".
+        only: names of the fields to offer, in this order; by default, all.
+        but: names of fields to leave out.
+    """
+    known, hints, texts = {field.name: field for field in fields(config)}, get_type_hints(config), describe(config)
+    for name in only or known:
+        if name in but:
+            continue
+        flag, hint = "--" + name.replace("_", "-"), hints[name]
+        help = f"{texts[name]}{_default(known[name])}".replace("%", "%%")
+        if hint is bool:
+            on = bool(known[name].default)
+            if on:
+                help += " (default: yes)"
+            action = argparse.BooleanOptionalAction if on else "store_true"
+            parser.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=help)
+        else:
+            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help, **_kind(hint))
+
+
+def given_options(parsed: argparse.Namespace, config: type, only: Collection[str] = ()) -> dict[str, Any]:
+    """The options of `config`, or of the fields `only`, that the command line gave, by field."""
+    names = only or [field.name for field in fields(config)]
+    return {name: getattr(parsed, name) for name in names if hasattr(parsed, name)}
+
+
+def add_placement(parser: _Target) -> None:
+    """Add the options that say where the engines run."""
+    add_options(parser, RuntimeConfig, only=PLACEMENT)
+    parser.set_defaults(**{name: getattr(RuntimeConfig, name) for name in PLACEMENT})
+
+
+def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:
+    """A configuration of `others`, placed where the command line says."""
+    return RuntimeConfig(**others, **given_options(parsed, RuntimeConfig, PLACEMENT))
+
+
+def _default(field: Field[Any]) -> str:
+    shown = field.default not in (MISSING, None, (), "") and not isinstance(field.default, bool)
+    return f" (default: {field.default})" if shown else ""
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    options = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    options = tuple(one for one in options if one is not type(None))
+    if tuple[str, ...] in options:
+        return {"action": "append", "metavar": "TEXT"}
+    (first, *_) = options
+    if get_origin(first) is Literal:
+        return {"choices": get_args(first)}
+    if get_origin(first) is tuple:
+        return {"type": _integers, "metavar": "N,N,..."}
+    if get_origin(first) is Mapping:
+        return {"type": json_object, "metavar": "JSON"}
+    kind: Callable[[str], Any] = str if str in options else first
+    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}  # type: ignore[index]
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not integers such as 2,2,1") from None
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object, as the type of an option."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
+    return value

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_options, given_options
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
+from runtime.commands.pair_source import add_pair, find_pair, open_llm
 from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig
 
@@ -48,18 +47,13 @@ def main() -> None:
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     if "top_logprobs" in given and not options.json:
         print(f"{parser.prog}: warning: --top-logprobs has no effect without --json", file=sys.stderr)
-    folder = find_pair(options)
-    prompts = [*options.prompt, *(_read(path) for path in options.file)] or [_read(None)]
+    folder = find_pair(options, executors=True)
+    prompts = [*options.prompt, *(read_text("file", path) for path in options.file)] or [_read_standard_input()]
 
-    import torch
-
-    from engines.pytorch.hook import quiet_transformers
     from runtime.async_llm import AsyncLLM
-    from runtime.llm import LLM
 
-    quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    llm = LLM(folder, config)
+    use_torch()
+    llm = open_llm(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for name in _ignored(given, params):
         print(f"{parser.prog}: warning: {name} has no effect with the method {params.method}", file=sys.stderr)
@@ -98,12 +92,11 @@ def _ignored(given: dict[str, Any], params: DecodingParams) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name, counts in used.items() if name in given and not counts]
 
 
-def _read(path: Path | None) -> str:
-    """A prompt from a file, or from standard input."""
+def _read_standard_input() -> str:
     try:
-        return path.read_text(encoding="utf-8") if path else sys.stdin.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("file", str(path or "standard input"), f"cannot be read: {error}") from None
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidInput("file", "standard input", f"cannot be read: {error}") from None
 
 
 if __name__ == "__main__":

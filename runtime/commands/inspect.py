@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.memory import Memory, format_bytes
+from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
 
 
@@ -21,6 +22,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    if not options.folder.is_dir():
+        raise InvalidInput("folder", str(options.folder), "no such folder; mtad export writes one")
+    if not any((options.folder / name).is_file() for name in ("pair.json", "engine.json")):
+        problem = "it has no pair.json and no engine.json: not written by mtad export"
+        raise InvalidInput("folder", str(options.folder), problem)
 
     from engines.pytorch.hook import quiet_transformers
     from runtime.commands.inspect_folder import inspect
@@ -39,7 +45,7 @@ def describe(found: dict[str, Any]) -> list[str]:
     rows = [
         ("vocabulary", f"{found['vocab_size']} tokens, {found['vocabulary_hash'][:16]}"),
         ("defaults", json.dumps(found["defaults"]) if found["defaults"] else "the package's"),
-        ("tuned", f"{tuning.get('method')} for {tuning.get('goal')}" if found["tuned"] else "no"),
+        ("tuned", f"{tuning.get('method')} for {tuning.get('objective', {}).get('goal')}" if found["tuned"] else "no"),
         ("memory", str(Memory(**memory)).removeprefix("memory: ")),
     ]
     lines = _table(f"{found['folder']} (pair)", rows)
@@ -70,21 +76,8 @@ def _engine(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("from", f"{found['source'] or 'unknown'}, {found['checkpoint_hash'][:16]}"),
         ("build", found["build_hash"][:16] or "unknown"),
     ]
-    known = {"kind", "folder", "layers", "kv_heads", "head_dim", "architecture", "format", "dtype", "rows", "capacity"}
-    known |= {"parameters", "vocab_size", "vocabulary", "vocabulary_hash", "eos_tokens", "eos_token_ids", "kv_bytes"}
-    known |= {
-        "kv_bytes_row",
-        "files",
-        "size",
-        "operators",
-        "opsets",
-        "versions",
-        "source",
-        "checkpoint_hash",
-        "build_hash",
-    }
-    others = {name: value for name, value in found.items() if name not in known and value is not None}
-    return [*rows, *((name.replace("_", " "), json.dumps(value)) for name, value in others.items())]
+    others = {name: found[name] for name in ("attention", "plan", "precision") if found[name] is not None}
+    return [*rows, *((name, json.dumps(value)) for name, value in others.items())]
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:

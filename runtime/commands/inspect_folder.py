@@ -11,11 +11,11 @@ from typing import Any
 import onnx
 from safetensors import SafetensorError, safe_open
 
-from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash
+from engines.folder import exported_defaults, read_spec, vocabulary_hash
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.pair import ROLES, open_tokenizer
+from runtime.pair import ROLES, open_tokenizer, read_description
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
@@ -27,10 +27,8 @@ def inspect(folder: Path) -> dict[str, Any]:
     """Describe a folder of `mtad export`: `inspect_pair` or `inspect_engine`.
 
     Raises:
-        InvalidInput: it is neither, or is damaged.
+        InvalidInput: it is damaged.
     """
-    if folder.is_dir() and not (folder / "pair.json").exists() and not (folder / "engine.json").exists():
-        raise InvalidInput("folder", str(folder), "it has no pair.json and no engine.json: not written by mtad export")
     return inspect_pair(folder) if (folder / "pair.json").exists() else inspect_engine(folder)
 
 
@@ -40,12 +38,8 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.
     """
-    values = read_json(folder, "pair.json")
-    try:
-        vocabulary, size = str(values["vocabulary_hash"]), int(values["vocab_size"])
-        defaults = dict(values["defaults"])
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    values = read_description(folder)
+    vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
     DecodingParams.from_dict(dict(defaults))
     engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
@@ -55,7 +49,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     return {
         "kind": "pair",
         "folder": str(folder),
-        "vocab_size": size,
+        "vocab_size": values["vocab_size"],
         "vocabulary_hash": vocabulary,
         "defaults": defaults,
         "tuned": tuning is not None,
@@ -69,7 +63,6 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
     """An engine: its `engine.json`, and what is in its files.
 
     Args:
-        folder: the engine's.
         vocabulary: hash that its tokenizer's vocabulary must have.
 
     Raises:

@@ -8,9 +8,15 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from export.options import ExportOptions
 from mtad.errors import InvalidInput
+from runtime.commands.entry import add_options, given_options
+from runtime.config import RuntimeConfig
+
+if TYPE_CHECKING:
+    from runtime.llm import LLM
 
 EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
 """Options of an export that a command takes along with `--auxiliary`."""
@@ -21,31 +27,57 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
     group = parser.add_argument_group("exporting first", "only with --auxiliary; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
-    group.add_argument("--revision", help="branch, tag or commit of a target on the hub")
-    group.add_argument("--auxiliary-revision", help="branch, tag or commit of an auxiliary on the hub")
-    group.add_argument("--precision", help="of both engines; mtad export --help lists them (default: float32)")
-    group.add_argument("--capacity", type=int, help="KV columns per row (default: 1024, or what the models allow)")
+    add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
 
 
-def find_pair(options: argparse.Namespace) -> Path:
+def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
     """The pair folder that the command line names, exported now if need be. Bad folders are refused without torch.
+
+    Args:
+        options: of the command line.
+        executors: whether engines of TensorRT-LLM will do, which `open_llm` opens.
 
     Raises:
         InvalidInput: it is no pair folder that a command can open, or a checkpoint cannot be exported.
     """
-    given = {name: value for name in EXPORT_OPTIONS if (value := getattr(options, name, None)) is not None}
+    given = given_options(options, ExportOptions, EXPORT_OPTIONS)
     if options.auxiliary is None:
         for name in set(given) - {"rows"}:
             raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder was exported with its own")
-        check_pair(Path(options.pair))
+        check_pair(Path(options.pair), executors)
         return Path(options.pair)
     if (Path(options.pair) / "pair.json").is_file():
         raise InvalidInput("auxiliary", options.auxiliary, "leave it out; the first argument is already a pair folder")
     return _exported(options.pair, options.auxiliary, given)
 
 
-def check_pair(folder: Path) -> None:
+def open_llm(folder: Path, config: RuntimeConfig) -> LLM:
+    """A pair of our own engines, or of TensorRT-LLM's, ready to decode; torch then has as many threads as are of use.
+
+    Raises:
+        InvalidInput: the folder is not a usable pair, or an option does not fit it.
+    """
+    import torch
+
+    from engines.placement import cores
+
+    if _format(folder) == "tensorrt-llm":
+        from runtime.tensorrt_llm.llm import ExecutorLLM
+
+        torch.set_num_threads(cores())  # the engines need none, and the loop's tensors are as wide as the vocabulary
+        return ExecutorLLM(folder, config)
+    from runtime.llm import LLM
+
+    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    return LLM(folder, config)
+
+
+def check_pair(folder: Path, executors: bool = False) -> None:
     """Refuse a folder that is no pair of engines of our own, and say what it is instead.
+
+    Args:
+        folder: what was given.
+        executors: whether engines of TensorRT-LLM will do.
 
     Raises:
         InvalidInput: it does not exist, is a single engine, a checkpoint, or a pair for TensorRT-LLM.
@@ -53,12 +85,8 @@ def check_pair(folder: Path) -> None:
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
     if (folder / "pair.json").is_file():
-        try:
-            made_for = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8")).get("format")
-        except (OSError, ValueError, AttributeError):
-            return  # opening it says what is wrong
-        if made_for == "tensorrt-llm":
-            problem = "engines of TensorRT-LLM: runtime.tensorrt_llm.llm.ExecutorLLM opens them (docs/tensorrt-llm.md)"
+        if not executors and _format(folder) == "tensorrt-llm":
+            problem = "engines of TensorRT-LLM, which only mtad generate and mtad serve run (docs/tensorrt-llm.md)"
             raise InvalidInput("pair", str(folder), problem)
         return
     problem = "it has no pair.json: not written by mtad export"
@@ -69,12 +97,20 @@ def check_pair(folder: Path) -> None:
     raise InvalidInput("pair", str(folder), problem)
 
 
+def _format(folder: Path) -> str | None:
+    """What a pair's engines are made for; None where that cannot be read: opening the pair says what is wrong."""
+    try:
+        made_for: str | None = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8")).get("format")
+        return made_for
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
     """The cached pair of two checkpoints; exported again where they, the options or the exporter have changed."""
     from engines.folder import cache_folder
     from engines.pytorch.hook import quiet_transformers
     from export.pair import export_pair
-    from export.plan import ExportOptions
 
     quiet_transformers()
     sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in (target, auxiliary)]

@@ -9,23 +9,30 @@ import sys
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_options, given_options
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.cluster.options import ClusterOptions
+from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
+from runtime.commands.pair_source import add_pair, find_pair, open_llm
 from runtime.config import RuntimeConfig
-
-if TYPE_CHECKING:
-    import socket
-
-    from runtime.server.options import ServerOptions
+from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
+OWN = (
+    "body_seconds",
+    "send_seconds",
+    "request_seconds",
+    "drain_seconds",
+    "max_connections",
+    "max_choices",
+    "allow_priority",
+    "trace",
+)
+"""Fields of `ServerOptions` that are options of the command under the same names."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,43 +56,7 @@ def parser() -> argparse.ArgumentParser:
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
     keys.add_argument("--api-key-file", type=Path, help="file with one key per line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
-    keys.add_argument(
-        "--body-seconds",
-        type=float,
-        default=30,
-        help="timeout for receiving a request, in seconds (default %(default)s)",
-    )
-    keys.add_argument(
-        "--send-seconds",
-        type=float,
-        default=30,
-        help="timeout for a client that does not read what it is sent, in seconds (default %(default)s)",
-    )
-    keys.add_argument(
-        "--request-seconds",
-        type=float,
-        default=600,
-        help="timeout for a request, waiting included, in seconds (default %(default)s)",
-    )
-    keys.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=60,
-        help="how long accepted requests may go on after SIGTERM, in seconds (default %(default)s)",
-    )
-    keys.add_argument(
-        "--max-connections",
-        type=int,
-        default=4096,
-        help="connections open at a time; fewer if the process may not open so many files (default %(default)s)",
-    )
-    keys.add_argument(
-        "--max-choices",
-        type=int,
-        default=128,
-        help="choices per request, prompts times n (default %(default)s)",
-    )
-    keys.add_argument("--allow-priority", action="store_true", help="requests may carry a priority")
+    add_options(keys, ServerOptions, only=OWN[:-1])
     keys.add_argument(
         "--allowed-host",
         action="append",
@@ -93,23 +64,9 @@ def parser() -> argparse.ArgumentParser:
         help="a name under which clients reach this server, needed only without API keys; may be repeated",
     )
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
-    group = described.add_argument_group("several replicas, on Ray; see docs/deployment.md")
-    group.add_argument("--replicas", type=int, help="processes with an engine each (default: one, in this process)")
-    group.add_argument(
-        "--max-replicas", type=int, help="most replicas, started while requests wait (default: --replicas)"
-    )
-    group.add_argument(
-        "--replica-cpus",
-        type=float,
-        default=1,
-        help="CPU cores that Ray reserves for each replica (default %(default)s)",
-    )
-    group.add_argument(
-        "--replica-gpus", type=float, default=0, help="GPUs that Ray gives each replica (default %(default)s)"
-    )
-    group.add_argument("--ray-address", help="address of a running Ray cluster (default: starts one on this machine)")
+    add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
-    watch.add_argument("--trace", action="store_true", help="OpenTelemetry spans; needs opentelemetry-api")
+    add_options(watch, ServerOptions, only=OWN[-1:])
     watch.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -127,7 +84,7 @@ def main() -> None:
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
-    folder = find_pair(options)
+    folder = find_pair(options, executors=getattr(options, "replicas", None) is None)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -137,76 +94,54 @@ def main() -> None:
     except ImportError as error:
         raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None
 
-    import torch
-
-    from engines.memory import parse_bytes
-    from engines.pytorch.hook import quiet_transformers
-    from runtime.async_llm import AsyncLLM
-    from runtime.server.app import create_app
-    from runtime.server.chat import read_template
-    from runtime.server.options import ServerOptions
-    from runtime.server.uvicorn_server import bind, serve
-
-    quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    settings = ServerOptions(  # bad options are refused before the engines are opened
+    replicas = given_options(options, ClusterOptions)
+    if replicas and "replicas" not in replicas:
+        raise InvalidInput(*next(iter(replicas.items())), "only with --replicas")
+    cluster = ClusterOptions(**replicas) if replicas else None
+    settings = ServerOptions(  # whatever is wrong is refused before an engine is opened or a process started
         model=options.model or folder.resolve().name,
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
-        body_seconds=options.body_seconds,
-        send_seconds=options.send_seconds,
-        request_seconds=options.request_seconds,
-        drain_seconds=options.drain_seconds,
-        max_connections=options.max_connections,
-        max_choices=options.max_choices,
-        allow_priority=options.allow_priority,
         allowed_hosts=(options.host, *options.allowed_host),
-        trace=options.trace,
+        **given_options(options, ServerOptions, OWN),
     )
-    if options.max_replicas is not None and options.replicas is None:
-        raise InvalidInput("max-replicas", options.max_replicas, "only with --replicas, the least of them")
     if config.tensor_parallel > 1:
+        if cluster:
+            raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
         from engines.parallel.engine import follow_if_told
 
         follow_if_told()  # one process listens
+    from runtime.server.uvicorn_server import bind, serve
+
     bound = bind(options.host, options.port)
+
+    from engines.folder import read_spec
+    from runtime.async_llm import AsyncLLM
+    from runtime.pair import open_tokenizer
+    from runtime.server.app import create_app
+    from runtime.server.chat import read_template
+
+    use_torch()
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
-    if options.replicas is not None:
-        if config.tensor_parallel != 1:
-            raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
-        _serve_cluster(folder, options, settings, config, bound)
-        return
-    engine = AsyncLLM(folder, config)
+    if cluster:
+        read_spec(folder / "target")  # a folder that is no pair is refused before anything is started
     if options.chat_template:
-        template = read_template(options.chat_template, engine.llm.pair.tokenizer)
-        settings = ServerOptions(**{**vars(settings), "chat_template": template})
+        template = read_template(options.chat_template, open_tokenizer(folder / "target"))
+        settings = replace(settings, chat_template=template)
+    if cluster:
+        if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
+            # a Ray of this machine's own listens on the loopback address only; it reads this when it is imported
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        from runtime.cluster.run import serve_cluster
+
+        serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
+        return
+    engine = AsyncLLM(open_llm(folder, config))
     app = create_app(engine, settings)
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:
         sys.exit(f"mtad serve: failed: the engine stopped: {engine.cause}")
-
-
-def _serve_cluster(
-    folder: Path, options: argparse.Namespace, settings: ServerOptions, config: RuntimeConfig, bound: socket.socket
-) -> None:
-    """Serve with several replicas; the engines are theirs."""
-    if options.ray_address is None and "RAY_ADDRESS" not in os.environ:
-        # a Ray of this machine's own listens on the loopback address only; it reads this when it is imported
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from engines.folder import read_spec
-    from runtime.cluster.options import ClusterOptions
-    from runtime.cluster.run import serve_cluster
-    from runtime.pair import open_tokenizer
-    from runtime.server.chat import read_template
-
-    sizes = options.replicas, options.max_replicas, options.replica_cpus, options.replica_gpus
-    cluster = ClusterOptions(*sizes, options.ray_address)
-    read_spec(folder / "target")  # a folder that is no pair is refused before anything is started
-    if options.chat_template:
-        tokenizer = open_tokenizer(folder / "target")
-        settings = replace(settings, chat_template=read_template(options.chat_template, tokenizer))
-    serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
 
 
 def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:
@@ -217,10 +152,7 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
     """
     found = [*given, *([variable] if variable else [])]
     if file is not None:
-        try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput("api-key-file", str(file), f"cannot be read: {error}") from None
+        lines = [line.strip() for line in read_text("api-key-file", file).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")

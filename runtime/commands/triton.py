@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from mtad.errors import InvalidInput
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_options, given_options
+from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.config import RuntimeConfig
+from runtime.triton.options import TritonOptions
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,18 +22,11 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
     described.add_argument("--model", default="mtad", help="name of the model (default %(default)s)")
-    described.add_argument("--convention", default="bls", help="names of tensors: bls or llmapi (default %(default)s)")
     described.add_argument(
         "--environment", help="virtual environment to run the model in (default: Triton's own Python)"
     )
     described.add_argument("--copy", action="store_true", help="put a copy of the pair into the directory")
-    described.add_argument(
-        "--request-seconds",
-        type=float,
-        default=600,
-        help="timeout for a request, waiting included, in seconds (default %(default)s)",
-    )
-    described.add_argument("--log-level", default="info", help="debug, info, warning or error (default %(default)s)")
+    add_options(described, TritonOptions, but=("pair", "engine"))
     add_options(described.add_argument_group("runtime"), RuntimeConfig, but=("tensor_parallel",))
     return described
 
@@ -43,14 +36,10 @@ def main() -> None:
     """Entry point of `mtad triton`."""
     given = parser().parse_args()
     try:
-        import yaml  # noqa: F401
+        from runtime.triton.repository import write_model
     except ImportError as error:
         raise InvalidInput("triton", error.name, "not installed; pip install 'mtad[triton]'") from None
 
-    from runtime.triton.options import TritonOptions
-    from runtime.triton.repository import write_model
-
     engine = RuntimeConfig(**given_options(given, RuntimeConfig))
-    options = TritonOptions(str(given.pair), given.convention, given.request_seconds, given.log_level, engine)
-    folder = write_model(given.repository, given.model, options, given.environment, given.copy)
-    print(folder)
+    own = {**given_options(given, TritonOptions), "pair": str(given.pair), "engine": engine}
+    print(write_model(given.repository, given.model, TritonOptions(**own), given.environment, given.copy))

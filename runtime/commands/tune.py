@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_placement, placed_config
+from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config, use_torch
 
 if TYPE_CHECKING:
     from runtime.tuning.search import Tuning, Verdict
@@ -62,7 +62,11 @@ def main() -> None:
     for name in ("limit", "seeds"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
-    given = _object(options.params)
+    try:
+        given = json_object(options.params)
+    except ArgumentTypeError:
+        problem = 'give a JSON object such as {"temperature": 0.8}'
+        raise InvalidInput("params", options.params, problem) from None
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
             raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
@@ -88,16 +92,13 @@ def main() -> None:
     if len(examples) < 2:
         raise InvalidInput("prompts", str(options.prompts), "give at least two prompts")
 
-    import torch
     from tqdm import tqdm
 
     from engines.folder import exported_defaults, read_json
-    from engines.pytorch.hook import quiet_transformers
     from runtime.llm import LLM
     from runtime.pair import write_tuning
 
-    quiet_transformers()
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    use_torch()
     llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
     base = DecodingParams.from_dict({**exported, **given, "method": options.method})
@@ -139,7 +140,9 @@ def main() -> None:
 
 def _conclusion(now: DecodingParams, choice: DecodingParams, verdict: Verdict, dry_run: bool) -> str:
     """The last line: what has become of the pair's default, in the parameters that differ."""
-    before, after = asdict(now), asdict(choice)
+    before, after = (
+        {**asdict(p), "accept_threshold": p.threshold, "draft_confidence": p.confidence} for p in (now, choice)
+    )
     names = [name for name in after if name == "method" or before[name] != after[name]]
     a, b = (" ".join(f"{name}={values[name]}" for name in names) for values in (before, after))
     if not verdict.change:
@@ -175,7 +178,6 @@ def curve(found: Tuning) -> str:
 
 
 def _values(name: str, text: str | None) -> tuple[Any, ...]:
-    """Values of an option, each one that `DecodingParams` takes."""
     if text is None:
         return ()
     kind = int if name in ("draft_len", "beam_width") else float
@@ -188,13 +190,3 @@ def _values(name: str, text: str | None) -> tuple[Any, ...]:
     if len(set(found)) < len(found):
         raise InvalidInput(name, text, "a value is given twice")
     return found
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidInput("params", text, 'give a JSON object such as {"temperature": 0.8}')
-    return value

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ LIMITS: dict[str, Any] = {
 few hundred properties and vocabularies of 128,000 tokens were seen to need. A mask then takes some 10 ms at most."""
 
 
+WHITE_SPACE = " ?"
+"""Between the parts of a JSON text: one space at most, unless a schema's `x-guidance` says otherwise.
+
+Without a limit, a weak model may write white space up to max_tokens."""
+
+
 def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, list[str]]:
     """A matcher at the start of a language, and what is wrong with it, parts that would be ignored included.
 
@@ -49,8 +56,10 @@ def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMa
     """
     from llguidance import LLMatcher, LLParserLimits
 
+    # llguidance takes options beside an object only
+    options: Any = {"whitespace_pattern": WHITE_SPACE} if text.lstrip().startswith("{") else None
     kinds: dict[str, Callable[[str], str]] = {
-        "json_schema": LLMatcher.grammar_from_json_schema,
+        "json_schema": partial(LLMatcher.grammar_from_json_schema, defaults=options),
         "regex": LLMatcher.grammar_from_regex,
         "grammar": LLMatcher.grammar_from_lark,
     }

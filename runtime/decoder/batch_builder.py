@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engines.base import mask_length
-from engines.buffers import Slab, packed, size_of, views
+from engines.buffers import Recent, Slab, packed, size_of, views
 from engines.graphs.runner import bucket_length
 from mtad.draft import Level, root
 from mtad.live import Beams, Live
@@ -21,6 +21,12 @@ from mtad.params import DecodingParams
 from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
 from runtime.constraints.constraint import Constraint, Constraints
 from runtime.decoder.batch import Batch, Padded
+
+_content = attrgetter(
+    *("method", "draft_len", "beam_width", "branching", "replacement", "accept_threshold", "draft_confidence"),
+    *("temperature", "top_k", "top_p", "ignore_eos"),
+)
+"""What of a row's parameters the tensors of a batch depend on."""
 
 KEPT, KEPT_BYTES = 64, 2**22
 """Batches of parameters whose tensors are kept, and the memory they may take together; the latest is always kept."""
@@ -44,11 +50,9 @@ class Buckets(NamedTuple):
     pinned: bool
 
     def padded(self, rows: int) -> int:
-        """Rows of the batch."""
         return min(1 << (rows - 1).bit_length(), self.rows) if self.pad else rows
 
     def shape(self, shape: Shape, vocab_size: int) -> Shape:
-        """The shape of its blocks."""
         candidates = min(1 << (shape.candidates - 1).bit_length(), vocab_size)
         return shape._replace(candidates=candidates) if self.pad else shape
 
@@ -71,9 +75,9 @@ class BatchBuilder:
 
     def __init__(self, vocab_size: int, eos: Sequence[int], buckets: Buckets | None = None) -> None:
         self._vocab_size, self._eos, self._buckets = vocab_size, eos, buckets
-        self._layouts: OrderedDict[tuple[object, ...], _Layout] = OrderedDict()
+        self._layouts: Recent[tuple[object, ...], _Layout] = Recent(KEPT)
         self._slab = Slab(pinned=buckets is not None and buckets.pinned)
-        self._buffers: OrderedDict[tuple[int, Shape], _InputBuffers] = OrderedDict()
+        self._buffers: Recent[tuple[int, Shape], _InputBuffers] = Recent(KEPT)
         self._current: tuple[_Layout, _InputBuffers] | None = None
 
     def build(
@@ -126,42 +130,15 @@ class BatchBuilder:
     def _buffers_for(self, params: Sequence[DecodingParams]) -> tuple[_Layout, _InputBuffers]:
         """Lay out the memory for a batch of these rows, unless it is."""
         content = tuple(map(_content, params))
-        layout = self._layouts.get(content)
-        if layout is None:
-            while len(self._layouts) >= KEPT or sum(len(kept.packed) for kept in self._layouts.values()) > KEPT_BYTES:
-                self._layouts.popitem(last=False)
-            layout = self._layouts[content] = _Layout(params, self._vocab_size, self._eos, self._buckets)
-        else:
-            self._layouts.move_to_end(content)
+        while content not in self._layouts and sum(len(kept.packed) for kept in self._layouts.values()) > KEPT_BYTES:
+            self._layouts.popitem(last=False)
+        layout = self._layouts.find(content, lambda: _Layout(params, self._vocab_size, self._eos, self._buckets))
         if self._current is None or self._current[0] is not layout:
-            key = layout.rows, layout.shape
-            buffers = self._buffers.get(key)
-            if buffers is None:
-                if len(self._buffers) >= KEPT:
-                    self._buffers.popitem(last=False)
-                buffers = self._buffers[key] = _InputBuffers(layout, self._slab)
-            else:
-                self._buffers.move_to_end(key)
+            key, found = (layout.rows, layout.shape), layout
+            buffers = self._buffers.find(key, lambda: _InputBuffers(found, self._slab))
             buffers.load(layout)
             self._current = layout, buffers
         return self._current
-
-
-def _content(p: DecodingParams) -> tuple[object, ...]:
-    """What of a row's parameters the tensors of a batch depend on."""
-    return (
-        p.method,
-        p.draft_len,
-        p.beam_width,
-        p.branching,
-        p.replacement,
-        p.accept_threshold,
-        p.draft_confidence,
-        p.temperature,
-        p.top_k,
-        p.top_p,
-        p.ignore_eos,
-    )
 
 
 class _Layout:
@@ -246,40 +223,28 @@ class _InputBuffers:
     def batch(
         self, layout: _Layout, longest: int, constraints: Constraints | None, cut: Callable[[Batch, int], Batch]
     ) -> Batch:
-        """A batch of what the memory holds."""
-        parts = self._tensors
         return Batch(
-            last_two=parts.last_two,
-            committed=parts.committed,
+            **self._tensors.of_batch,
             longest=longest,
-            rows=parts.rows,
-            root=parts.root,
-            places=parts.places,
             shape=self._shape,
-            noise=parts.noise,
             cut=cut,
             constraints=constraints,
             stops=layout.stops,
-            by_target=parts.by_target,
             by_auxiliary=layout.by_auxiliary,
-            live=parts.live,
         )
 
     def padded(self, batch: Batch, layout: _Layout, buckets: Buckets) -> Batch:
-        """The batch as one for devices."""
         length, count = buckets.length(batch.longest, self._shape), layout.count
 
         def on(memory: Tensor, static: bool) -> Batch:
             parts = self._rebind(memory) if static else self._tensors
             assert parts.real is not None
             padded = Padded(count, parts.real, length, memory, partial(on, static=True))
-            shared = {name: value for name, value in parts._asdict().items() if name != "real"}
-            return replace(batch, **shared, padded=padded, static=static)
+            return replace(batch, **parts.of_batch, padded=padded, static=static)
 
         return on(self._memory, static=False)
 
     def _rebind(self, memory: Tensor) -> _Tensors:
-        """The batch's tensors as views of `memory`."""
         (rows, root, places, by_target, real), of_block, live = views(self._like, memory)
         last_two, committed, accept, bonus, nodes, uniform, gumbel = of_block
         levels = tuple(map(LevelNoise, uniform.unbind(), gumbel.unbind()))
@@ -299,3 +264,8 @@ class _Tensors(NamedTuple):
     by_target: Tensor | None
     live: Live | None
     real: Tensor | None
+
+    @property
+    def of_batch(self) -> dict[str, Any]:
+        """Those of the batch itself, by the names of its fields."""
+        return {name: value for name, value in self._asdict().items() if name != "real"}

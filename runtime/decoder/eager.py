@@ -7,7 +7,6 @@ return is valid until the next block begins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,50 +22,8 @@ from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
 
 
-class BlockFunctions(Protocol):
-    """The functions of `mtad.block` for blocks of one shape."""
-
-    def begin(self, context: Context, rows: Rows) -> Begun: ...
-
-    def grow(
-        self,
-        depth: int,
-        above: Level,
-        sees: Tensor,
-        logits: Tensor,
-        noise: LevelNoise,
-        place: Place,
-        begun: Begun,
-        context: Context,
-        rows: Rows,
-        live: Live | None = None,
-    ) -> Grown: ...
-
-    def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft: ...
-
-    def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs: ...
-
-    def decide(
-        self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
-    ) -> Accepted: ...
-
-
-class Functions(Protocol):
-    """Where the functions come from."""
-
-    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
-        """The functions for blocks of `rows` rows, whose masks have `length` columns."""
-
-
-class TorchFunctions:
-    """The functions of `mtad.block`, run by torch as they are."""
-
-    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
-        return EagerBlock(shape)
-
-
-class EagerBlock(BlockFunctions):
-    """The functions of `mtad.block`, run by torch."""
+class BlockFunctions:
+    """The functions of `mtad.block` for blocks of one shape, run by torch as they are."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -102,6 +59,14 @@ class EagerBlock(BlockFunctions):
         self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
     ) -> Accepted:
         return block.decide(draft, adjusted, logits, noise, committed, rows, self._shape.rules)
+
+
+class TorchFunctions:
+    """Where the functions come from."""
+
+    def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
+        """The functions for blocks of `rows` rows, whose masks have `length` columns."""
+        return BlockFunctions(shape)
 
 
 def filtered_levels(levels: Sequence[Grown]) -> tuple[Candidates, ...]:

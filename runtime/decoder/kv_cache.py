@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from engines.prefix_cache import PrefixCache, common_prefix
-from runtime.decoder.roles import Auxiliary, Target
+from runtime.decoder.roles import Auxiliary, Role, Target
 from runtime.scheduler.request import Request
 
 
@@ -17,7 +17,6 @@ class KvCaches:
     may lag behind where nothing is drafted: it is brought up to date when a draft is due.
 
     Args:
-        auxiliary, target: the roles.
         prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
     """
 
@@ -79,7 +78,6 @@ class KvCaches:
 
     @staticmethod
     def _lags(request: Request) -> bool:
-        """Whether a running request's auxiliary cache lacks tokens that a draft needs."""
         return request.auxiliary_held < request.committed - 2
 
     def _extend(self, request: Request, row: int, upto: int) -> None:
@@ -92,7 +90,7 @@ class KvCaches:
             if held < end <= upto and self.prefixes:
                 self.prefixes[0].store(row, request.prompt[:end], request.salt)
 
-    def _reuse(self, role: Auxiliary | Target, request: Request, row: int, running: Sequence[Request]) -> int:
+    def _reuse(self, role: Role, request: Request, row: int, running: Sequence[Request]) -> int:
         """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
         if self.prefixes is None:
             return 0
@@ -108,12 +106,10 @@ class KvCaches:
         return self.prefixes[role is self.target].restore(row, tokens, best, request.salt)
 
     def move(self, request: Request, source: int, to: int) -> None:
-        """A request moves to another row."""
         self.target.move_row(source, to, request.target_held)
         self.auxiliary.move_row(source, to, request.auxiliary_held)
 
     def clear(self, row: int) -> None:
-        """Zero a row: after a failure it may hold what is not a number, and that would poison its next request."""
         self.target.clear_row(row)
         self.auxiliary.clear_row(row)
 

@@ -13,11 +13,21 @@ from mtad.tree import TokenTree
 from runtime.decoder.batch import Batch
 
 
-class Auxiliary(Protocol):
-    """Drafts: grows a token tree under each row, over a KV cache of its own."""
+class Role(Protocol):
+    """What both have: a KV cache of their own, row by row."""
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
+
+    def move_row(self, source: int, to: int, columns: int) -> None:
+        """Move a request's first `columns` columns to another row."""
+
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Zero a row's keys and values from column `start` on."""
+
+
+class Auxiliary(Role, Protocol):
+    """Drafts: grows a token tree under each row."""
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
         """Grow a tree under each row; `batch.shape.draft_len` >= 1.
@@ -29,36 +39,15 @@ class Auxiliary(Protocol):
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """Keep the accepted nodes, drop the others."""
 
-    def move_row(self, source: int, to: int, columns: int) -> None:
-        """Move a request's first `columns` columns to another row."""
 
-    def clear_row(self, row: int, start: int = 0) -> None:
-        """Zero a row's keys and values from column `start` on."""
-
-
-class Target(Protocol):
-    """Scores a draft in one pass and decides what is accepted, over a KV cache of its own."""
-
-    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step."""
+class Target(Role, Protocol):
+    """Scores a draft in one pass and decides what is accepted."""
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         """Logits after the root and after each node, float32 [R, 1 + N, V], in one pass; valid until the next."""
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
-        """Decide the block.
-
-        Args:
-            batch: of the block.
-            draft: what was scored.
-            logits: what `score` returned.
-        """
+        """Decide the block of a draft and of the logits that `score` returned."""
 
     def commit(self, batch: Batch, accepted: Accepted) -> None:
         """Keep the accepted nodes, drop the others."""
-
-    def move_row(self, source: int, to: int, columns: int) -> None:
-        """Move a request's first `columns` columns to another row."""
-
-    def clear_row(self, row: int, start: int = 0) -> None:
-        """Zero a row's keys and values from column `start` on."""

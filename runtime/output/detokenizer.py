@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from mtad.params import DecodingParams
 from runtime.output.stops import automaton
 from runtime.scheduler.request import FinishReason, Request
 
@@ -12,18 +13,20 @@ from runtime.scheduler.request import FinishReason, Request
 class Detokenizer:
     """Decodes a request's tokens as they come and applies its stop conditions inside an accepted block.
 
-    Characters that span tokens are held back until they are complete; special tokens give no text.
+    Characters that span tokens are held back until they are complete.
 
     Args:
         tokenizer: makes text of tokens.
         eos: tokens that end a text.
-        stops: strings that end it.
+        params: of the request.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], stops: tuple[str, ...]) -> None:
-        self._tokenizer, self._eos = tokenizer, eos
+    def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], params: DecodingParams) -> None:
+        self._tokenizer, self._eos = tokenizer, frozenset() if params.ignore_eos else eos
+        self._stop_tokens, self._skip = frozenset(params.stop_token_ids), params.skip_special_tokens
+        stops = params.stop_strings
         self._stops, self._state = automaton(stops) if stops else None, 0
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._decoded = 0
 
     def append(self, request: Request, token: int, log_prob: float) -> FinishReason | None:
@@ -33,7 +36,7 @@ class Detokenizer:
         request.tokens.append(token)
         request.log_probs.append(log_prob)
         request.offsets.append(len(request.text))
-        if token in self._eos and not params.ignore_eos:
+        if token in self._eos or (token in self._stop_tokens and not early):
             self._flush(request, request.tokens[:-1])
             return "stop"
         piece = self._stream.step(self._tokenizer, token)
@@ -52,11 +55,11 @@ class Detokenizer:
         """
         if self._decoded == len(tokens):
             return False
-        whole = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        whole = self._tokenizer.decode(tokens, skip_special_tokens=self._skip)
         return whole.startswith(request.text) and self._add(request, whole[len(request.text) :])
 
     def _add(self, request: Request, piece: str, early: bool = False) -> bool:
-        """Add to the text; cut it before the earliest stop string that this completes, unless it is too early."""
+        """Add to the text; cut it at the earliest stop string that this completes, unless it is too early."""
         before = len(request.text)
         request.text += piece
         request.stable = len(request.text)
@@ -66,5 +69,8 @@ class Detokenizer:
         request.stable -= self._stops.held(self._state)
         if found is None or early:
             return False
-        request.text = request.text[: before + found]
+        end = before + found
+        if request.params.include_stop_str_in_output:
+            end += min(len(stop) for stop in request.params.stop_strings if request.text.startswith(stop, end))
+        request.text = request.text[:end]
         return True

@@ -25,7 +25,6 @@ class OutputProcessor:
     """Owns the detokenizer, the constraint and the figures of every request that has begun.
 
     Args:
-        tokenizer: makes text of tokens.
         eos: tokens that end a text.
         constrainer: makes the requests' constraints.
         unrecorded: counts the blocks that a device ran without a CUDA graph, by reason; part of the totals.
@@ -51,7 +50,7 @@ class OutputProcessor:
         if request.id in self._detokenizers:
             return False
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
-        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params.stop_strings)
+        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params)
         constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint
@@ -76,7 +75,6 @@ class OutputProcessor:
         Args:
             requests: by row.
             params: of each row in this block.
-            block: what the block gave.
             began: `time.perf_counter()` when the block began.
             members: requests whose part of it is kept; of the others, nothing changes.
 
@@ -126,7 +124,6 @@ class OutputProcessor:
         assert self._constraints.keys() <= begun, "a constraint without a request"
 
     def _append(self, request: Request, row: int, block: Block, top: TopTokens | None) -> None:
-        """Append one row's tokens."""
         count, before, wanted = block.lengths[row] + 1, len(request.tokens), request.params.top_logprobs
         tokens, log_probs = block.tokens[row][:count], block.log_probs[row][:count]
         if not block.finite[row] or not all(map(math.isfinite, log_probs)):

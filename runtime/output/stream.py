@@ -36,9 +36,6 @@ class OutputDelta:
     statistics: Statistics | None = None
 
 
-Piece = OutputDelta  # the name that `runtime.async_llm` still has for it
-
-
 @dataclass(eq=False)
 class Choice:
     """A request and how much of it was sent; owned by the engine's thread."""

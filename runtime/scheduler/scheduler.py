@@ -79,22 +79,19 @@ class Scheduler:
         if len(requests) > self.max_waiting:
             raise InvalidInput("n", len(requests), f"give at most {self.max_waiting} (max_waiting)")
         for request in requests:
-            self._check(request)
-
-    def _check(self, request: Request) -> None:
-        p = request.params
-        if p.drafted > self.max_draft_len:
-            raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
-        if p.draft_width > self.max_beam_width:
-            field = "branching" if p.spec.form == "branches" else "beam_width"
-            problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
-            raise InvalidInput(field, getattr(p, field), problem)
-        room = self.room_for_tokens
-        if len(request.prompt) >= room:
-            raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
-        if len(request.prompt) + p.max_tokens > room:
-            problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
-            raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
+            p = request.params
+            if p.drafted > self.max_draft_len:
+                raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
+            if p.draft_width > self.max_beam_width:
+                field = "branching" if p.spec.form == "branches" else "beam_width"
+                problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
+                raise InvalidInput(field, getattr(p, field), problem)
+            room = self.room_for_tokens
+            if len(request.prompt) >= room:
+                raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
+            if len(request.prompt) + p.max_tokens > room:
+                problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
+                raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
 
     @property
     def room_for_tokens(self) -> int:

@@ -48,6 +48,13 @@ class Counts:
     score_seconds: float = 0.0
     commit_seconds: float = 0.0
 
+    def add(self, drafted: int, accepted: int, tokens: int, passes: int) -> None:
+        """Count what a block gave one row."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tokens += tokens
+        self.target_passes += passes
+
     @property
     def block_efficiency(self) -> float:
         """Tokens per target pass."""
@@ -91,10 +98,7 @@ class Statistics(Counts):
             seconds: draft, score, commit.
             passes: of the target.
         """
-        self.target_passes += passes
-        self.drafted += drafted
-        self.accepted += accepted
-        self.tokens += tokens
+        self.add(drafted, accepted, tokens, passes)
         self.draft_seconds += seconds[0] if drafted else 0.0
         self.score_seconds += seconds[1]
         self.commit_seconds += seconds[2]
@@ -112,7 +116,6 @@ class Statistics(Counts):
         return alarm
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, the derived ones included."""
         own = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
         return {**own, "block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
 
@@ -135,17 +138,14 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """Values counted."""
         return sum(self.counts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum, "count": self.count}
 
 
@@ -189,11 +189,7 @@ class Totals(Counts):
         self.commit_seconds += commit
 
     def record_row(self, drafted: int, accepted: int, tokens: int, passes: int = 1) -> None:
-        """Count what a block gave one row."""
-        self.target_passes += passes
-        self.drafted += drafted
-        self.accepted += accepted
-        self.tokens += tokens
+        self.add(drafted, accepted, tokens, passes)
         if drafted:
             self.accepted_lengths.add(accepted)
 
@@ -206,7 +202,6 @@ class Totals(Counts):
         log.warning(message, request_id, rate, ALARM_BLOCKS, hint)
 
     def ended(self, reason: str, s: Statistics) -> None:
-        """Count a request that ended."""
         self.requests[reason] += 1
         self.prompt_tokens += s.prompt_tokens
         self.reused_tokens += s.reused_tokens

@@ -17,7 +17,7 @@ from runtime.server.middleware import Guard
 from runtime.server.openapi import ERRORS, document
 from runtime.server.options import ServerOptions
 from runtime.server.routes import Endpoint
-from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
+from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from runtime.server.service import Service
 
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
@@ -87,6 +87,10 @@ def table(service: Service) -> list[Endpoint]:
         text("/v1/chat/completions", ChatCompletionRequest, "Answer the last message of a chat."),
         Endpoint("/v1/models", service.models, models, keys),
         Endpoint("/v1/models/{model:path}", service.model, "One model.", names, label="/v1/models"),
+        Endpoint("/tokenize", service.tokenize, "Token ids of a text or a chat.", ERRORS, TokenizeRequest, ("POST",)),
+        Endpoint("/detokenize", service.detokenize, "The text of token ids.", ERRORS, DetokenizeRequest, ("POST",)),
+        Endpoint("/version", service.version, "The toolkit's version."),
+        Endpoint("/ping", service.live, live, broken, methods=("GET", "POST")),
         Endpoint("/health/live", service.live, live, broken),
         Endpoint("/health/ready", service.ready, ready, unready),
         Endpoint("/health", service.ready, ready, unready),

@@ -17,15 +17,16 @@ class ServerOptions:
         api_keys: a request to `/v1/` must carry one of them; none leaves it open to all who can connect.
         chat_template: Jinja template in place of the tokenizer's own.
         max_body_bytes: largest request body, > 0.
-        body_seconds: in which a request's head, and then its body, must have arrived, > 0.
-        send_seconds: in which a client must take some of what was sent to it, > 0; else its connection is closed.
-        request_seconds: after which a request is cancelled, waiting included, > 0.
-        drain_seconds: after SIGTERM, in which accepted requests may end, >= 0; then they are cancelled.
-        max_connections: open at a time, >= 1; fewer where the process may not open so many files.
-        max_choices: of one request, prompts times `n`, >= 1.
-        allow_priority: whether a request may say its own priority.
+        body_seconds: timeout for receiving a request's head, and then its body, in seconds, > 0.
+        send_seconds: timeout for a client that does not read what it is sent, in seconds, > 0; then its connection is
+            closed.
+        request_seconds: timeout for a request, waiting included, in seconds, > 0.
+        drain_seconds: how long accepted requests may go on after SIGTERM, in seconds, >= 0.
+        max_connections: connections open at a time, >= 1; fewer if the process may not open so many files.
+        max_choices: choices per request, prompts times n, >= 1.
+        allow_priority: let requests carry a priority.
         allowed_hosts: further names of this server, without port; matter only without API keys.
-        trace: make an OpenTelemetry span of each request.
+        trace: make an OpenTelemetry span of each request; needs opentelemetry-api.
     """
 
     model: str

@@ -77,21 +77,29 @@ class OpenAIResponse:
         kind = "chat.completion" if self._chat else "text_completion"
         # the id is no secret: asking the system for randomness would hand the interpreter's lock to the engine's thread
         self._frame = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{random.getrandbits(128):032x}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{body.request_id or f'{random.getrandbits(128):032x}'}",
             "object": kind,
             "created": int(time.time()),
             "model": body.model,
             "system_fingerprint": fingerprint,
         }
         self._chunk_frame = {**self._frame, "object": f"{kind}.chunk" if self._chat else kind}
-        self._usage_wanted = bool(body.stream_options and body.stream_options.include_usage)
+        options = body.stream_options
+        self._usage_wanted, self._always = bool(options and options.include_usage), False
+        if options and options.continuous_usage_stats:
+            self._usage_wanted = self._always = True
+        self._tokens = 0
         # all chunks of an answer are the same but for the choice: they are put together around it
         self._head = b"data: " + to_json({**self._chunk_frame, "choices": []}).removesuffix(b"]}")
         self._tail = b'],"usage":null}\n\n' if self._usage_wanted else b"]}\n\n"
 
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""
-        return b"%b%b%b" % (self._head, to_json(self._choice(delta, chunk=True)), self._tail)
+        tail = self._tail
+        if self._always:
+            self._tokens += len(delta.token_ids)
+            tail = b'],"usage":%b}\n\n' % to_json(self._counts(self._tokens))
+        return b"%b%b%b" % (self._head, to_json(self._choice(delta, chunk=True)), tail)
 
     def last_events(self) -> bytes:
         """What ends a stream: the chunk that has the usage and no choice, if it is wanted, and OpenAI's mark."""
@@ -141,12 +149,9 @@ class OpenAIResponse:
     def _usage(self) -> dict[str, Any]:
         """OpenAI's usage and, under `mtad`, what the drafts did. A prompt counts once, as its first choice met it."""
         total = summed(self.statistics.values())
-        prompt = sum(len(request.prompt) for request in self._requests[:: self._n])
         reused = sum(one.reused_tokens for index, one in self.statistics.items() if index % self._n == 0)
         return {
-            "prompt_tokens": prompt,
-            "completion_tokens": total.tokens,
-            "total_tokens": prompt + total.tokens,
+            **self._counts(total.tokens),
             "prompt_tokens_details": {"cached_tokens": reused},
             "mtad": {
                 "acceptance_rate": total.acceptance_rate,
@@ -156,6 +161,11 @@ class OpenAIResponse:
                 "target_passes": total.target_passes,
             },
         }
+
+    def _counts(self, tokens: int) -> dict[str, int]:
+        """OpenAI's counts after so many tokens of all choices."""
+        prompt = sum(len(request.prompt) for request in self._requests[:: self._n])
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def sent_event(value: dict[str, Any]) -> bytes:

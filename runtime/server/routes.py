@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from runtime.server.schema import Body
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Endpoint:
     handler: Callable[[Request], Awaitable[ASGIApp]]
     summary: str = ""
     responses: Mapping[int, str] = field(default_factory=dict)
-    body: type[Body] | None = None
+    body: type[BaseModel] | None = None
     methods: tuple[str, ...] = ("GET",)
     label: str | None = None
 

@@ -14,12 +14,12 @@ from dataclasses import fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.config import describe
-from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
+from runtime.server.strict import HARMLESS, MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, UNHEEDED, Items, StrictModel
 
 Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
@@ -27,10 +27,18 @@ Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "method": Literal[tuple(METHODS)],
     "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
+    "stop_token_ids": Annotated[Items[Token], Field(max_length=MOST_BIASES)],
     "logit_bias": Annotated[dict[str, float], Field(max_length=MOST_BIASES)],
     "json_schema": str | dict[str, Any],
 }
 
+
+OFF: dict[str, int | None] = {"top_k": 0, "seed": None, "truncate_prompt_tokens": None}
+"""What -1 means, by field, in clients of other engines."""
+COLDEST = 0.01
+"""Temperatures below this are some clients' way to say 0."""
+LANGUAGES_ELSEWHERE = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
+"""Fields of vLLM's `structured_outputs`, and of `guided_...`, by what they are called here."""
 
 DESCRIPTIONS = describe(DecodingParams)
 PARAMETERS = [one.name for one in fields(DecodingParams)]
@@ -49,6 +57,8 @@ class StreamOptions(StrictModel):
     """What a stream has beside its choices."""
 
     include_usage: bool = Field(False, description="a last chunk with the usage of the whole request")
+    continuous_usage_stats: bool = Field(False, description="the usage so far, in every chunk")
+    include_obfuscation: bool = Field(False, description="taken and not heeded: chunks are not padded")
 
 
 class JsonSchema(StrictModel):
@@ -87,15 +97,18 @@ class Message(StrictModel):
     """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant"]
-    content: str | Items[ChatMessagePart]
+    content: str | Items[ChatMessagePart] | None = None
     name: str | None = None
     refusal: None = None
-    annotations: None = None
-    tool_calls: None = None
+    annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[Items[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, str]:
         """What a chat template gets."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if self.content is None and self.role != "assistant":
+            raise InvalidInput("messages", self.role, "the message has no content; give text")
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
 
 
@@ -126,6 +139,47 @@ class Body(_Parameters):
         None, min_length=1, description="kept prompts are used by requests with the same salt only"
     )
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
+    request_id: str | None = Field(None, max_length=200, description="ends the id of the answer")
+    add_special_tokens: bool | None = Field(
+        None, description="whether the tokenizer adds its special tokens to prompts; by default, not to chats"
+    )
+    truncate_prompt_tokens: int | None = Field(None, ge=1, description="keep so many tokens of the prompt's end")
+
+    @classmethod
+    def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Other engines' words, and values by which clients say that they ask for nothing."""
+        found = {
+            name: value
+            for name, value in values.items()
+            if not (name in UNHEEDED and isinstance(value, str))
+            and not any(type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
+        }
+        if type(found.get("best_of")) is int and found["best_of"] == found.get("n", 1):
+            del found["best_of"]
+        for name, ours in OFF.items():
+            if type(found.get(name)) is int and found[name] == -1:
+                found[name] = ours
+        temperature = found.get("temperature")
+        if isinstance(temperature, float) and 0 < temperature < COLDEST:
+            found["temperature"] = 0.0
+        structured = found.pop("structured_outputs", None) or {}
+        if not isinstance(structured, dict):
+            raise InvalidInput("structured_outputs", structured, "give an object with json, regex or grammar")
+        for theirs, known in LANGUAGES_ELSEWHERE.items():
+            given = {f"guided_{theirs}": found.pop(f"guided_{theirs}", None), known: structured.pop(theirs, None)}
+            for field, value in given.items():
+                if value is not None and found.get(known) is not None:
+                    raise InvalidInput(field, value, f"{known} says what is allowed already; give one of them")
+                if value is not None:
+                    found[known] = value
+        for name, value in structured.items():
+            raise InvalidInput(f"structured_outputs.{name}", value, "give json, regex or grammar")
+        return found
+
+    @property
+    def limited(self) -> bool:
+        """Whether it says how many new tokens it wants; otherwise it gets what fits."""
+        return bool(self.model_fields_set & {"max_tokens", "max_completion_tokens"})
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -210,6 +264,28 @@ class ChatCompletionRequest(Body):
         if getattr(self, "max_tokens", None) not in (None, longest):
             raise InvalidInput("max_completion_tokens", longest, "max_tokens says something else; give one of them")
         return DecodingParams.from_dict({"max_tokens": longest}, params)
+
+
+class TokenizeRequest(StrictModel):
+    """Body of `/tokenize`: a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Items[Message] | None = None
+    add_special_tokens: bool | None = Field(None, description="by default, yes for a text and no for a chat")
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidInput("prompt", self.prompt, "give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """Body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: Items[Token]
 
 
 def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:

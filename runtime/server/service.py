@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -29,9 +30,18 @@ from runtime.server.metrics import Metrics
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.responses import OpenAIResponse
-from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, advertised
+from runtime.server.schema import (
+    Body,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    advertised,
+)
 from runtime.server.streaming import Responder, attended
 from runtime.server.tracing import Span, Tracing
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Service:
@@ -61,14 +71,13 @@ class Service:
             declared = request.headers.get("content-type", "").partition(";")[0]
             if declared.strip().lower() != "application/json":
                 raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
-            data = await request.body()
-            check_body(data)
-            body = await self._bodies.run(data, kind.model_validate_json, data)
+            body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
             if body.model != self.options.model:
                 raise _no_model(body.model, f"; this server has {self.options.model!r}")
-            params = await self._bodies.run(data, body.parameters, self.engine.llm.pair.defaults)
+            data, defaults = await request.body(), self.engine.llm.pair.defaults
+            params = await self._bodies.run(data, body.parameters, defaults)
             # a grammar may take its time to be compiled
             submitted = self._submit(body, params, request.scope[CLIENT], span)
             return await attended(request.receive, self.options.request_seconds, submitted)
@@ -79,6 +88,34 @@ class Service:
             shown = api_error(error, names)
             span.end({}, shown.message)
             return shown.response
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or of a chat, as vLLM's route of that name answers."""
+        body = await self._read(request, TokenizeRequest)
+        prompt: Prompt = body.prompt or ""
+        if body.messages is not None:
+            prompt = self._template.render([message.plain() for message in body.messages])
+        special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+        ids = await self._tokenized(prompt, special)
+        room = self.engine.llm.loop.scheduler.room_for_tokens
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": room})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        body = await self._read(request, DetokenizeRequest)
+        size, tokenizer = self.engine.llm.pair.vocab_size, self.engine.llm.pair.tokenizer.backend_tokenizer
+        if wrong := next((token for token in body.tokens if token >= size), None):
+            raise InvalidInput("tokens", wrong, f"token ids are integers from 0 to {size - 1}")
+        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse({"version": version("mtad")})
+
+    async def _read(self, request: Request, kind: type[Model]) -> Model:
+        """A body of JSON, checked off the event loop where it is large."""
+        data = await request.body()
+        check_body(data)
+        return await self._bodies.run(data, kind.model_validate_json, data)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model]})
@@ -107,7 +144,7 @@ class Service:
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
             raise InvalidInput("priority", body.priority, problem)
-        prompts = await self._prompts(body)
+        prompts = [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in await self._prompts(body)]
         if len(prompts) * params.n > self.options.max_choices:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
@@ -115,7 +152,8 @@ class Service:
         if body.alternatives is not None:  # log-probabilities are wanted
             await asyncio.to_thread(self._names.prepare)
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
-        stream = await self.engine.submit_many(prompts, params, body.priority, client=client.name, cache_salt=salt)
+        others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
+        stream = await self.engine.submit_many(prompts, params, body.priority, **others)
         echoes = await self._echoes(prompts) if isinstance(body, CompletionRequest) and body.echo else []
         response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint)
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
@@ -126,11 +164,20 @@ class Service:
             messages, llm = [message.plain() for message in body.messages], self.engine.llm
 
             def tokenize() -> list[int]:
-                return llm.tokenize(self._template.render(messages), special_tokens=False)
+                return llm.tokenize(self._template.render(messages), special_tokens=body.add_special_tokens or False)
 
             return [await self.engine.in_thread(sum(len(one["content"]) for one in messages), tokenize)]
         assert isinstance(body, CompletionRequest)
-        return body.prompts
+        if body.add_special_tokens is None and body.truncate_prompt_tokens is None:
+            return body.prompts
+        special = body.add_special_tokens is not False
+        return [await self._tokenized(prompt, special) for prompt in body.prompts]
+
+    async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
+        """Token ids of a prompt."""
+        if not isinstance(prompt, str):
+            return prompt
+        return await self.engine.in_thread(len(prompt), self.engine.llm.tokenize, prompt, special_tokens)
 
     async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
         """Prompts as text."""

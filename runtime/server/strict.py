@@ -13,6 +13,20 @@ from pydantic_core import PydanticCustomError
 
 from mtad.errors import InvalidInput
 
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "metadata": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "suffix": ("",),
+}
+"""Values of fields of OpenAI's that ask for nothing; clients send them."""
+UNHEEDED = ("safety_identifier", "prompt_cache_key")
+"""Fields of OpenAI's that are about its own service; any text is taken and not looked at."""
 UNSUPPORTED = {
     "best_of": "ask for n choices and choose by their logprobs",
     "suffix": "text is continued, not filled in",
@@ -51,6 +65,7 @@ class StrictModel(BaseModel):
         """
         if not isinstance(values, dict):
             return values
+        values = cls.translated(values)
         known = cls.model_fields
         aliases = {field.alias for field in known.values()}
         for name, reason in UNSUPPORTED.items():
@@ -60,3 +75,8 @@ class StrictModel(BaseModel):
             if name not in known and name not in aliases and name not in UNSUPPORTED:
                 raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
         return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The object in our own words; by default, as it is."""
+        return values

@@ -89,7 +89,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise InvalidInput("host and port", f"{host}:{port}", f"cannot be used: {error.strerror}") from None
+        problem = f"cannot be used: {error.strerror}; give another --port or --host"
+        raise InvalidInput("host and port", f"{host}:{port}", problem) from None
     return bound
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engines.folder import cache_folder
+from engines.folder import cache_folder, write_json
 from engines.placement import cores
 from mtad.errors import InvalidInput
 from runtime.speculation.step_costs import StepCosts
@@ -71,13 +69,9 @@ class CostCache:
 
     def save(self, costs: StepCosts) -> None:
         """Keep a table; where the folder cannot be written, that is said and nothing kept."""
-        text = json.dumps({"setting": self._setting, "costs": costs.to_dict()}, indent=1) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, self.path)  # whole or not at all, whoever else starts just now
+            write_json(self.path, {"setting": self._setting, "costs": costs.to_dict()})
         except OSError as error:
             log.warning("step costs cannot be kept in %s: %s", self.path.parent, error)
 

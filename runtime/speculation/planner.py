@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mtad.params import DecodingParams
+from runtime.scheduler.request import Request
 from runtime.speculation.step_costs import BlockShape, StepCosts
 
 INTERVAL, PROBE_BLOCKS = 16, 4
@@ -26,19 +27,6 @@ PROBE_SHARE = 0.01
 
 LEAST, MOST_ERROR = BlockShape(1, 1, 1), 1.6
 """The smallest draft, and the factor by which the table is at most taken to be wrong about it, against no draft."""
-
-
-class Planned(Protocol):
-    """What the planner looks at of a request; see `runtime.scheduler.request.Request`."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def params(self) -> DecodingParams: ...
-    @property
-    def committed(self) -> int: ...
-    @property
-    def auxiliary_held(self) -> int: ...
 
 
 class DraftSize(NamedTuple):
@@ -69,7 +57,6 @@ class Acceptance:
             counts[depth][1] += depth < accepted
 
     def fade(self) -> None:
-        """Some time has passed."""
         for counts in self._counts.values():
             if counts[0][0] > self.LEFT:
                 counts[:] = [[(1 - self.FADING) * number for number in count] for count in counts]
@@ -130,7 +117,7 @@ class Planner:
         self._probes = 0
         self._since_probe = math.inf
 
-    def plan(self, requests: Sequence[Planned]) -> list[DecodingParams]:
+    def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
         A fixed request's are its own, the same object. The list is the same object as long as nothing changes.
@@ -151,7 +138,7 @@ class Planner:
         return self._now.draft_len > 0
 
     def observe(
-        self, requests: Sequence[Planned], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
+        self, requests: Sequence[Request], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
     ) -> None:
         """Learn from a block.
 
@@ -182,12 +169,11 @@ class Planner:
                 off *= max(0.1, 1 / self._timed[True]) * (1 if drafts else -1)
                 self._draft_error = min(max(self._draft_error * math.exp(off), 1 / MOST_ERROR), MOST_ERROR)
 
-    def forget(self, request: Planned) -> None:
-        """A request has ended."""
+    def forget(self, request: Request) -> None:
         if row := self._rows.pop(request.id, None):
             self._text_tokens += 0.1 * (request.committed - row[0] - self._text_tokens)
 
-    def _variant(self, request: Planned) -> DecodingParams:
+    def _variant(self, request: Request) -> DecodingParams:
         """The request's parameters under the present choice; no draft where catching up costs more than it gains."""
         p = request.params
         start, variants = self._rows.setdefault(request.id, (request.committed, {}))
@@ -207,7 +193,7 @@ class Planner:
             variants[own] = drafts or replace(p, method="sample")
         return variants[own]
 
-    def _decide(self, requests: Sequence[Planned]) -> None:
+    def _decide(self, requests: Sequence[Request]) -> None:
         """Make the choice anew, or begin a probe."""
         self._acceptance.fade()
         outcomes = self._outcomes(requests)
@@ -234,7 +220,7 @@ class Planner:
                 self._probes, self._since_probe = self._probes + 1, 0.0
         self._rate = rates[self._now]
 
-    def _outcomes(self, requests: Sequence[Planned]) -> dict[DraftSize, tuple[float, float]]:
+    def _outcomes(self, requests: Sequence[Request]) -> dict[DraftSize, tuple[float, float]]:
         """Tokens and seconds of a block of every choice, smaller drafts first."""
         gains = cache(self._acceptance.gains)
         columns, rows = max(request.committed for request in requests), len(requests)
@@ -268,7 +254,7 @@ class Planner:
             seconds += (self._draft_error - 1) * self._block_seconds(rows, LEAST, columns)
         return max(1e-9, self._speed * seconds)
 
-    def _catch_up(self, request: Planned, more: int = 0) -> float:
+    def _catch_up(self, request: Request, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
         missed = request.committed - 2 - request.auxiliary_held + more
         return self._speed * self.costs.catch_up(missed, request.committed)

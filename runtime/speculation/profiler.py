@@ -13,11 +13,10 @@ import torch
 from engines import Engine, Step
 from engines.buffers import Slab
 from mtad.params import DecodingParams
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
-from runtime.decoder.target import EngineTarget
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 
 _Point = tuple[str, int, int, int]
@@ -145,5 +144,4 @@ def _monotone(values: Iterable[float]) -> list[float]:
 
 
 def _points(last: int) -> list[int]:
-    """1, 4, 16, .. and `last`."""
     return sorted({min(4**n, last) for n in range(last.bit_length())})

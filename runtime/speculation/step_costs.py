@@ -27,7 +27,6 @@ class BlockShape(NamedTuple):
 
     @classmethod
     def of(cls, params: Sequence[DecodingParams]) -> BlockShape:
-        """The shape of a block of rows with these parameters."""
         sizes = [(p.drafted, p.draft_width, p.score_width) for p in params]
         return cls(*map(max, zip(*sizes, strict=True))) if sizes else cls(0, 0, 0)
 
@@ -116,7 +115,6 @@ class StepCosts:
         return self.auxiliary.at(1, missed, columns) if missed > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         return asdict(self)
 
     @classmethod

@@ -1,5 +1,5 @@
-"""TensorRT-LLM: the two roles over its executors, and drafting and acceptance for its PyTorch backend.
+"""TensorRT-LLM: the two roles over its executors (1.2), and our acceptance in its one-model worker (1.4).
 
-Not executed: no machine with the library was at hand. Written for the interfaces of 1.2.0 and 1.2.1, which the tests'
-fake repeats; see docs/tensorrt-llm.md.
+Not executed: no machine with the library was at hand. Every call rests on the library's sources, which
+docs/tensorrt-llm.md names, and is tested on fakes that behave as those sources say.
 """

@@ -11,50 +11,31 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 
-WRITTEN_FOR = ("1.2.0", "1.2.1")
-"""Versions whose interfaces this package was written for. Later ones have no engines any more."""
+ENGINES, WORKER = "1.2.1", "1.4.0rc1"
+"""The releases that the executors and the worker are written for. Later than 1.2 there are no engines any more."""
 
 EXECUTOR: dict[str, tuple[str, ...]] = {
     "Executor": ("model_path", "model_type", "executor_config"),
     "Executor.enqueue_requests": ("requests",),
     "Executor.await_responses": ("timeout",),
     "Executor.cancel_request": ("id",),
-    "Executor.shutdown": (),
     "ExecutorConfig": (
-        "max_beam_width",
-        "kv_cache_config",
-        "enable_chunked_context",
-        "normalize_log_probs",
-        "max_batch_size",
-        "max_num_tokens",
-        "parallel_config",
-        "extended_runtime_perf_knob_config",
-        "gather_generation_logits",
+        *("max_beam_width", "kv_cache_config", "enable_chunked_context", "normalize_log_probs", "max_batch_size"),
+        *("max_num_tokens", "parallel_config", "extended_runtime_perf_knob_config", "gather_generation_logits"),
     ),
-    "ExtendedRuntimePerfKnobConfig": (),
-    "ExternalDraftTokensConfig": ("tokens",),
-    "KvCacheConfig": (
-        "enable_block_reuse",
-        "free_gpu_memory_fraction",
-        "enable_partial_reuse",
-        "copy_on_partial_reuse",
-    ),
+    "ExternalDraftTokensConfig": ("tokens", "logits", "acceptance_threshold"),
+    "KvCacheConfig": ("enable_block_reuse", "max_tokens", "enable_partial_reuse", "copy_on_partial_reuse"),
     "OutputConfig": ("return_log_probs", "return_generation_logits", "exclude_input_from_output"),
-    "OrchestratorConfig": (),
-    "CommunicationMode.ORCHESTRATOR": (),
-    "ModelType.DECODER_ONLY": (),
     "ParallelConfig": ("device_ids",),
     "Request": (
-        "input_token_ids",
-        "max_tokens",
-        "sampling_config",
-        "output_config",
-        "end_id",
-        "external_draft_tokens_config",
+        *("input_token_ids", "max_tokens", "sampling_config", "output_config", "end_id"),
+        *("external_draft_tokens_config", "cache_salt_id"),
     ),
-    "SamplingConfig": ("beam_width", "top_k", "top_p", "seed", "temperature", "num_return_sequences"),
+    "SamplingConfig": ("beam_width", "top_p"),
+    **dict.fromkeys(("Executor.shutdown", "ExtendedRuntimePerfKnobConfig", "OrchestratorConfig"), ()),
+    **dict.fromkeys(("CommunicationMode.ORCHESTRATOR", "ModelType.DECODER_ONLY"), ()),
 }
-"""Parameters of `tensorrt_llm.bindings.executor` that are passed by name."""
+"""Of `tensorrt_llm.bindings.executor`: names, and the parameters that are passed to them by name."""
 
 
 def executor_bindings() -> Any:
@@ -63,30 +44,23 @@ def executor_bindings() -> Any:
     Raises:
         InvalidInput: the library is not installed, cannot be loaded, or lacks what is used of it.
     """
-    bindings = load("tensorrt_llm.bindings.executor")
-    check(bindings, EXECUTOR, installed())
+    bindings = load("tensorrt_llm.bindings.executor", ENGINES)
+    check(bindings, EXECUTOR, ENGINES)
     return bindings
 
 
-def load(name: str) -> Any:
-    """Import a module of the library.
+def load(name: str, release: str) -> Any:
+    """Import a module of the library; `release` has it.
 
     Raises:
-        InvalidInput: the library is not installed, or cannot be loaded on this machine.
+        InvalidInput: the library is not installed, is another release, or cannot be loaded on this machine.
     """
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "tensorrt_llm":
-            raise InvalidInput("tensorrt-llm", installed(), f"a package it needs is missing: {error}") from error
-        if error.name == "tensorrt_llm":
-            problem = (
-                "not installed; it needs an NVIDIA GPU, Linux and Python 3.12: "
-                "pip install 'mtad[tensorrt-llm]' with NVIDIA's package index (docs/tensorrt-llm.md)"
-            )
-            raise InvalidInput("tensorrt-llm", None, problem) from None
-        problem = f"it has no {error.name}; {_known()}"
-        raise InvalidInput("tensorrt-llm", installed(), problem) from None
+        problem = "not installed" if error.name == "tensorrt_llm" else f"{error.name} is missing"
+        problem += f"; pip install tensorrt-llm=={release} from NVIDIA's package index (docs/tensorrt-llm.md)"
+        raise InvalidInput("tensorrt-llm", installed(), problem) from error
     except Exception as error:  # its libraries' own: a driver, CUDA or MPI that is not there
         raise InvalidInput("tensorrt-llm", installed(), f"cannot be loaded on this machine: {error}") from error
 
@@ -99,13 +73,8 @@ def installed() -> str | None:
         return None
 
 
-def check(module: Any, used: Mapping[str, Sequence[str]], release: str | None) -> None:
-    """See to it that a module has names with the parameters that are passed to them.
-
-    Args:
-        module: where to look.
-        used: by name in the module (`Class`, `function` or `Class.method`), the parameters.
-        release: the library's version, for the message.
+def check(module: Any, used: Mapping[str, Sequence[str]], release: str) -> None:
+    """See to it that a module has what is `used`: by name in it (`Class.method`), parameters; `release` has them.
 
     Raises:
         InvalidInput: something is missing; all that is is named.
@@ -122,8 +91,8 @@ def check(module: Any, used: Mapping[str, Sequence[str]], release: str | None) -
         if known is not None:
             missing += [f"{path}({name}=)" for name in names if name not in known]
     if missing:
-        problem = f"{module.__name__} lacks {', '.join(missing)}; {_known()}"
-        raise InvalidInput("tensorrt-llm", release, problem)
+        problem = f"{module.__name__} lacks {', '.join(missing)}; install tensorrt-llm=={release}"
+        raise InvalidInput("tensorrt-llm", installed(), problem)
 
 
 def parameters(owner: Any) -> set[str] | None:
@@ -131,16 +100,9 @@ def parameters(owner: Any) -> set[str] | None:
 
     Functions of nanobind have no Python signature. Their docstring has one line for each overload.
     """
-    function = owner.__init__ if inspect.isclass(owner) else owner
     try:
         found = inspect.signature(owner).parameters.values()
     except (TypeError, ValueError):
-        names = set(re.findall(r"[(,]\s*(\w+)\s*:", function.__doc__ or ""))
-        return names or None
-    if any(p.kind is p.VAR_KEYWORD for p in found):
-        return None
-    return {p.name for p in found}
-
-
-def _known() -> str:
-    return f"this package is written for {' and '.join(WRITTEN_FOR)}: pip install tensorrt-llm=={WRITTEN_FOR[-1]}"
+        function = owner.__init__ if inspect.isclass(owner) else owner
+        return set(re.findall(r"[(,]\s*(\w+)\s*:", function.__doc__ or "")) or None
+    return None if any(p.kind is p.VAR_KEYWORD for p in found) else {p.name for p in found}

@@ -1,133 +1,74 @@
-"""One executor of TensorRT-LLM, and what is asked of it. Not executed with the library."""
+"""One executor of TensorRT-LLM 1.2, and what is asked of it. Not executed with the library.
+
+Comments name the C++ file that a call relies on, below `cpp/tensorrt_llm/`; docs/tensorrt-llm.md has the versions.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from engines.prefix_cache import common_prefix
 from engines.tensorrt_llm_spec import ExecutorSpec
+from runtime.tensorrt_llm.compat import ENGINES, load
 
-NO_END = -1
-"""End id of a request that no token ends: ends are the runtime's own affair."""
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Logits:
-    """Logits after `tokens` and after each of `draft`, in one forward pass: `Answer.logits` [1, 1 + len(draft), V]."""
-
-    tokens: Sequence[int]
-    draft: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Search:
-    """Deterministic beam search behind `tokens`: `steps` tokens of `width` beams, likeliest first."""
-
-    tokens: Sequence[int]
-    steps: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Samples:
-    """`count` independent continuations of `tokens`, `steps` tokens each, by the executor's own sampler.
-
-    `temperature` > 0; `top_k` 0 and `top_p` 1 filter nothing.
-    """
-
-    tokens: Sequence[int]
-    steps: int
-    count: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-
-
-Ask = Logits | Search | Samples
-
-
-class Answer(NamedTuple):
-    """What an executor answers.
-
-    Attributes:
-        tokens: of each sequence, the new ones.
-        log_probs: of `Search`: of each of them, the log-probability after those before it, unfiltered; else ().
-        logits: float32 [sequences, positions, V], unprocessed; of `Search`: [0, 0, V].
-    """
-
-    tokens: list[list[int]]
-    log_probs: list[list[float]]
-    logits: Tensor
-
-
-class ExecutorFailed(RuntimeError):
-    """An executor could not answer a request."""
+Texts = Sequence[Sequence[int]]
+Found = tuple[Sequence[int], Sequence[float]]
+"""A beam as an executor tells it: its tokens, and each one's own log-probability."""
+NEVER = -1e30
+"""A logit of probability 0."""
+LEAST = 1e-30
+"""An acceptance threshold that every token passes; 0 is refused (executor/externalDraftTokensConfig.cpp)."""
+PATIENCE = timedelta(seconds=1)
+"""How long one wait for answers lasts; between two, an interrupt is noticed."""
 
 
 class Client:
-    """An executor and what it has not answered yet. Owns the numbers of its requests.
+    """An executor, `executor` of the module `bindings`, and the engine's `spec`.
 
-    Args:
-        executor: a `tensorrt_llm.bindings.executor.Executor`.
-        bindings: that module.
-        spec: of its engine.
-        vocab_size: ids the pair shares; logits beyond, of padded rows, are cut off.
+    All requests have one beam width, the engine's. A change of width recreates the executor's buffers, and the CUDA
+    graphs that point to the old ones stay (batch_manager/trtGptModelInflightBatching.cpp: changeBeamWidth).
+    Logits beyond `vocab_size`, the ids that the pair shares, are cut off.
     """
 
     def __init__(self, executor: Any, bindings: Any, spec: ExecutorSpec, vocab_size: int) -> None:
         self.spec, self.vocab_size = spec, vocab_size
         self._executor, self._bindings = executor, bindings
-        self._asked: dict[int, Ask] = {}
-        self._parts: dict[int, dict[int, Any]] = {}
+        self._draft_logits: dict[int, Tensor] = {}
 
     @classmethod
-    def open(
-        cls,
-        folder: Path,
-        bindings: Any,
-        spec: ExecutorSpec,
-        vocab_size: int,
-        *,
-        memory_fraction: float,
-        cuda_graphs: bool = True,
-        devices: Sequence[int] | None = None,
-        worker: Path | None = None,
-    ) -> Client:
-        """Load an engine.
-
-        Args:
-            folder: the engine folder.
-            bindings: `tensorrt_llm.bindings.executor`.
-            spec, vocab_size: see `Client`.
-            memory_fraction: of the free GPU memory, for keys and values; the two executors share a GPU.
-            cuda_graphs: replay generation steps. A target has none (it scores drafts in the context phase).
-            devices: GPUs it runs on; None for the first ones.
-            worker: the library's worker program: the executor then has processes of its own, one a GPU, so that two
-                executors do not meet in one (and a tensor parallel engine needs no mpirun); None runs it in this one.
-        """
-        parallel = bindings.ParallelConfig(device_ids=list(devices) if devices is not None else None)
-        if worker is not None:
+    def open(cls, folder: Path, bindings: Any, spec: ExecutorSpec, vocab_size: int, graphs: bool = True) -> Client:
+        """Load the engine of a folder. `graphs`: replay generation steps; a target scores in the context phase."""
+        # nanobind/executor/executorConfig.cpp has the names of all of these
+        parallel = bindings.ParallelConfig(device_ids=list(range(spec.tensor_parallel)))
+        if spec.tensor_parallel > 1:  # one process per GPU, of the library's own; else both executors are in this one
+            worker = Path(load("tensorrt_llm", ENGINES).__file__).parent / "bin" / "executorWorker"
             parallel.communication_mode = bindings.CommunicationMode.ORCHESTRATOR
             parallel.orchestrator_config = bindings.OrchestratorConfig(True, str(worker))
         knobs = bindings.ExtendedRuntimePerfKnobConfig()
-        knobs.cuda_graph_mode = cuda_graphs and spec.role == "auxiliary"
+        knobs.cuda_graph_mode = graphs and spec.role == "auxiliary"
+        # unset, one graph is held; more than requests are of no use (trtGptModelInflightBatching.cpp)
+        knobs.cuda_graph_cache_size = spec.max_batch_size
         config = bindings.ExecutorConfig(
             max_beam_width=spec.max_beam_width,
-            # rejected drafts go, and the text of the last block comes back, through reuse alone
+            # Rejected drafts go, and the text comes back, through reuse alone. A number of tokens, not a fraction of
+            # the free memory: two executors share a GPU, and the first would leave the second the rest of it.
             kv_cache_config=bindings.KvCacheConfig(
                 enable_block_reuse=True,
-                free_gpu_memory_fraction=memory_fraction,
+                max_tokens=spec.kv_tokens,
                 enable_partial_reuse=True,
                 copy_on_partial_reuse=True,
             ),
-            enable_chunked_context=True,
+            # else drafts that do not fit a chunk are discarded silently (microBatchScheduler.cpp: fitDraftTokens)
+            enable_chunked_context=False,
             normalize_log_probs=False,
             max_batch_size=spec.max_batch_size,
             max_num_tokens=spec.max_num_tokens,
@@ -135,131 +76,95 @@ class Client:
             extended_runtime_perf_knob_config=knobs,
             gather_generation_logits=True,
         )
-        executor = bindings.Executor(
-            model_path=folder, model_type=bindings.ModelType.DECODER_ONLY, executor_config=config
-        )
-        return cls(executor, bindings, spec, vocab_size)
+        made = bindings.Executor(model_path=folder, model_type=bindings.ModelType.DECODER_ONLY, executor_config=config)
+        return cls(made, bindings, spec, vocab_size)
 
-    @property
-    def pending(self) -> int:
-        """Requests without an answer."""
-        return len(self._asked)
+    def logits(self, texts: Texts, drafts: Texts, salts: Sequence[int] = ()) -> list[Tensor | None]:
+        """Logits after each text and each token of its draft, in one forward pass; one salt's share keys and values.
 
-    def submit(self, asks: Sequence[Ask]) -> list[int]:
-        """Hand requests to the executor, all at once; returns their numbers.
-
-        Raises:
-            ExecutorFailed: one is beyond the engine's limits, which the library would answer by dropping tokens.
+        Returns:
+            by text, float32 [1 + scored, V], V the pair's. `scored` is `len(draft)`, or less where the library scored
+            less of it; None where the request failed, which is logged.
         """
-        for ask in asks:
-            self._check(ask)
-        numbers = [int(n) for n in self._executor.enqueue_requests(requests=[self._request(ask) for ask in asks])]
-        self._asked.update(zip(numbers, asks, strict=True))
-        return numbers
+        each = zip(texts, drafts, salts or [0] * len(texts), strict=True)
+        requests = [self._request(text, 1 + len(draft), salt, draft) for text, draft, salt in each]
+        return [self._scored(result, draft) for result, draft in zip(self._ask(requests), drafts, strict=True)]
 
-    def take(self, seconds: float) -> list[tuple[int, Answer | ExecutorFailed]]:
-        """Wait for answers, `seconds` at most; those that came, by number. Those to cancelled requests are dropped."""
-        found: list[tuple[int, Answer | ExecutorFailed]] = []
-        for response in self._executor.await_responses(timeout=timedelta(seconds=seconds)):
-            number = int(response.request_id)
-            ask = self._asked.get(number)
-            if ask is None:
-                continue
-            if response.has_error():
-                self._forget(number)
-                found.append((number, ExecutorFailed(f"the {self.spec.role}: {response.error_msg}")))
-                continue
-            result = response.result
-            parts = self._parts.setdefault(number, {})
-            if result.is_sequence_final:
-                parts[int(result.sequence_index)] = result
-            if len(parts) == (ask.count if isinstance(ask, Samples) else 1):
-                self._forget(number)
-                found.append((number, self._answer(ask, [parts[index] for index in sorted(parts)])))
-        return found
-
-    def cancel(self, numbers: Sequence[int]) -> None:
-        """Give up on requests; those answered already stay as they are."""
-        for number in numbers:
-            if number in self._asked:
-                self._forget(number)
-                self._executor.cancel_request(id=number)
+    def search(self, texts: Texts, steps: Sequence[int], salts: Sequence[int] = ()) -> list[list[Found] | None]:
+        """Deterministic beam search behind each text, unfiltered; None where the request failed, which is logged."""
+        requests = [self._request(*each) for each in zip(texts, steps, salts or [0] * len(texts), strict=True)]
+        return [self._beams(result, count) for result, count in zip(self._ask(requests), steps, strict=True)]
 
     def close(self) -> None:
         """Release the GPU."""
         self._executor.shutdown()
 
-    def _forget(self, number: int) -> None:
-        del self._asked[number]
-        self._parts.pop(number, None)
-
-    def _check(self, ask: Ask) -> None:
-        spec, length = self.spec, len(ask.tokens)
-        drafted = len(ask.draft) if isinstance(ask, Logits) else 0
-        new = 1 if isinstance(ask, Logits) else ask.steps
-        width = ask.width if isinstance(ask, Search) else 1
-        for name, value, most in (
-            ("max_input_len", length + drafted, spec.max_input_len),
-            ("max_draft_len", drafted, spec.max_draft_len),
-            ("max_seq_len", length + drafted + new, spec.max_seq_len),
-            ("max_beam_width", width, spec.max_beam_width),
-        ):
-            if value > most:
-                raise ExecutorFailed(f"the {spec.role}: a request of {value}, its engine's {name} is {most}")
-
-    def _request(self, ask: Ask) -> Any:
-        of = self._bindings
-        draft, logits, log_probs = None, True, False
-        if isinstance(ask, Logits):
-            # one pass answers, whatever the executor itself would accept
-            new, sampling = 1 + len(ask.draft), of.SamplingConfig(beam_width=1, top_k=1)
-            draft = of.ExternalDraftTokensConfig(tokens=list(ask.draft)) if ask.draft else None
-        elif isinstance(ask, Search):
-            new, sampling, logits, log_probs = ask.steps, of.SamplingConfig(beam_width=ask.width), False, True
-        else:
-            new = ask.steps
-            sampling = of.SamplingConfig(
-                beam_width=1,
-                top_k=ask.top_k or None,
-                top_p=ask.top_p,
-                seed=ask.seed,
-                temperature=ask.temperature,
-                num_return_sequences=ask.count,
-            )
-        output = of.OutputConfig(
-            return_log_probs=log_probs, return_generation_logits=logits, exclude_input_from_output=True
-        )
+    def _request(self, text: Sequence[int], new: int, salt: int, draft: Sequence[int] | None = None) -> Any:
+        """A request (nanobind/executor/request.cpp), a search without `draft`; what tokens others draw is no matter."""
+        of, external, search = self._bindings, None, draft is None
+        if draft:
+            judged = {"logits": self._accepted(draft), "acceptance_threshold": LEAST}
+            external = of.ExternalDraftTokensConfig(tokens=list(draft), **judged)
+        returned = {"return_log_probs": search, "return_generation_logits": not search}
         return of.Request(
-            input_token_ids=list(ask.tokens),
+            input_token_ids=list(text),
             max_tokens=new,
-            sampling_config=sampling,
-            output_config=output,
-            end_id=NO_END,
-            external_draft_tokens_config=draft,
+            # without top-p the library keeps the likeliest token alone (kernels/samplingTopKKernels.h)
+            sampling_config=of.SamplingConfig(beam_width=self.spec.max_beam_width, top_p=1.0 if draft else None),
+            output_config=of.OutputConfig(exclude_input_from_output=True, **returned),
+            end_id=-1,  # ends are the runtime's own affair
+            external_draft_tokens_config=external,
+            cache_salt_id=salt or None,  # of keys and values, which are reused (kvCacheManager.cpp: BlockKey)
         )
 
-    def _answer(self, ask: Ask, results: Sequence[Any]) -> Answer | ExecutorFailed:
-        """The answer, checked to have the shape that was asked for."""
-        tokens = [list(sequence) for result in results for sequence in result.output_token_ids]
-        none = torch.zeros(0, 0, self.vocab_size)
-        if isinstance(ask, Search):
-            log_probs = [list(beam) for beam in results[0].log_probs]
-            shapes = [len(row) for row in (*tokens, *log_probs)]
-            if shapes != [ask.steps] * 2 * ask.width:
-                return self._odd(f"beams of {shapes} tokens for {ask.width} of {ask.steps}")
-            return Answer(tokens, log_probs, none)
-        positions = 1 + len(ask.draft) if isinstance(ask, Logits) else ask.steps
-        found = []
-        for result in results:
-            logits = result.generation_logits
-            if logits is None or tuple(logits.shape[:2]) != (1, positions) or logits.shape[2] < self.vocab_size:
-                shape = None if logits is None else tuple(logits.shape)
-                return self._odd(f"logits of shape {shape} for {positions} positions")
-            # the buffer is the executor's own, pinned
-            found.append(logits[0, :, : self.vocab_size].to("cpu", torch.float32, copy=True))
-        if isinstance(ask, Samples) and any(len(row) != ask.steps for row in tokens):
-            return self._odd(f"samples of {[len(row) for row in tokens]} tokens for {ask.steps}")
-        return Answer(tokens, [], torch.stack(found))
+    def _accepted(self, draft: Sequence[int]) -> Tensor:
+        """Draft logits under which the library accepts the whole draft, float32 [len(draft), padded V].
 
-    def _odd(self, what: str) -> ExecutorFailed:
-        return ExecutorFailed(f"the {self.spec.role} answered {what}; see docs/tensorrt-llm.md")
+        It returns the logits of accepted tokens only (trtGptModelInflightBatching.cpp: updateRequests), and accepts
+        unless p / q < threshold (kernels/speculativeDecoding/externalDraftTokensKernels.cu). So q is 0 for every token
+        but one, which is not in the draft: the ratio is infinite, or not a number where p is 0, and neither is below a
+        threshold. The threshold itself is not relied on: a batch takes that of the request which joined it last, and
+        of one without a draft that is a random number (batch_manager/createNewDecoderRequests.cpp). The tensor is
+        never written to again, since the executor reads it later.
+        """
+        other = next(token for token in reversed(range(self.spec.vocab_size)) if token not in draft)
+        kept = self._draft_logits.get(other)
+        if kept is None:
+            kept = torch.full((self.spec.max_draft_len, self.spec.padded_vocab_size), NEVER)
+            kept[:, other] = 0
+            self._draft_logits[other] = kept
+        return kept[: len(draft)]
+
+    def _ask(self, requests: Sequence[Any]) -> list[Any]:
+        """The result of each request; None where it failed."""
+        if not requests:
+            return []
+        numbers = [int(number) for number in self._executor.enqueue_requests(requests=list(requests))]
+        found: dict[int, Any] = {}
+        try:
+            while set(numbers) - found.keys():  # there may be late answers to a block that was interrupted
+                for response in self._executor.await_responses(timeout=PATIENCE):
+                    found[int(response.request_id)] = None if response.has_error() else response.result
+                    if response.has_error():
+                        log.warning("the %s's executor: %s", self.spec.role, response.error_msg)
+        finally:
+            for number in set(numbers) - found.keys():
+                self._executor.cancel_request(id=number)
+        return [found[number] for number in numbers]
+
+    def _scored(self, result: Any, draft: Sequence[int]) -> Tensor | None:
+        """The rows that follow the draft. What the library generated by itself, in place of a draft, is left out."""
+        if result is None or result.generation_logits is None:
+            return None
+        known = 1 + common_prefix(result.output_token_ids[0], draft)
+        rows: Tensor = result.generation_logits[0, :known, : self.vocab_size]
+        return rows.float() if len(rows) else None
+
+    def _beams(self, result: Any, steps: int) -> list[Found] | None:
+        if result is None:
+            return None
+        lengths = [len(each) for each in (*result.output_token_ids, *result.log_probs)]
+        if lengths != [steps] * 2 * self.spec.max_beam_width:
+            log.warning("the %s's executor: beams of %s tokens, not of %s", self.spec.role, lengths, steps)
+            return None
+        return list(zip(result.output_token_ids, result.log_probs, strict=True))

@@ -3,148 +3,94 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
-from transformers import PreTrainedTokenizerBase
+import torch
 
-from engines.folder import read_json
-from engines.tensorrt_llm_spec import ExecutorSpec, read_executor_spec
+from engines.tensorrt_llm_spec import ExecutorSpec, paths, read_executor_spec
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.block import run_block_on_host
+from runtime.decoder.kv_cache import KvCaches
 from runtime.llm import LLM, Prompt
-from runtime.pair import Pair, open_tokenizer
+from runtime.loop import DecodingLoop
+from runtime.output.processor import OutputProcessor
+from runtime.pair import Pair, check_agreement, open_tokenizer, read_description
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
-from runtime.tensorrt_llm.compat import executor_bindings, load
-from runtime.tensorrt_llm.drafting import Drafting
-from runtime.tensorrt_llm.exchange import Exchange
+from runtime.tensorrt_llm.auxiliary import ExecutorAuxiliary
+from runtime.tensorrt_llm.compat import executor_bindings
 from runtime.tensorrt_llm.executor import Client
-from runtime.tensorrt_llm.loop import ExecutorLoop
-from runtime.tensorrt_llm.roles import ExecutorAuxiliary, ExecutorTarget
+from runtime.tensorrt_llm.target import ExecutorTarget
 
-
-@dataclass(frozen=True)
-class OpenExecutor:
-    """What is to be seen of an engine from outside: its description, as `engines.Engine` has it."""
-
-    spec: ExecutorSpec
-
-
-@dataclass(frozen=True)
-class ExecutorPair:
-    """Two executors that decode together; the fields of `runtime.pair.Pair` that do not concern caches.
-
-    Attributes:
-        target, auxiliary: the engines.
-        tokenizer: the one they share.
-        vocab_size: token ids both know.
-        eos: tokens that end a text, the target's.
-        defaults: decoding parameters of `pair.json`.
-    """
-
-    target: OpenExecutor
-    auxiliary: OpenExecutor
-    tokenizer: PreTrainedTokenizerBase
-    vocab_size: int
-    eos: tuple[int, ...]
-    defaults: DecodingParams
+OPTIONS = ("graphs", "max_waiting")
+"""Options of `RuntimeConfig` that count here; the others were settled when the engines were built."""
 
 
 class ExecutorLLM(LLM):
     """A pair of executors, ready to decode: `LLM`'s interface, and `AsyncLLM` takes it as one.
 
-    Adaptive drafts are not there: what a block costs is the executors' affair, and a request that would have them by
-    default drafts what it asks for.
+    Adaptive drafts are not there: a request that would have them by default drafts what it asks for.
 
     Args:
         folder: a pair folder of `mtad export --to tensorrt-llm`.
-        drafting: how the beams of a draft are found, see `runtime.tensorrt_llm.drafting.Drafting`.
-        cache_fractions: of the GPU memory that is free once a model is loaded, what its keys and values take; the
-            target is loaded first, so the second number is of what the first leaves.
-        cuda_graphs: replay the auxiliary's generation steps.
-        devices: GPUs of the target and of the auxiliary; None for the first ones.
-        workers: give each executor processes of its own, as NVIDIA's own draft-target driver does. Without, both run
-            in this one.
-        max_waiting: requests that may wait for a row.
+        config: how it runs; `graphs` and `max_waiting` count.
         bindings: `tensorrt_llm.bindings.executor`, or what takes its place.
 
     Raises:
-        InvalidInput: the library is missing or another one than this is written for, or the folder is no such pair.
+        InvalidInput: the library is missing or another release, it is no such pair, or an option does not count.
     """
 
-    def __init__(
-        self,
-        folder: Path | str,
-        drafting: Drafting = "search",
-        cache_fractions: tuple[float, float] = (0.7, 0.8),
-        cuda_graphs: bool = True,
-        devices: tuple[Sequence[int], Sequence[int]] | None = None,
-        workers: bool = False,
-        max_waiting: int = 1024,
-        bindings: Any = None,
-    ) -> None:
-        folder = Path(folder)
+    def __init__(self, folder: Path | str, config: RuntimeConfig | None = None, *, bindings: Any = None) -> None:
+        folder, self.config = Path(folder), config or RuntimeConfig()
+        for field in fields(RuntimeConfig):
+            if field.name not in OPTIONS and (value := getattr(self.config, field.name)) != field.default:
+                problem = "settled when the engines of TensorRT-LLM were built, or theirs; leave it out"
+                raise InvalidInput(field.name, value, problem)
         pair = read_pair(folder)
-        target, auxiliary = pair.target.spec, pair.auxiliary.spec
-        if drafting == "search" and auxiliary.max_beam_width < auxiliary.beam_width:
-            problem = f"the auxiliary's engine has {auxiliary.max_beam_width} beam; export again with --drafting search"
-            raise InvalidInput("drafting", drafting, problem)
-        for fraction in cache_fractions:
-            if not 0 < fraction < 1:
-                raise InvalidInput("cache_fractions", fraction, "give numbers between 0 and 1")
-        if bindings is None:
-            bindings = executor_bindings()
-        worker = Path(load("tensorrt_llm").__file__).parent / "bin" / "executorWorker" if workers else None
-        clients = [
-            Client.open(
-                folder / spec.role,
-                bindings,
-                spec,
-                pair.vocab_size,
-                memory_fraction=fraction,
-                cuda_graphs=cuda_graphs,
-                devices=devices[at] if devices else None,
-                worker=worker,
-            )
-            for at, (spec, fraction) in enumerate(zip((target, auxiliary), cache_fractions, strict=True))
-        ]
-        self.clients = tuple(clients)
-        # of a pair, what this class does not override reads the fields that an `ExecutorPair` has
-        self.pair = cast(Pair, pair)
+        target, auxiliary = (cast(ExecutorSpec, engine.spec) for engine in (pair.target, pair.auxiliary))
+        of = executor_bindings() if bindings is None else bindings
+        specs = target, auxiliary
+        self.clients = [Client.open(folder / s.role, of, s, pair.vocab_size, self.config.graphs) for s in specs]
+        self.pair, self.blocks = pair, None
+        self.memory = cast(Any, f"keys and values: {target.kv_tokens} and {auxiliary.kv_tokens} tokens")
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
-        scorer = ExecutorTarget(clients[0], Exchange())
-        self.loop = ExecutorLoop(
-            ExecutorAuxiliary(clients[1], scorer, drafting),
-            scorer,
-            Scheduler(target.rows, target.capacity, target.draft_len, target.beam_width, max_waiting),
-            tokenizer,
-            pair.vocab_size,
-            pair.eos,
-            self._constrainer,
+        sizes = target.rows, target.capacity, target.draft_len, target.beam_width
+        scheduler = Scheduler(*sizes, self.config.max_waiting)
+        scorer = ExecutorTarget(self.clients[0], scheduler.running)
+        drafter = ExecutorAuxiliary(self.clients[1], scorer)
+        self.loop = DecodingLoop(
+            scheduler,
+            KvCaches(drafter, scorer),
+            BatchBuilder(pair.vocab_size, pair.eos),
+            partial(run_block_on_host, drafter, scorer),
+            OutputProcessor(tokenizer, pair.eos, self._constrainer),
+            target.rows * target.capacity,  # prompts are stored by the executors
         )
         self._ids = itertools.count()
 
-    def requests(
-        self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: Any
-    ) -> list[Request]:
+    def requests(self, prompt: Prompt, params: DecodingParams | None = None, *rest: Any, **more: Any) -> list[Request]:
         """See `LLM.requests`.
 
         Raises:
-            InvalidInput: also where adaptive drafts are asked for by name.
+            InvalidInput: also where adaptive drafts are asked for by name, or a tree that the target has no room for.
         """
         asked = self.pair.defaults if params is None else params
-        if isinstance(asked, DecodingParams) and asked.speculation == "adaptive":
-            raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
-        return super().requests(prompt, params, priority, **others)
-
-    def submit(self, *requests: Request) -> None:
-        """See `LLM.submit`; nothing is ever measured."""
-        self.loop.submit(*requests)
+        if isinstance(asked, DecodingParams):
+            if asked.speculation == "adaptive":
+                raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
+            if paths(asked) > (built := self.clients[0].spec.paths):
+                problem = f"the target has {built} path per row, not {paths(asked)}; export with --defaults for it"
+                raise InvalidInput("method", asked.method, problem)
+        return super().requests(prompt, params, *rest, **more)
 
     def measure(self, again: bool = False) -> None:
         """Nothing: see the class."""
@@ -156,32 +102,26 @@ class ExecutorLLM(LLM):
             client.close()
 
 
-def read_pair(folder: Path) -> ExecutorPair:
-    """Read what `mtad export --to tensorrt-llm` wrote; no engine is loaded.
+def read_pair(folder: Path) -> Pair:
+    """What `mtad export --to tensorrt-llm` wrote; no engine is loaded, and of a `Pair`'s fields, caches' are missing.
 
     Raises:
         InvalidInput: the folder is not a usable pair.
     """
-    values = read_json(folder, "pair.json")
-    try:
-        vocab_size, defaults = int(values["vocab_size"]), dict(values["defaults"])
-        vocabulary = str(values["vocabulary_hash"])
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    values = read_description(folder)
+    vocab_size, defaults, vocabulary = (values[name] for name in ("vocab_size", "defaults", "vocabulary_hash"))
     target, auxiliary = (read_executor_spec(folder / role) for role in ("target", "auxiliary"))
-    for name in ("rows", "capacity", "draft_len", "beam_width"):
-        ours, theirs = getattr(target, name), getattr(auxiliary, name)
-        if ours != theirs:
-            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine's logits are narrower; export the pair again")
+    check_agreement(target, auxiliary, ("rows", "capacity", "draft_len", "beam_width"), vocab_size)
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
-    return ExecutorPair(
-        OpenExecutor(target),
-        OpenExecutor(auxiliary),
-        tokenizer,
-        vocab_size,
-        target.eos_token_ids,
-        DecodingParams.from_dict(defaults),
+    pair = SimpleNamespace(
+        target=SimpleNamespace(spec=target),
+        auxiliary=SimpleNamespace(spec=auxiliary),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        eos=target.eos_token_ids,
+        defaults=DecodingParams.from_dict(defaults),
+        device=torch.device("cpu"),
+        limited="max_tokens" in defaults,
     )
+    return cast(Pair, pair)

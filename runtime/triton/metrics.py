@@ -14,8 +14,6 @@ class TritonMetrics:
     Triton's metric objects are not safe for two threads at once (the server dies); one thread makes and updates them.
 
     Args:
-        engine: the engine.
-        model: name of the model.
         backend: `triton_python_backend_utils`.
     """
 

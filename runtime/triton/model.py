@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from engines.pytorch.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from runtime.async_llm import AsyncLLM
+from runtime.commands.entry import use_torch
 from runtime.server.errors import ApiError
 from runtime.triton.metrics import TritonMetrics
 from runtime.triton.options import read_options
@@ -27,7 +26,7 @@ _CODES = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL"}
 
 
 class TritonSender:
-    """Sends one request's responses through Triton."""
+    """Sends one request's responses through Triton. Used by the service's thread only; nothing follows the last one."""
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
@@ -57,8 +56,7 @@ class TritonPythonModel:
     """What Triton calls; one object in one process, whatever the number of requests."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        quiet_transformers()
-        torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+        use_torch()
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             options = read_options(folder / "model.yaml")
@@ -94,9 +92,7 @@ class TritonPythonModel:
 def _tensors(request: Any) -> dict[str, NDArray[Any]]:
     """Copies of a request's tensors: Triton takes their memory back.
 
-    Raises:
-        InvalidInput: the request has parameters. Triton's generate extension turns each field of the body that is no
-            input of the model into one, so a misspelt field ends here rather than being ignored.
+    Its generate extension makes a parameter of each field of a body that is no input, such as a misspelt one.
     """
     for name, value in json.loads(request.parameters() or "{}").items():
         raise InvalidInput(name, value, "no such input; the model's configuration lists them")

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mtad.errors import InvalidInput
+from runtime.commands.entry import read_mapping
 from runtime.config import RuntimeConfig
 from runtime.triton.tensors import CONVENTIONS
 
@@ -23,9 +22,9 @@ class TritonOptions:
 
     Attributes:
         pair: pair folder; a relative one starts at the folder of `model.yaml`.
-        convention: names and shapes of the tensors, a key of `CONVENTIONS`.
-        request_seconds: after which a request is cancelled, waiting included, > 0.
-        log_level: least severe message that is logged.
+        convention: names and shapes of the tensors: bls or llmapi.
+        request_seconds: timeout for a request, waiting included, in seconds, > 0.
+        log_level: least severe message that is logged: debug, info, warning or error.
         engine: how the pair runs. The target is not sharded: a model of Triton is one process.
     """
 
@@ -61,10 +60,8 @@ class TritonOptions:
             InvalidInput: an option is unknown, missing or unusable; it is named.
         """
         own = cls.__dataclass_fields__.keys() - {"engine"}
-        if "pair" not in values:
-            raise InvalidInput("pair", None, "give the path of a pair folder")
         engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
-        return cls(**{name: values[name] for name in own if name in values}, engine=engine)
+        return cls(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)
 
 
 def read_options(file: Path) -> TritonOptions:
@@ -73,10 +70,4 @@ def read_options(file: Path) -> TritonOptions:
     Raises:
         InvalidInput: it cannot be read, is not a mapping, or an option is wrong.
     """
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput("model.yaml", str(file), f"cannot be read: {error}") from None
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise InvalidInput("model.yaml", str(file), "not a mapping of options to values")
-    return TritonOptions.from_dict(values)
+    return TritonOptions.from_dict(read_mapping("model.yaml", file))

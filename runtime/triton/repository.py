@@ -35,7 +35,6 @@ def write_model(
 
     Args:
         repository: folder of models; made if it is missing.
-        name: of the model.
         options: of the model; `pair` is the pair folder as seen from here.
         environment: virtual environment that Triton is to run the model in; None takes Triton's own Python.
         copy: put a copy of the pair into the directory, so that it can be moved as a whole.

@@ -76,13 +76,13 @@ def read(
                 raise InvalidInput(tensor.name, value, problem)
             case "parameter":
                 give(tensor.field, value, tensor.name)
-    asked, drafted = OutputSettings(**settings), settings.get("draft_tokens")
+    asked, drafted = OutputSettings(**settings), settings.get("num_draft_tokens")
     if drafted is not None:  # 0 switches drafting off, as it does in TensorRT-LLM
-        own = convention.settings["draft_tokens"]
+        own = "num_draft_tokens"
         give("draft_len" if drafted else "method", drafted or "sample", own, (own, drafted))
-    if asked.guide_type is not None or asked.guide is not None:
-        kind, own = convention.settings["guide_type"], convention.settings["guide"]
-        give(*_guide(asked, kind, own), own, (kind, asked.guide_type))
+    if asked.guided_decoding_guide_type is not None or asked.guided_decoding_guide is not None:
+        shown = "guided_decoding_guide_type", asked.guided_decoding_guide_type
+        give(*_guide(asked), "guided_decoding_guide", shown)
     names = {field: name for field, name in names.items() if field != name}
     try:
         params = DecodingParams.from_dict(parameters, defaults)
@@ -121,12 +121,13 @@ def _plain(name: str, value: Any) -> Any:
     return float(str(value)) if isinstance(value, np.float32) else value.item() if hasattr(value, "item") else value
 
 
-def _guide(settings: OutputSettings, type_name: str, guide_name: str) -> tuple[str, str]:
+def _guide(settings: OutputSettings) -> tuple[str, str]:
     """The field of `DecodingParams` that TensorRT-LLM's guide is, and its value."""
-    kind, guide = settings.guide_type, settings.guide
+    kind, guide = settings.guided_decoding_guide_type, settings.guided_decoding_guide
     field = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex"}.get(kind or "")
     if field is None:
-        raise InvalidInput(type_name, kind, "give json, json_schema or regex; a grammar goes into `grammar`")
+        problem = "give json, json_schema or regex; a grammar goes into `grammar`"
+        raise InvalidInput("guided_decoding_guide_type", kind, problem)
     if (kind == "json") == (guide is not None):
-        raise InvalidInput(guide_name, guide, "give it only with json_schema or regex")
+        raise InvalidInput("guided_decoding_guide", guide, "give it only with json_schema or regex")
     return field, guide or '{"type": "object"}'

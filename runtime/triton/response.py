@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ class TritonResponse:
     """The responses to one request.
 
     Args:
-        convention: names and shapes.
-        settings: what was asked for.
         requests: one per choice.
         echo: the prompt's text, where it is to stand before each choice.
         arrived: `time.monotonic_ns()` when the request came.
@@ -42,35 +39,30 @@ class TritonResponse:
         self._sums = [0.0] * len(requests)
         self._types = {tensor.name: tensor.type for tensor in convention.outputs}
 
-    def part(self, delta: OutputDelta) -> dict[str, NDArray[Any]]:
-        """What a delta adds, as tensors."""
-        text = self._before[delta.index] + delta.text
-        self._before[delta.index] = text if self._convention.accumulates else ""
-        return self._tensors([replace(delta, text=text)])
-
-    def whole(self, choices: Sequence[OutputDelta]) -> dict[str, NDArray[Any]]:
-        """All choices at once, each as one delta, as tensors."""
-        return self._tensors([replace(one, text=self._before[one.index] + one.text) for one in choices])
-
-    def _tensors(self, choices: Sequence[OutputDelta]) -> dict[str, NDArray[Any]]:
-        settings = self._settings
+    def tensors(self, choices: Sequence[OutputDelta]) -> dict[str, NDArray[Any]]:
+        """What deltas of some choices add, as tensors."""
+        settings, texts = self._settings, list[bytes]()
+        for delta in choices:
+            text = self._before[delta.index] + delta.text
+            self._before[delta.index] = text if self._convention.accumulates else ""
+            texts.append(text.encode())
         values: dict[str, list[Any]] = {
-            "text_output": [delta.text.encode() for delta in choices],
+            "text_output": texts,
             "batch_index": [0],
             "sequence_index": [delta.index for delta in choices],
         }
-        if settings.log_probs:
+        if settings.return_log_probs:
             for delta in choices:
                 self._sums[delta.index] += sum(delta.logprobs)
             values[self._convention.log_probs] = [self._sums[delta.index] for delta in choices]
             values["output_log_probs"] = _padded([delta.logprobs for delta in choices], 0.0)
-        if settings.token_ids:
+        if settings.return_token_ids:
             values["output_ids"] = _padded([delta.token_ids for delta in choices], PADDING)
         if any(delta.top_logprobs for delta in choices):
             values["output_top_logprobs"] = [json.dumps(delta.top_logprobs).encode() for delta in choices]
-        if settings.input_count:
+        if settings.return_num_input_tokens:
             values["num_input_tokens"] = [len(self._requests[0].prompt)]
-        if settings.output_count:
+        if settings.return_num_output_tokens:
             values["num_output_tokens"] = [len(delta.token_ids) for delta in choices]
         ended = [delta.statistics for delta in choices if delta.statistics]
         if len(ended) == len(choices):
@@ -86,7 +78,7 @@ class TritonResponse:
             "total_draft_tokens": [one.drafted for one in ended],
             "output_seed": [self._requests[delta.index].seed for delta in choices],
         }
-        if self._settings.perf_metrics:
+        if self._settings.return_perf_metrics:
             values["statistics"] = [json.dumps(one.to_dict()).encode() for one in ended]
             values["arrival_time_ns"] = [self._arrived]
             values["first_scheduled_time_ns"] = self._at(min, [one.queue_seconds for one in ended])

@@ -8,9 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from runtime.async_llm import AsyncLLM
 from runtime.output.stream import Stream
@@ -20,6 +18,9 @@ from runtime.triton.request import Array, TritonRequest, read
 from runtime.triton.response import TritonResponse
 from runtime.triton.tensors import Convention
 
+if TYPE_CHECKING:  # it needs Triton
+    from runtime.triton.model import TritonSender
+
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.05
@@ -27,26 +28,11 @@ WATCH_SECONDS = 0.05
 TICK_SECONDS = 1.0
 
 
-class Sender(Protocol):
-    """Where the responses of one request go. Used by the service's thread only."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the client has given up."""
-
-    def send(self, tensors: dict[str, NDArray[Any]], last: bool) -> None:
-        """Send a response; nothing follows the last one."""
-
-    def fail(self, error: ApiError) -> None:
-        """Send an error; nothing follows."""
-
-
 class TritonService:
     """Serves requests with one engine; all of them share its batch.
 
     Args:
         engine: not started yet; the service starts and stops it.
-        convention: names and shapes of tensors.
         request_seconds: after which a request is cancelled, > 0.
         tick: called in the service's thread about once a second, and must not take long.
     """
@@ -60,7 +46,7 @@ class TritonService:
     ) -> None:
         self.engine, self._convention, self._seconds = engine, convention, request_seconds
         self._tick = tick
-        self._open: dict[asyncio.Task[None], Sender] = {}
+        self._open: dict[asyncio.Task[None], TritonSender] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mtad-triton", daemon=True)
 
@@ -68,13 +54,12 @@ class TritonService:
         self.engine.start()
         self._thread.start()
 
-    def submit(self, tensors: dict[str, Array], sender: Sender) -> None:
+    def submit(self, tensors: dict[str, Array], sender: TritonSender) -> None:
         """Serve a request, in the service's thread; returns at once."""
         arrived = time.monotonic_ns()
         self._loop.call_soon_threadsafe(self._begin, tensors, sender, arrived)
 
-    def refuse(self, error: BaseException, sender: Sender) -> None:
-        """Answer with an error, from the service's thread."""
+    def refuse(self, error: BaseException, sender: TritonSender) -> None:
         self._loop.call_soon_threadsafe(sender.fail, api_error(error))
 
     def stop(self) -> None:
@@ -96,7 +81,7 @@ class TritonService:
             await self._watcher
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _begin(self, tensors: dict[str, Array], sender: Sender, arrived: int) -> None:
+    def _begin(self, tensors: dict[str, Array], sender: TritonSender, arrived: int) -> None:
         task = self._loop.create_task(self._serve(tensors, sender, arrived))
         self._open[task] = sender
         task.add_done_callback(self._done)
@@ -124,7 +109,7 @@ class TritonService:
                     log.error("figures were not brought up to date", exc_info=error)
             await asyncio.sleep(max(WATCH_SECONDS, 10 * (time.monotonic() - begun)))  # 30 us a request, each time
 
-    async def _serve(self, tensors: dict[str, Array], sender: Sender, arrived: int) -> None:
+    async def _serve(self, tensors: dict[str, Array], sender: TritonSender, arrived: int) -> None:
         names: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._seconds) as limit:
@@ -140,11 +125,11 @@ class TritonService:
         except Exception as error:
             sender.fail(api_error(error, names))
 
-    async def _answer(self, request: TritonRequest, stream: Stream, sender: Sender, arrived: int) -> None:
+    async def _answer(self, request: TritonRequest, stream: Stream, sender: TritonSender, arrived: int) -> None:
         """Send what the stream brings; it is cancelled if that ends early."""
         settings = request.settings
         tokenizer = self.engine.llm.pair.tokenizer
-        echo = "" if settings.exclude_input else prompt_text(tokenizer, request.prompt)
+        echo = "" if settings.exclude_input_in_output else prompt_text(tokenizer, request.prompt)
         response = TritonResponse(self._convention, settings, stream.requests, echo, arrived)
         try:
             while taken := await stream.take():
@@ -152,9 +137,9 @@ class TritonService:
                     if delta.finish_reason == "cancelled":
                         raise cancelled()
                     if settings.stream:
-                        sender.send(response.part(delta), last=stream.ended and delta is taken[-1])
+                        sender.send(response.tensors([delta]), last=stream.ended and delta is taken[-1])
             if not settings.stream:
-                sender.send(response.whole(stream.whole()), last=True)
+                sender.send(response.tensors(stream.whole()), last=True)
         finally:
             stream.cancel()
 

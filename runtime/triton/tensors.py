@@ -45,31 +45,31 @@ class TritonTensor:
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """What a request asks of its answer.
+    """What a request asks of its answer, by the names that `tensorrt_llm_bls` has for it.
 
     Attributes:
         stream: a response per block, rather than one.
-        exclude_input: leave the prompt out of the text.
-        log_probs: the target's log-probabilities.
-        token_ids: the new tokens' ids.
-        input_count, output_count: numbers of tokens.
-        perf_metrics: times, and all statistics as JSON.
+        exclude_input_in_output: leave the prompt out of the text.
+        return_log_probs: the target's log-probabilities.
+        return_token_ids: the new tokens' ids.
+        return_num_input_tokens, return_num_output_tokens: numbers of tokens.
+        return_perf_metrics: times, and all statistics as JSON.
         priority: larger ones overtake those that wait.
-        draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
-        guide_type, guide: TensorRT-LLM's names for `json_schema` and `regex`.
+        num_draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
+        guided_decoding_guide_type, guided_decoding_guide: TensorRT-LLM's names for `json_schema` and `regex`.
     """
 
     stream: bool = False
-    exclude_input: bool = True
-    log_probs: bool = False
-    token_ids: bool = False
-    input_count: bool = False
-    output_count: bool = False
-    perf_metrics: bool = False
+    exclude_input_in_output: bool = True
+    return_log_probs: bool = False
+    return_token_ids: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    return_perf_metrics: bool = False
     priority: int = 0
-    draft_tokens: int | None = None
-    guide_type: str | None = None
-    guide: str | None = None
+    num_draft_tokens: int | None = None
+    guided_decoding_guide_type: str | None = None
+    guided_decoding_guide: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Convention:
         accumulates: each response of a stream repeats the text before it.
         prefix: of decoding parameters whose names are not in `parameters`.
         parameters: field of `DecodingParams` -> its names, the first of them the decoder's own where there are two.
-        settings: setting of the answer -> its name.
+        settings: field of `OutputSettings` -> its name, where that is another; None where it is not offered.
         neutral: inputs that change nothing.
         log_probs: output with each choice's summed log-probability.
     """
@@ -90,7 +90,7 @@ class Convention:
     accumulates: bool
     prefix: str
     parameters: Mapping[str, tuple[str, ...]]
-    settings: Mapping[str, str]
+    settings: Mapping[str, str | None]
     neutral: tuple[TritonTensor, ...] = ()
     log_probs: str = "cum_log_probs"
 
@@ -103,10 +103,9 @@ class Convention:
             type, dims = _tensor_type(name, hint)
             names = self.parameters.get(name, (self.prefix + name,))
             found += [TritonTensor(own, type, dims, "parameter", name) for own in names]
-        hints = get_type_hints(OutputSettings)
-        found += [
-            TritonTensor(own, *_tensor_type(name, hints[name]), "setting", name) for name, own in self.settings.items()
-        ]
+        for name, hint in get_type_hints(OutputSettings).items():
+            if setting := self.settings.get(name, name):
+                found.append(TritonTensor(setting, *_tensor_type(name, hint), "setting", name))
         return (*found, *self.neutral)
 
     @property
@@ -162,19 +161,7 @@ BLS = Convention(
     accumulates=False,
     prefix="",
     parameters={"stop": ("stop", "stop_words"), "n": ("n", "num_return_sequences")},
-    settings={
-        "stream": "stream",
-        "exclude_input": "exclude_input_in_output",
-        "log_probs": "return_log_probs",
-        "token_ids": "return_token_ids",
-        "input_count": "return_num_input_tokens",
-        "output_count": "return_num_output_tokens",
-        "perf_metrics": "return_perf_metrics",
-        "priority": "priority",
-        "draft_tokens": "num_draft_tokens",
-        "guide_type": "guided_decoding_guide_type",
-        "guide": "guided_decoding_guide",
-    },
+    settings={},
     neutral=(
         _neutral("bad_words", "STRING", ("",), "not supported; forbid tokens with logit_bias"),
         _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),
@@ -194,13 +181,10 @@ LLMAPI = Convention(
     parameters={},
     settings={
         "stream": "streaming",
-        "exclude_input": "sampling_param_exclude_input_from_output",
-        "log_probs": "return_cumulative_logprob",
-        "token_ids": "return_token_ids",
-        "input_count": "return_num_input_tokens",
-        "output_count": "return_num_output_tokens",
-        "perf_metrics": "sampling_param_return_perf_metrics",
-        "priority": "priority",
+        "exclude_input_in_output": "sampling_param_exclude_input_from_output",
+        "return_log_probs": "return_cumulative_logprob",
+        "return_perf_metrics": "sampling_param_return_perf_metrics",
+        **dict.fromkeys(("num_draft_tokens", "guided_decoding_guide_type", "guided_decoding_guide")),
     },
     neutral=(
         _neutral("sampling_param_best_of", "INT32", (1,), "ask for n choices and choose by cumulative_logprob"),

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from runtime import LLM, DecodingParams
 from runtime.llm import Prompt
 from runtime.scheduler.request import Result
-from runtime.tuning.repetition import distinct
 
 Floats = npt.NDArray[np.float64]
 Values = tuple[tuple[str, Any], ...]
@@ -67,6 +66,12 @@ def jackknife(left_out: Floats) -> float:
     """Standard error of a figure from its values with each of n independent parts left out, [n]; nan for n < 2."""
     n = len(left_out)
     return math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum())) if n > 1 else math.nan
+
+
+def distinct(tokens: Sequence[int], n: int) -> float | None:
+    """Different n-grams / n-grams of a text (distinct-n); None for fewer than n tokens."""
+    grams = [tuple(tokens[at : at + n]) for at in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
 
 
 _COLUMNS = ("tokens", "seconds", "passes", "drafted", "accepted", "nll", "right", "distinct")
@@ -194,7 +199,6 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
     Args:
         llm: an idle pair; nobody else uses it meanwhile.
         prompts: text or token ids.
-        params: one each.
 
     Returns:
         results in the prompts' order, and seconds of decoding: neither storing the prompts nor tokenising is in them.

@@ -136,9 +136,7 @@ def tune(
 
     Args:
         llm: an idle pair, large enough for the grid's drafts.
-        prompts: what to decode.
         base: the method, everything that is not tuned, and where a coordinate search begins.
-        objective: what is looked for.
         grid: values by parameter; those the method does not use are not varied. Default: `grid_of`.
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
@@ -177,7 +175,8 @@ def tune(
     if search == "grid":
         sweep(every)
     else:
-        here: Values = tuple((name, _nearest(grid[name], _now(base, name))) for name in names)
+        now = {name: _now(base, name) for name in names}
+        here: Values = tuple((name, min(grid[name], key=lambda value: abs(value - now[name]))) for name in names)
         for _ in range(ROUNDS):
             before = here
             for name in names:
@@ -224,7 +223,9 @@ def judge(
         return Verdict(False, "it is the best setting that was found")
     before, lead = compare(llm, prompts, now, choice, range(seeds, 2 * seeds), right, progress)
     if objective.excess(before) > 0:
-        return Verdict(True, "the earlier default does not keep the bounds")
+        figures = f"perplexity {before.perplexity_ratio:.2f} of sample's, distinct-2 {before.distinct_ratio:.2f}"
+        speed = f"{before.speed_vs_speculative:.2f} times speculative's speed"
+        return Verdict(True, f"the earlier default is out of bounds ({figures}, {speed})")
     if objective.goal == "speed":
         by, error, what = lead.speed - 1, lead.speed_error, "tokens per second"
     elif lead.accuracy_gain is not None and lead.accuracy_gain_error is not None:
@@ -238,13 +239,8 @@ def judge(
 
 
 def _now(params: DecodingParams, name: str) -> Any:
-    """A parameter's value, be it the method's own."""
     own = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
     return own.get(name, getattr(params, name))
-
-
-def _nearest(values: Sequence[Any], wanted: Any) -> Any:
-    return min(values, key=lambda value: abs(value - wanted))
 
 
 def describe(tuning: Tuning, objective: Objective) -> dict[str, Any]:

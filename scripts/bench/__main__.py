@@ -23,8 +23,7 @@ import torch
 from mtad.errors import InvalidInput
 from mtad.params import METHODS
 from runtime import LLM
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_placement, placed_config
+from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.bench.methods import KINDS
 from scripts.bench.overhead import measure_overhead
 from scripts.bench.tune import tune

@@ -45,7 +45,7 @@ from engines.placement import cores
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM
-from runtime.commands.options import placed_config
+from runtime.commands.entry import placed_config
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import DrainingServer, configure

@@ -40,7 +40,7 @@ from transformers import PreTrainedModel
 from engines.pytorch.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.options import placed_config
+from runtime.commands.entry import placed_config
 from runtime.llm import LLM
 from scripts.bench.gate import compare_adaptive, gate_table
 from scripts.bench.methods import BASE, KINDS, methods

@@ -17,8 +17,7 @@ from engines.pytorch.hook import quiet_transformers
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.commands.entry import Parser
-from runtime.commands.options import add_placement, placed_config
+from runtime.commands.entry import Parser, add_placement, placed_config
 from runtime.server.energy import EnergyMeter
 from scripts.evaluation import curves, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches

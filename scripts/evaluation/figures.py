@@ -17,8 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from runtime.tuning.measure import jackknife
-from runtime.tuning.repetition import REPEATED_SPAN, distinct, longest_repeat
+from runtime.tuning.measure import distinct, jackknife
 from scripts.evaluation.decoders import Answer
 from scripts.evaluation.humaneval import pass_at_k
 
@@ -28,6 +27,9 @@ Part = tuple[float, float] | None
 
 REFERENCES = ("sample", "speculative")
 """Settings the others are compared with, as far as they take part."""
+
+REPEATED_SPAN = 16
+"""Tokens; a text in which a span this long comes again counts as repeating itself."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ class Figure:
     part: Callable[[Scored], Part]
     against: Literal["ratio", "difference"]
     exponential: bool = False
+
+
+def longest_repeat(tokens: Sequence[int]) -> int:
+    """Tokens of the longest span that is in the text twice, perhaps overlapping; 0 if no token comes again."""
+    low, high = 0, max(len(tokens) - 1, 0)
+    while low < high:  # a repeated span's own spans are repeated too, so lengths can be halved
+        middle = (low + high + 1) // 2
+        spans = {tuple(tokens[at : at + middle]) for at in range(len(tokens) - middle + 1)}
+        low, high = (middle, high) if len(spans) < len(tokens) - middle + 1 else (low, middle - 1)
+    return low
 
 
 def _distinct(n: int) -> Callable[[Scored], Part]:

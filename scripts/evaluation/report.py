@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.tuning.repetition import REPEATED_SPAN
+from scripts.evaluation.figures import REPEATED_SPAN
 
 COLUMNS: dict[str, tuple[str, float, str]] = {
     "accuracy": ("accuracy %", 100, ".1f"),

@@ -133,8 +133,8 @@ class Large:
 
     def export(self, found: Found) -> bool:
         """The pair folder, verified against the checkpoints."""
+        from export.options import ExportOptions
         from export.pair import export_pair
-        from export.plan import ExportOptions
 
         checkpoints = [str(self.folder / "checkpoints" / role) for role in ROLES]
         capacity, to = 1024, self.folder / "pair"

@@ -1,77 +1,97 @@
-"""What no machine here could say: whether TensorRT-LLM computes what is computed here. One table, then one JSON line.
+"""What no machine here could say: whether TensorRT-LLM does what its sources say, and computes what torch computes.
 
-Builds a pair with `mtad export --to tensorrt-llm` and compares, against the checkpoints in torch, float32:
-
-* the target's logits at every position of a draft, fresh and again with its keys and values reused;
-* the auxiliary's beams: the sum of the log-probabilities it reports, and whether they are a beam search's;
-* texts, method by method, with those of the torch engine;
-* texts with CUDA graphs on and off: of the executors, and of the PyTorch backend.
-
-Exit code 0 if all is within bounds, 1 if not, 2 if it cannot be run. Not executed on engines; its comparisons are
-tested on a fake of the library.
+Builds a pair with `mtad export --to tensorrt-llm`; answers, each by an experiment on its executors, the questions C1 to
+C5 of docs/tensorrt-llm.md; compares texts of `sample` and `mtad` with the torch engine's; measures tokens per second.
+All of it goes to one JSON file. Exit code 0 if all that is needed holds, 1 if not, 2 if it cannot be run. Not executed
+on engines; tested on a fake of the library.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import math
+import platform
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engines import open_engine
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.tensorrt_llm.build import build_pair, plan_pair
 from export.tensorrt_llm.engine_plan import TYPES
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.commands.entry import Parser, command
-from runtime.decoder.auxiliary import EngineAuxiliary
-from runtime.pair import open_pair
 from runtime.tensorrt_llm import compat as library
-from runtime.tensorrt_llm import pytorch_backend as pytorch
-from runtime.tensorrt_llm.exchange import Course, Exchange
-from runtime.tensorrt_llm.executor import Answer, Ask, Client, Logits, Search
+from runtime.tensorrt_llm.executor import Client
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
-from runtime.tensorrt_llm.pytorch_drafts import Speculation
 from scripts.gpu.checks import Check
 from scripts.paths import DEMO
 
-BOUNDS = {"float16": 0.02, "bfloat16": 0.15}
-"""Largest difference of a logit that passes, in standard deviations of the logits, by dtype."""
-METHODS = ("sample", "speculative", "mtad", "mmtad", "modal")
 PROMPTS = (
     "SELECT name FROM singer WHERE age > 20",
     "def largest(values):\n    ",
     "How many singers are older than twenty?",
     "import os\nimport sys\n\n",
 )
-STEPS, WIDTH, DRAFT = 3, 3, 4
+ROWS, CAPACITY, WIDTH, DRAFT = 4, 256, 3, 4
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an experiment said.
+
+    Attributes:
+        name: the question's, in docs/tensorrt-llm.md.
+        question: the question.
+        answer: yes or no.
+        assumed: what the sources say.
+        needed: whether this package relies on it; else it only avoids what may come of it.
+    """
+
+    name: str
+    question: str
+    answer: bool
+    assumed: bool = True
+    needed: bool = True
+
+    @property
+    def passed(self) -> bool:
+        return self.answer == self.assumed or not self.needed
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.answer == self.assumed else "FAILED" if self.needed else "other"
+        return f"{verdict:<7}{self.name}: {self.question} {'yes' if self.answer else 'no'}"
+
+
+class Altered:
+    """The bindings with some names replaced."""
+
+    def __init__(self, bindings: Any, **others: Any) -> None:
+        self.__dict__.update(others)
+        self._bindings = bindings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bindings, name)
 
 
 @command
 def main() -> None:
-    """Entry point of `scripts/trtllm_check.sh`."""
+    """Entry point of `scripts/gpu/trtllm_check.sh`."""
     parser = Parser(prog="trtllm_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="checkpoint: local folder or hub id (default: the demo pair's)")
     parser.add_argument("--auxiliary", help="checkpoint, same vocabulary")
     parser.add_argument("--work", type=Path, default=Path("build/tensorrt-llm"), help="folder for what is built")
     parser.add_argument("--dtype", default="float16", help="float16 or bfloat16 (default %(default)s)")
-    parser.add_argument("--quantize", default="none", help="the target's weights: none, fp8, int4_awq")
-    parser.add_argument("--calibration", help="data set to quantize with")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs an engine (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens of each text (default %(default)s)")
-    parser.add_argument("--workers", action="store_true", help="executors in processes of their own")
-    parser.add_argument("--no-pytorch", action="store_true", help="leave the PyTorch backend out")
     options = parser.parse_args()
     if (options.target is None) != (options.auxiliary is None):
         raise InvalidInput("target", options.target, "give --target and --auxiliary, or neither for the demo pair")
@@ -82,207 +102,140 @@ def main() -> None:
     bindings = library.executor_bindings()
     if not torch.cuda.is_available():
         raise InvalidInput("device", "cpu", "TensorRT-LLM needs an NVIDIA GPU, and torch sees none")
+    versions = {
+        "tensorrt-llm": library.installed(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(),
+    }
+    print(versions, flush=True)
     sources = [options.target or str(DEMO / "pair" / "target"), options.auxiliary or str(DEMO / "pair" / "auxiliary")]
     plan = plan_pair(
-        sources[0],
-        sources[1],
-        rows=4,
-        capacity=512,
+        *sources,
+        rows=ROWS,
+        capacity=CAPACITY,
         precision=options.dtype,
         draft_len=DRAFT,
         beam_width=WIDTH,
-        tensor_parallel=options.tensor_parallel,
-        quantization=options.quantize,
-        calibration=options.calibration,
         defaults={"draft_len": DRAFT, "beam_width": WIDTH},
     )
-    print(plan)
-    folder, started = options.work / "pair", time.perf_counter()
-    build_pair(plan, folder, overwrite=True)
+    print(plan, flush=True)
+    started = time.perf_counter()
+    build_pair(plan, options.work / "pair", overwrite=True)
     built = time.perf_counter() - started
-    asked = ExportOptions(sources[0], sources[1], rows=4, capacity=512, format="torch")
+    asked = ExportOptions(*sources, rows=ROWS, capacity=CAPACITY, format="torch")
     export_pair(options.work / "torch", asked, overwrite=True)
-    folders = plan.target.checkpoint.folder, plan.auxiliary.checkpoint.folder
-    found = check_executors(
-        folder, folders, options.work / "torch", bindings, tokens=options.tokens, workers=options.workers
-    )
-    gc.collect()  # executors give their memory back when they go
-    if not options.no_pytorch:
-        found += check_backend(folders[0], options.work / "torch", options.tokens)
-    result = report(found) | {
-        "tensorrt_llm": library.installed(),
-        "device": torch.cuda.get_device_name(),
+    result = run(options.work / "pair", options.work / "torch", bindings, options.tokens) | {
+        "versions": versions,
         "build_seconds": round(built, 1),
         "plan": plan.to_dict(),
     }
-    print(json.dumps(result))
+    file = options.work / "check.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    print(file)
     if not result["passed"]:
         raise SystemExit(1)
 
 
-def check_executors(
-    folder: Path,
-    checkpoints: tuple[Path, Path],
-    torch_pair: Path,
-    bindings: Any,
-    *,
-    tokens: int,
-    workers: bool = False,
-    methods: Sequence[str] = METHODS,
-) -> list[Check]:
-    """Compare a pair's executors with torch; prints each figure as it is there.
-
-    Args:
-        folder: the pair, of engines.
-        checkpoints: what it was built from, target and auxiliary.
-        torch_pair: the same, exported for the torch engine.
-        bindings: `tensorrt_llm.bindings.executor`.
-        tokens: new tokens of each text.
-        workers: see `ExecutorLLM`.
-        methods: whose texts are compared.
-    """
-    found: list[Check] = []
+def run(folder: Path, torch_pair: Path, bindings: Any, tokens: int) -> dict[str, Any]:
+    """All experiments and comparisons of a pair of engines, and of the same exported for torch; prints each."""
     pair = read_pair(folder)
-    spec = pair.target.spec
-    bound = BOUNDS[spec.dtype] if spec.quantization == "none" else math.inf
     prompts = [list(pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
-    llm = ExecutorLLM(folder, bindings=bindings, workers=workers)
-    target, auxiliary = llm.clients
-    model = _model(checkpoints[0])
-    drafts = [prompt[::-1][:DRAFT] for prompt in prompts]
-    fresh, again = (_answers(target, [Logits(*each) for each in zip(prompts, drafts, strict=True)]) for _ in range(2))
-    reference = [
-        _logits(model, prompt, draft, llm.pair.vocab_size) for prompt, draft in zip(prompts, drafts, strict=True)
-    ]
-    for name, answers in (("target logits", fresh), ("target logits, reused", again)):
-        worst = max(
-            float((answer.logits[0] - expected).abs().max() / expected.std())
-            for answer, expected in zip(answers, reference, strict=True)
-        )
-        found.append(_told(Check(name, worst, bound, "standard deviations")))
-    reused = max(float((a.logits - b.logits).abs().max()) for a, b in zip(fresh, again, strict=True))
-    found.append(_told(Check("target logits, fresh against reused", reused, math.inf, "")))
-    found += _beams(auxiliary, _model(checkpoints[1]), prompts, llm.pair.vocab_size, BOUNDS[spec.dtype])
-    llm.close()
-
-    texts = {}
-    for graphs in (True, False):
-        for drafting in ("search", "steps"):
-            llm = ExecutorLLM(folder, drafting, cuda_graphs=graphs, bindings=bindings, workers=workers)
-            for method in methods:
-                texts[graphs, drafting, method] = _texts(llm, prompts, method, tokens)
-            llm.close()
-    differing = [key for key in texts if key[0] and texts[key] != texts[False, *key[1:]]]
-    found.append(_told(Check("graphs on and off", len(differing), 0, "methods differ")))
-    torch_llm = LLM(torch_pair)
-    for method in methods:
-        expected = _texts(torch_llm, prompts, method, tokens)
-        share = _shared(texts[True, "steps", method], expected)
-        # half precision may choose another of two tokens as good as alike, and the rest of the text is another one then
-        allowed = 0.5 if spec.quantization == "none" else math.inf
-        found.append(_told(Check(f"{method}: text not the torch engine's", 1 - share, allowed, "of its tokens")))
-    return found
-
-
-def check_backend(target: Path, torch_pair: Path, tokens: int) -> list[Check]:
-    """The PyTorch backend with our drafts and decisions, graphs on and off.
-
-    Args:
-        target: its checkpoint.
-        torch_pair, tokens: see `check_executors`.
-    """
-    sampling = library.load("tensorrt_llm").SamplingParams
-    pair = open_pair(torch_pair)
-    prompts = [list(pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
-    params = DecodingParams(method="mtad", draft_len=DRAFT, beam_width=WIDTH, temperature=0.0)
-    texts, accepted = {}, {}
-    for graphs in (True, False):
-        auxiliary = EngineAuxiliary(open_engine(torch_pair / "auxiliary", rows=len(prompts)), pair.vocab_size)
-        speculation = Speculation(auxiliary, len(prompts), params, pair.vocab_size, pair.eos)
-        llm = pytorch.open_llm(str(target), speculation, batch_size=len(prompts), cuda_graphs=graphs)
-        results = llm.generate(prompts, sampling(max_tokens=tokens, temperature=0.0))
-        texts[graphs] = [list(result.outputs[0].token_ids) for result in results]
-        accepted[graphs] = speculation.accepted / max(1, speculation.decided)
-        llm.shutdown()
-        gc.collect()
-    differing = sum(a != b for a, b in zip(texts[True], texts[False], strict=True))
-    return [
-        _told(Check("PyTorch backend, graphs on and off", differing, 0, "texts differ")),
-        _told(Check("PyTorch backend, accepted a block", accepted[True], math.inf, "tokens")),
-    ]
-
-
-def report(found: Sequence[Check]) -> dict[str, Any]:
-    """Plain values, for JSON: no infinities."""
+    found: list[Answer | Check] = [_told(answer) for answer in experiments(folder, pair, bindings, prompts)]
+    checks, speeds = compare(folder, torch_pair, bindings, prompts, tokens)
+    found += checks
     rows = [{**asdict(each), "passed": each.passed} for each in found]
-    for row in rows:
-        row["allowed"] = None if math.isinf(row["allowed"]) else row["allowed"]
-        row["found"] = None if math.isnan(row["found"]) else row["found"]
-    return {"passed": all(each.passed for each in found), "checks": rows}
+    return {"passed": all(each.passed for each in found), "checks": rows, "tokens_per_second": speeds}
 
 
-def _told(check: Check) -> Check:
-    print(check, flush=True)
-    return check
+def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]) -> Iterator[Answer]:
+    """The questions, on engines that are opened for each."""
+
+    @contextmanager
+    def opened(role: str, **config: Any) -> Iterator[Client]:
+        spec = (pair.target if role == "target" else pair.auxiliary).spec
+
+        def configured(**values: Any) -> Any:
+            return bindings.ExecutorConfig(**{**values, **config})
+
+        client = Client.open(folder / role, Altered(bindings, ExecutorConfig=configured), spec, pair.vocab_size)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def scored(client: Client, texts: Sequence[Sequence[int]], bare: int = 0) -> list[int]:
+        """Drafted tokens that each text gets rows for, of drafts that hardly fit it; the last `bare` ones have none."""
+        drafts = [text[::-1][:DRAFT] for text in texts]
+        found = client.logits(texts, [*drafts[: len(texts) - bare], *[[]] * bare])
+        return [0 if rows is None else len(rows) - 1 for rows in found]
+
+    def one_beam(**values: Any) -> Any:
+        return bindings.SamplingConfig(**{**values, "beam_width": 1})
+
+    def tokens_alone(tokens: list[int], **_: Any) -> Any:
+        return bindings.ExternalDraftTokensConfig(tokens)
+
+    long = [(prompt * CAPACITY)[: CAPACITY // 2] for prompt in prompts]  # whole blocks, with no room for a draft
+    with opened("target") as target:
+        whole = scored(target, prompts) == [DRAFT] * len(prompts)
+        yield Answer("C1", "Is every row of a draft returned, as it is offered here?", whole)
+        beside = scored(target, [*prompts, prompts[0]], bare=1) == [*[DRAFT] * len(prompts), 0]
+        yield Answer("C1", "Also beside a request without a draft?", beside)
+        bare = Altered(bindings, ExternalDraftTokensConfig=tokens_alone)
+        plain = Client(target._executor, bare, target.spec, pair.vocab_size)
+        yield Answer("C1", "Are rows missing without draft logits?", min(scored(plain, prompts)) < DRAFT, needed=False)
+    with opened("target", enable_chunked_context=True, max_num_tokens=CAPACITY) as target:
+        yield Answer("C2", "Does chunked context discard drafts?", min(scored(target, long)) < DRAFT, needed=False)
+        fresh, again = (target.logits([long[0] + [prompts[1][0]]], [[]])[0] for _ in range(2))
+        same = fresh is not None and again is not None and torch.allclose(fresh, again, atol=0.05 * float(fresh.std()))
+        yield Answer("C5", "Are logits the same when chunked context reuses keys and values?", same, False, False)
+    for most, together in ((CAPACITY, False), (pair.target.spec.max_num_tokens, True)):
+        with opened("target", max_num_tokens=most) as target:
+            scored(target, long)
+            target._executor.get_latest_iteration_stats()
+            scored(target, long)  # every text is stored by now
+            stats = target._executor.get_latest_iteration_stats()
+            largest = max((each.inflight_batching_stats.num_context_requests for each in stats), default=0)
+        question = f"Of {len(long)} texts that are stored, do all run at once with {most} tokens per iteration?"
+        yield Answer("C3", question, largest == len(long), together, together)
+    with opened("auxiliary") as auxiliary:
+        before = auxiliary.search(prompts, [DRAFT] * len(prompts))
+        yield Answer("C4", "Does a search with graphs repeat itself?", before == auxiliary.search(prompts, [DRAFT] * 4))
+        narrow = Client(
+            auxiliary._executor, Altered(bindings, SamplingConfig=one_beam), auxiliary.spec, pair.vocab_size
+        )
+        narrow.logits(prompts, [()] * len(prompts))
+        changed = before != auxiliary.search(prompts, [DRAFT] * len(prompts))
+        yield Answer("C4", "Does it find something else after a request of another beam width?", changed, needed=False)
 
 
-def _model(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-
-
-@torch.inference_mode()
-def _logits(model: PreTrainedModel, prompt: list[int], draft: list[int], vocab_size: int) -> torch.Tensor:
-    """After the prompt and each drafted token: float32 [1 + drafted, V]."""
-    logits: torch.Tensor = model(torch.tensor([[*prompt, *draft]])).logits[0, len(prompt) - 1 :, :vocab_size]
-    return logits.float()
-
-
-def _answers(client: Client, asks: Sequence[Ask]) -> list[Answer]:
-    """What an executor answers, all asked at once."""
-
-    def course() -> Course[list[Answer]]:
-        return (yield [(client, ask) for ask in asks])
-
-    return Exchange().run(course())
-
-
-def _beams(
-    auxiliary: Client, model: PreTrainedModel, prompts: Sequence[list[int]], vocab_size: int, bound: float
-) -> list[Check]:
-    """What the auxiliary says of its beams, against what the checkpoint says of the same tokens."""
-    answers = _answers(auxiliary, [Search(prompt, STEPS, WIDTH) for prompt in prompts])
-    worst, missed = 0.0, 0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        own = _search(model, prompt, vocab_size)
-        missed += len(own.keys() - set(map(tuple, answer.tokens)))
-        for tokens, log_probs in zip(answer.tokens, answer.log_probs, strict=True):
-            logits = _logits(model, prompt, tokens[:-1], auxiliary.spec.vocab_size)
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).sum()
-            worst = max(worst, abs(sum(log_probs) - float(expected)) / STEPS)
-    return [
-        _told(Check("auxiliary log-probabilities", worst, 5 * bound, "nats a token")),
-        _told(Check("auxiliary beams not a beam search's", missed, len(prompts), f"of {len(prompts) * WIDTH}")),
-    ]
-
-
-def _search(model: PreTrainedModel, prompt: list[int], vocab_size: int) -> dict[tuple[int, ...], float]:
-    """The likeliest `WIDTH` continuations of `STEPS` tokens that a plain beam search finds."""
-    beams: dict[tuple[int, ...], float] = {(): 0.0}
-    for _ in range(STEPS):
-        grown = {}
-        for tokens, weight in beams.items():
-            found = _logits(model, [*prompt, *tokens], [], vocab_size)[-1].log_softmax(-1).topk(WIDTH)
-            for value, token in zip(found.values.tolist(), found.indices.tolist(), strict=True):
-                grown[*tokens, token] = weight + value
-        beams = dict(sorted(grown.items(), key=lambda item: -item[1])[:WIDTH])
-    return beams
-
-
-def _texts(llm: LLM, prompts: Sequence[list[int]], method: str, tokens: int) -> list[list[int]]:
-    params = DecodingParams(
-        method=method, draft_len=DRAFT, beam_width=WIDTH, temperature=0.0, max_tokens=tokens, speculation="fixed"
-    )
-    return [result.token_ids for result in llm.generate(prompts, params)]
+def compare(
+    folder: Path, torch_pair: Path, bindings: Any, prompts: list[list[int]], tokens: int
+) -> tuple[list[Check], dict[str, float]]:
+    """Texts against the torch engine's, and tokens per second, by method."""
+    ours, theirs = ExecutorLLM(folder, bindings=bindings), LLM(torch_pair)
+    found, speeds = list[Check](), dict[str, float]()
+    for method in ("sample", "mtad"):
+        values = {
+            "method": method,
+            "draft_len": DRAFT,
+            "beam_width": WIDTH,
+            "temperature": 0.0,
+            "top_k": 0,
+            "top_p": 1.0,
+        }
+        params = DecodingParams.from_dict({**values, "max_tokens": tokens})
+        ours.generate(prompts, params)  # warms up
+        started = time.perf_counter()
+        texts = [result.token_ids for result in ours.generate(prompts, params)]
+        speeds[method] = round(sum(map(len, texts)) / (time.perf_counter() - started), 1)
+        share = _shared(texts, [result.token_ids for result in theirs.generate(prompts, params)])
+        # half precision may choose another of two tokens as good as alike, and the rest of the text is another one then
+        found.append(_told(Check(f"{method}: text not the torch engine's", 1 - share, 0.5, "of its tokens")))
+    ours.close()
+    print(speeds, "tokens per second", flush=True)
+    return found, speeds
 
 
 def _shared(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
@@ -291,6 +244,11 @@ def _shared(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> f
     for a, b in zip(ours, theirs, strict=True):
         same += next((at for at, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
     return same / max(1, sum(map(len, theirs)))
+
+
+def _told(what: T) -> T:
+    print(what, flush=True)
+    return what
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ from engines.pytorch.hook import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.params import METHODS
 from runtime.async_llm import AsyncLLM
-from runtime.commands.entry import Parser, command
-from runtime.commands.options import add_placement, placed_config
+from runtime.commands.entry import Parser, add_placement, command, placed_config
 from runtime.llm import LLM
 from runtime.scheduler.scheduler import QueueFull
 from scripts.demo import dataset

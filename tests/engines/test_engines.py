@@ -12,8 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines import Engine, open_engine
-from engines.base import DTYPES, mask_length
-from engines.kv import move_columns
+from engines.base import DTYPES, mask_length, move_columns
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
 from tests.support.mock_engine import MockEngine, mock_spec

@@ -26,8 +26,9 @@ from export.engine import expectation
 from export.estimate import estimate_pair
 from export.onnx.graph import OPSET, write_graph
 from export.onnx.widen import rounded, write_widened
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions, plan_pair
+from export.plan import plan_pair
 from export.verification.verify import verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
@@ -260,7 +261,7 @@ class TestFolder:
     ) -> None:
         source = str(write_checkpoint(tmp_path / "tied", seed=3, num_hidden_layers=1, tie_word_embeddings=True))
         asked = ExportOptions(source, source, rows=2, capacity=128, precision=precision, format=format)
-        expected = estimate_pair(tmp_path / "pair", plan_pair(asked, weights=False)).engines[0].disk
+        expected = estimate_pair(tmp_path / "pair", plan_pair(asked, weights=False))[0][0].disk
         export_pair(tmp_path / "pair", asked)
         written = sum(path.stat().st_size for path in (tmp_path / "pair" / "target").glob("model.*"))
         assert expected == pytest.approx(written, rel=0.02), "a graph holds a tied head a second time"

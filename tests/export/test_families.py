@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from engines import open_engine
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.verification.check import check
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput, VerificationFailed

@@ -17,8 +17,8 @@ from engines import open_engine
 from engines.base import EngineSpec
 from engines.folder import read_spec
 from export.build_hash import WRITES_NO_ENGINE, build_hash, code_of, engine_sources, hash_of
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.staging import FINISHED, staging_folder
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime.pair import open_pair
@@ -198,7 +198,7 @@ class TestKilled:
 import os, signal, sys
 from pathlib import Path
 from export.pair import export_pair
-from export.plan import ExportOptions
+from export.options import ExportOptions
 
 folder, target, auxiliary, *moment = sys.argv[1:]
 stage = ""
@@ -327,9 +327,7 @@ class TestHash:
         assert hash_of({**sources, "export/onnx/new.py": "X = 1"}) != same
         for excluded in WRITES_NO_ENGINE:
             assert (home / excluded).exists(), f"{excluded} is no module of export/ any more"
-        written = modules_behind(
-            "export.engine", "export.static_engine", "export.tensorrt", "export.tensorrt_llm.build"
-        )
+        written = modules_behind("export.engine", "export.tensorrt", "export.tensorrt_llm.build")
         uncounted = {name for name in written if name not in sources}
         assert uncounted == {"export/build_hash.py", "export/staging.py"}, "what writes engines is left out of the hash"
 

@@ -13,7 +13,6 @@ from mtad import reference
 from mtad.accept import accept
 from mtad.distribution import Candidates, process
 from mtad.draft import assemble, expand, root, stack
-from mtad.noise import draw_noise
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.beams import beams
 from mtad.reference.draft import Path
@@ -22,6 +21,7 @@ from mtad.rows import block_shape, places, stack_rows
 from mtad.tree import keep_best
 from tests.support.cases import Case, every_case, mixed_runs, run_block
 from tests.support.mock_models import Pair, mock_pair, watched
+from tests.support.noise import draw_noise
 
 ROUNDING = 1e-5
 

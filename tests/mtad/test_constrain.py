@@ -15,11 +15,11 @@ from torch import Tensor
 from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, root_paths, tree_paths
 from mtad.distribution import process
 from mtad.draft import expand, root
-from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from mtad.rows import block_shape, places, stack_rows
 from tests.support.cases import mixed_runs
+from tests.support.noise import draw_noise
 
 VOCAB, END = 7, (0, 5)
 NODES, DEPTH = 12, 5

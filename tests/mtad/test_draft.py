@@ -15,9 +15,10 @@ from scipy.stats import chisquare
 
 from mtad.distribution import Candidates
 from mtad.draft import Level, expand, root
-from mtad.noise import LevelNoise, draw_noise
+from mtad.noise import LevelNoise
 from mtad.params import DecodingParams
 from mtad.rows import Rows, block_shape, places, stack_rows
+from tests.support.noise import draw_noise
 
 DRAWS = 10_000
 FIRST = [0.7, 0.3]

@@ -14,7 +14,6 @@ import torch
 from scipy.stats import chisquare
 
 from mtad import reference
-from mtad.noise import draw_noise
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from mtad.reference.rules import passing

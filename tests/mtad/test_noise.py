@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from mtad.noise import Noise, draw_noise
+from mtad.noise import Noise
 from mtad.params import DecodingParams
 from mtad.rows import Shape, block_shape, top_k_of
+from tests.support.noise import draw_noise
 
 VOCAB = 30
 BASE = DecodingParams(draft_len=3, beam_width=2, top_k=5)

@@ -10,7 +10,7 @@ import pytest
 
 from mtad.errors import InvalidInput
 from runtime import DecodingParams, RuntimeConfig
-from runtime.commands.options import add_options, given_options
+from runtime.commands.entry import add_options, given_options
 from runtime.config import describe
 
 

@@ -13,11 +13,10 @@ import torch
 from engines.prefix_cache import PrefixCache
 from mtad.params import METHODS, DecodingParams
 from runtime.constraints.constraint import Constrainer
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.decoder.kv_cache import KvCaches
-from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request

@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM, RuntimeConfig

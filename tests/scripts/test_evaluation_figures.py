@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from runtime.server.energy import EnergyMeter
-from runtime.tuning.repetition import REPEATED_SPAN, distinct, longest_repeat
+from runtime.tuning.measure import distinct
 from scripts.evaluation import report
 from scripts.evaluation.decoders import Answer
-from scripts.evaluation.figures import Scored, summarise
+from scripts.evaluation.figures import REPEATED_SPAN, Scored, longest_repeat, summarise
 
 
 def scored(prompt: int, seed: int = 0, right: bool | None = None, **changes: Any) -> Scored:

@@ -21,13 +21,14 @@ from mtad.distribution import draw as draw_tokens
 from mtad.distribution import process as process_rows
 from mtad.draft import assemble, expand, root, stack
 from mtad.live import Live, replay
-from mtad.noise import Noise, draw_noise
+from mtad.noise import Noise
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.request import Model, Random, Request, Tokens
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 from mtad.tree import TokenTree, keep_best
 from runtime.constraints.constraint import Constraints
 from tests.support.mock_models import Pair, mock_pair
+from tests.support.noise import draw_noise
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,35 @@
-"""A fake of `tensorrt_llm.bindings.executor`: the signatures of 1.2.1's, the mock engine's model behind them.
+"""A fake of `tensorrt_llm.bindings.executor`, as unkind as the library: signatures and behaviour of 1.2's C++ sources.
 
 Signatures are repeated from the nanobind sources (`cpp/tensorrt_llm/nanobind/executor/{request,executorConfig,
-executor}.cpp`); `RECORDED` has them as text, and a test compares. Behaviour that matters is repeated from the C++: what
-is refused, what is silently dropped, what a request with draft tokens answers. Answers come in random order, late.
+executor}.cpp`); `RECORDED` has them as text, and a test compares. Each behaviour names its file below
+`cpp/tensorrt_llm/`, of commit b35ac1b (1.2.0rc2) or of its time. Answers come in random order, late.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from engines.folder import write_json
+from engines.prefix_cache import common_prefix
+from engines.tensorrt_llm_spec import ExecutorSpec, write_executor_spec
+from export.tensorrt_llm.build import ExecutorPairPlan
 from tests.support.mock_engine import PRIME, VOCAB, _spread
 
+BLOCK = 32
+"""Tokens of a block of keys and values."""
 BEYOND = 3
 """Logits behind the vocabulary's, of padding: the largest of all, so that nobody may look at them."""
 
@@ -143,12 +150,17 @@ class Response:
         return self.result is None
 
 
-def mock_logits(tokens: list[int], noise: float) -> Tensor:
-    """The mock engine's logits after `tokens`: float32 [V]."""
+@lru_cache(100_000)
+def _mock(tokens: tuple[int, ...], noise: float) -> Tensor:
     token, position = torch.tensor(tokens), torch.arange(len(tokens))
     mixed = ((token + 1) * 7919 + (position + 1) * 104_729 + (token + 3) * (position + 5) * 31) % PRIME
     hashed, vocab = (mixed.sum() % PRIME).view(1, 1), torch.arange(VOCAB) + 1
     return (_spread(hashed, vocab, 1) + noise * _spread(hashed, vocab, 2))[0, 0]
+
+
+def mock_logits(tokens: list[int], noise: float) -> Tensor:
+    """The mock engine's logits after `tokens`: float32 [V]."""
+    return _mock(tuple(tokens), noise)
 
 
 def torch_model(folder: Path) -> Callable[[list[int]], Tensor]:
@@ -171,23 +183,85 @@ class Limits:
     noise: float = 0.0
     model: Callable[[list[int]], Tensor] | None = None
     max_input_len: int = 512
-    max_seq_len: int = 512
+    max_seq_len: int = 1024
     max_draft_len: int = 0
     max_beam_width: int = 1
+    padded: int = VOCAB
 
 
 ENGINES: dict[str, Limits] = {}
 """Engines that `Executor` can open, by path."""
 
 
+def limits(spec: ExecutorSpec, **changes: Any) -> Limits:
+    """What the fake is told of an engine: as `export.tensorrt_llm.engine_plan` has it built."""
+    longest = spec.capacity + spec.max_draft_len + 1
+    built = Limits(0.0, None, spec.capacity, longest, spec.max_draft_len, spec.max_beam_width, VOCAB + BEYOND)
+    return replace(built, **changes)
+
+
+def write_fake_pair(plan: ExecutorPairPlan, folder: Path) -> None:
+    """What `build_pair` leaves, of engines that the fake runs with the checkpoints' weights."""
+    for each in plan.engines.values():
+        spec = each.spec
+        (folder / spec.role).mkdir(parents=True)
+        for name in ("config.json", "rank0.engine"):
+            (folder / spec.role / name).write_text("{}")
+        each.checkpoint.tokenizer().save_pretrained(folder / spec.role)
+        write_executor_spec(folder / spec.role, spec)
+        model = torch_model(each.checkpoint.folder)
+        ENGINES[str(folder / spec.role)] = limits(spec, model=model, padded=spec.padded_vocab_size)
+    write_json(folder / "pair.json", plan.description)
+
+
+@dataclass
+class _Active:
+    """A request that waits or runs."""
+
+    number: int
+    request: Any
+    prompt: list[int]
+    draft: list[int]
+    new: int
+    logits: Tensor | None = None
+    threshold: float | None = None
+
+    @property
+    def width(self) -> int:
+        return int(self.request.sampling_config.beam_width)
+
+
+@dataclass
+class Blocks:
+    """Keys and values that are kept: by token, in blocks (batch_manager/kvCacheManager.cpp, kvCacheManager.h)."""
+
+    kept: dict[tuple[int, ...], set[tuple[int, ...]]] = field(default_factory=dict)
+
+    def reused(self, prompt: list[int]) -> int:
+        """Tokens of a prompt that need not be computed: whole blocks, then what a further one has in common."""
+        at = 0
+        while (inside := self.kept.get(tuple(prompt[:at]))) is not None:
+            rest = prompt[at : at + BLOCK]
+            if tuple(rest) in inside and len(rest) == BLOCK:
+                at += BLOCK
+                continue
+            at += max(common_prefix(rest, kept) for kept in inside)
+            break
+        return min(at, len(prompt) - 1)
+
+    def store(self, tokens: list[int]) -> None:
+        for at in range(0, len(tokens), BLOCK):
+            self.kept.setdefault(tuple(tokens[:at]), set()).add(tuple(tokens[at : at + BLOCK]))
+
+
 class Executor:
-    """Answers with the mock engine's model.
+    """Answers with the mock engine's model, one iteration per `await_responses`.
 
     Attributes:
         chance: when answers come.
         faults: what the next requests meet: an error, logits that are not numbers, or None for nothing.
-        slow: requests whose text begins with these tokens wait as many calls.
-        enqueued, waited, cancelled: counts.
+        counts: of requests, of tokens `computed`, of drafted tokens `discarded`, of `corrupt` beams.
+        iterations: requests of each iteration.
     """
 
     made: ClassVar[list[Executor]] = []
@@ -198,23 +272,60 @@ class Executor:
         assert executor_config.max_beam_width <= self.limits.max_beam_width
         if self.limits.max_draft_len:
             assert executor_config.kv_cache_config.enable_block_reuse, "must be on for a speculative decoding target"
+        if not executor_config.enable_chunked_context:  # microBatchScheduler.cpp: its constructor
+            assert self.limits.max_input_len <= executor_config.max_num_tokens
         self.chance = random.Random(0)
         self.faults: list[str | None] = []
-        self.slow: tuple[tuple[int, ...], int] | None = None
         self.counts: Counter[str] = Counter()
-        self.largest = 0
-        self._last = 0
-        self._open: dict[int, tuple[Any, int]] = {}
+        self.iterations: list[int] = []
+        self.blocks: defaultdict[int | None, Blocks] = defaultdict(Blocks)
+        self._last = self._told = 0
+        self._active: list[_Active] = []
+        self._late: list[tuple[int, Response]] = []
+        self._width, self._buffers = executor_config.max_beam_width, 0
+        self._graphs: dict[int, int] = {}
         Executor.made.append(self)
 
+    @property
+    def idle(self) -> bool:
+        return not self._active
+
     def enqueue_request(self, request: Any) -> int:
+        """Checks of batch_manager/llmRequest.h: validate, and executor/executorImpl.cpp."""
         self._last += 1
-        wait = self.chance.choice([0, 0, 0, 1, 3])
-        if self.slow and tuple(request.input_token_ids[: len(self.slow[0])]) == self.slow[0]:
-            wait = self.slow[1]
-        self._open[self._last] = request, wait
         self.counts["enqueued"] += 1
-        self.largest = max(self.largest, len(self._open))
+        limits, sampling, output = self.limits, request.sampling_config, request.output_config
+        prompt, external = list(request.input_token_ids), request.external_draft_tokens_config
+        active = _Active(self._last, request, prompt, [], request.max_tokens)
+        assert request.end_id == -1
+        assert output.exclude_input_from_output
+        problem = None
+        if external is not None:
+            active.draft, active.logits, active.threshold = (
+                list(external.tokens),
+                external.logits,
+                external.acceptance_threshold,
+            )
+            # executor/externalDraftTokensConfig.cpp
+            assert active.draft
+            assert active.threshold is None or 0 < active.threshold <= 1
+            assert active.logits is None or active.logits.shape[0] == len(active.draft)
+            assert sampling.beam_width == 1
+            if len(active.draft) > limits.max_draft_len:
+                problem = "draft tokens length exceeds maximum draft tokens length"
+            active.draft = active.draft[: max(0, limits.max_input_len - len(prompt))]  # a warning in its log
+        if len(prompt) > limits.max_input_len:
+            problem = "prompt length exceeds maximum input length"
+        if sampling.beam_width > self.config.max_beam_width:
+            problem = "beam width exceeds maximum"
+        if output.return_generation_logits and not self.config.gather_generation_logits:
+            problem = "gather_generation_logits must be enabled in ExecutorConfig"
+        step = len(active.draft) or limits.max_draft_len
+        active.new = min(active.new, limits.max_seq_len - len(prompt) - step)
+        if problem:
+            self._late.append((0, Response(self._last, None, problem)))
+        else:
+            self._active.append(active)
         return self._last
 
     def enqueue_requests(self, requests: list[Any]) -> list[int]:
@@ -222,110 +333,169 @@ class Executor:
 
     def await_responses(self, timeout: timedelta | None = None) -> list[Response]:
         assert timeout is None or isinstance(timeout, timedelta)
-        self.counts["waited"] += 1
-        ready = [number for number, (_, wait) in self._open.items() if wait <= 0]
-        self._open = {number: (request, wait - 1) for number, (request, wait) in self._open.items()}
+        if batch := self._schedule():
+            self._active = [active for active in self._active if active not in batch]
+            self.iterations.append(len(batch))
+            corrupt = self._corrupts(batch)
+            # batch_manager/createNewDecoderRequests.cpp: one threshold per batch, that of its last request
+            threshold = batch[-1].threshold or self.chance.random()
+            for active in batch:
+                self._late.append((self.chance.choice([0, 0, 1]), self._run(active, threshold, corrupt)))
+        ready = [response for wait, response in self._late if wait <= 0]
+        self._late = [(wait - 1, response) for wait, response in self._late if wait > 0]
         self.chance.shuffle(ready)
-        found: list[Response] = []
-        for number in ready:
-            found += self._answer(number, self._open.pop(number)[0])
-        return found
+        return ready
 
     def cancel_request(self, id: int | None = None) -> None:
         assert id is not None
-        request = self._open.pop(id, (None,))[0]
-        if request is not None:
-            self.counts["cancelled"] += 1
-            # it ends with what it has
-            self._open[-id] = request, 0
+        self.counts["cancelled"] += 1
+        if any(active.number == id for active in self._active):
+            self._active = [active for active in self._active if active.number != id]
+            self._late.append((0, Response(id, Result(True, [[]]))))  # it ends with what it has
 
     def can_enqueue_requests(self) -> bool:
         return True
 
     def get_num_responses_ready(self, id: int | None = None) -> int:
-        return sum(wait <= 0 for _, wait in self._open.values())
+        return sum(wait <= 0 for wait, _ in self._late)
+
+    def get_latest_iteration_stats(self) -> list[SimpleNamespace]:
+        found, self._told = self.iterations[self._told :], len(self.iterations)
+        return [SimpleNamespace(inflight_batching_stats=SimpleNamespace(num_context_requests=n)) for n in found]
 
     def shutdown(self) -> None:
-        self._open.clear()
+        self._active.clear()
 
     def logits(self, tokens: list[int]) -> Tensor:
         """Logits after `tokens`: float32 [V]."""
         return self.limits.model(tokens) if self.limits.model else mock_logits(tokens, self.limits.noise)
 
-    def _answer(self, number: int, request: Any) -> list[Response]:
-        if number < 0:
-            return [Response(-number, Result(True, [[]]))]
-        fault = self.faults.pop() if self.faults else None
-        limits, sampling, output = self.limits, request.sampling_config, request.output_config
-        prompt, draft = list(request.input_token_ids), []
-        if fault == "error":
-            return [Response(number, None, "injected")]
-        if len(prompt) > limits.max_input_len:
-            return [Response(number, None, "prompt length exceeds maximum input length")]
-        if request.external_draft_tokens_config is not None:
-            draft = list(request.external_draft_tokens_config.tokens)
-            assert draft, "draft tokens must not be empty"
-            if len(draft) > limits.max_draft_len:
-                return [Response(number, None, "draft tokens length exceeds maximum draft tokens")]
-            draft = draft[: limits.max_input_len - len(prompt)]  # truncated, with a warning in a log
-            assert sampling.beam_width == 1
-        if sampling.beam_width > self.config.max_beam_width:
-            return [Response(number, None, "beam width exceeds maximum")]
-        if output.return_generation_logits and not self.config.gather_generation_logits:
-            return [Response(number, None, "gather_generation_logits must be enabled in ExecutorConfig")]
-        assert output.exclude_input_from_output
-        assert request.end_id == -1
-        if request.external_draft_tokens_config is not None:
-            return [Response(number, self._verified(prompt, draft, fault))]
-        if sampling.beam_width > 1 or output.return_log_probs:
-            assert not self.config.normalize_log_probs
-            return [Response(number, self._searched(prompt, request.max_tokens, sampling.beam_width))]
-        count = sampling.num_return_sequences or 1
-        made = [self._sampled(prompt, request, index, fault) for index in range(count)]
-        made[-1].is_final = True
-        return [Response(number, result) for result in made]
+    def _schedule(self) -> list[_Active]:
+        """The next iteration. Whole texts are charged, not what lies behind the part that is reused.
 
-    def _verified(self, prompt: list[int], draft: list[int], fault: str | None) -> Result:
-        """One pass over the draft; all its logits, and the tokens that greedy comparison would keep."""
-        rows = torch.stack([self.logits([*prompt, *draft[:count]]) for count in range(len(draft) + 1)])
-        tokens: list[int] = []
-        for row, token in zip(rows, [*draft, -1], strict=True):
-            tokens.append(int(row.argmax()))
-            if tokens[-1] != token:
+        Tokens: batch_manager/microBatchScheduler.cpp. Blocks: batch_manager/capacityScheduler.cpp (GUARANTEED_NO_EVICT)
+        with kvCacheManager.cpp: getRemainingBlocksToCompletion.
+        """
+        batch: list[_Active] = []
+        tokens, blocks, most = 0, 0, self.config.max_num_tokens
+        free = (self.config.kv_cache_config.max_tokens or 2**30) // BLOCK
+        for active in self._active:
+            if len(batch) == self.config.max_batch_size:
                 break
-        return Result(True, [tokens], generation_logits=self._padded(rows, fault))
+            if batch and batch[0].width != active.width:
+                continue
+            needed = len(active.prompt) // BLOCK
+            needed += active.width * (-(-(len(active.prompt) + active.new) // BLOCK) - needed)
+            cost = len(active.prompt) + len(active.draft)
+            chunked = self.config.enable_chunked_context
+            if blocks + needed > free or (not chunked and tokens + cost > most):
+                break
+            batch, tokens, blocks = [*batch, active], tokens + cost, blocks + needed
+        assert batch or not self._active, "a request that is never scheduled"
+        if tokens > most:  # microBatchScheduler.cpp: fitDraftTokens; only with chunked context
+            for active in batch:
+                room = -len(active.prompt) % BLOCK
+                self.counts["discarded"] += max(0, len(active.draft) - room)
+                active.draft = active.draft[:room]
+        return batch
 
-    def _searched(self, prompt: list[int], steps: int, width: int) -> Result:
-        beams: list[tuple[list[int], list[float]]] = [([], [])]
-        for _ in range(steps):
-            grown = []
-            for tokens, each in beams:
-                log_probs = self.logits([*prompt, *tokens]).log_softmax(-1).tolist()
-                grown += [([*tokens, token], [*each, value]) for token, value in enumerate(log_probs)]
-            beams = sorted(grown, key=lambda beam: -sum(beam[1]))[:width]
-        log_probs = [each for _, each in beams]
-        return Result(True, [tokens for tokens, _ in beams], [sum(each) for each in log_probs], log_probs)
+    def _corrupts(self, batch: list[_Active]) -> bool:
+        """Whether generation steps replay a graph of buffers that are gone.
 
-    def _sampled(self, prompt: list[int], request: Any, index: int, fault: str | None) -> Result:
-        sampling, tokens = request.sampling_config, list[int]()
-        rows: list[Tensor] = []
-        generator = torch.Generator().manual_seed((sampling.seed or 0) * 1000 + index)
-        for _ in range(request.max_tokens):
-            rows.append(self.logits([*prompt, *tokens]))
-            values = rows[-1] / (sampling.temperature or 1.0)
-            if sampling.top_k:
-                values = values.masked_fill(
-                    values < values.topk(min(sampling.top_k, len(values))).values[-1], -torch.inf
-                )
-            weights, order = values.softmax(-1).sort(descending=True)
-            if sampling.top_p is not None:
-                weights = weights.masked_fill(weights.cumsum(-1) - weights >= sampling.top_p, 0)
-            tokens.append(int(order[int(torch.multinomial(weights, 1, generator=generator))]))
-        return Result(False, [tokens], generation_logits=self._padded(torch.stack(rows), fault), sequence_index=index)
+        batch_manager/trtGptModelInflightBatching.cpp: changeBeamWidth makes new buffers and keeps the graphs.
+        """
+        if batch[0].width != self._width:
+            self._width, self._buffers = batch[0].width, self._buffers + 1
+        knobs = self.config.extended_runtime_perf_knob_config
+        if not knobs.cuda_graph_mode or all(active.new == 1 for active in batch):
+            return False
+        while len(self._graphs) >= max(1, knobs.cuda_graph_cache_size) and self._width not in self._graphs:
+            del self._graphs[next(iter(self._graphs))]
+        return self._graphs.setdefault(self._width, self._buffers) != self._buffers
+
+    def _run(self, active: _Active, threshold: float, corrupt: bool) -> Response:
+        fault = self.faults.pop() if self.faults else None
+        if fault == "error":
+            return Response(active.number, None, "injected")
+        blocks = self.blocks[active.request.cache_salt_id]
+        self.counts["computed"] += len(active.prompt) - blocks.reused(active.prompt) + len(active.draft)
+        if active.draft:
+            tokens, rows = self._verified(active, threshold)
+            result = Result(True, [tokens], generation_logits=self._returned(rows, 1, fault))
+        elif active.request.output_config.return_log_probs:
+            assert not self.config.normalize_log_probs
+            result = self._searched(active, corrupt)
+        else:
+            tokens = []
+            for _ in range(active.new):  # also in place of a draft that was discarded
+                tokens.append(int(self.logits([*active.prompt, *tokens]).argmax()))
+            rows = [self.logits([*active.prompt, *tokens[:at]]) for at in range(active.new)]
+            result = Result(True, [tokens] * active.width, generation_logits=self._returned(rows, active.width, fault))
+        # kvCacheManager.cpp: storeBlocksForReuse; of several beams, whole blocks of the prompt only
+        text = [*active.prompt, *result.output_token_ids[0]][:-1]
+        blocks.store(text if active.width == 1 else active.prompt[: len(active.prompt) // BLOCK * BLOCK])
+        return Response(active.number, result)
+
+    def _verified(self, active: _Active, threshold: float) -> tuple[list[int], list[Tensor]]:
+        """The tokens that the library accepts, its own behind them, and the logits of these.
+
+        kernels/speculativeDecoding/externalDraftTokensKernels.cu; layers/externalDraftTokensLayer.cpp has the filter.
+        Only accepted rows are returned: trtGptModelInflightBatching.cpp, updateRequests.
+        """
+        rows = [self.logits([*active.prompt, *active.draft[:count]]) for count in range(len(active.draft) + 1)]
+        if active.logits is not None:  # runtime/bufferManager.cpp: copy
+            assert active.logits.dtype == torch.float32
+            assert active.logits.shape[1] == self.limits.padded
+        tokens: list[int] = []
+        for at, row in enumerate(rows):
+            p = self._filtered(row, active.request.sampling_config)
+            rest = p
+            if at < len(active.draft):
+                token = active.draft[at]
+                if active.logits is None:
+                    accepted = int(p.argmax()) == token
+                else:
+                    q = active.logits[at].softmax(-1)[: len(p)]
+                    accepted = not bool(p[token] / q[token] < threshold)
+                    rest = (p - q).clamp(min=0)
+                if accepted:
+                    tokens.append(token)
+                    continue
+            tokens.append(int(rest.argmax()))
+            break
+        tokens = tokens[: active.new]
+        return tokens, rows[: len(tokens)]
 
     @staticmethod
-    def _padded(rows: Tensor, fault: str | None) -> Tensor:
-        beyond = torch.full((len(rows), BEYOND), 99.0)
+    def _filtered(row: Tensor, sampling: Any) -> Tensor:
+        """kernels/samplingTopKKernels.h: regularizeTopKTopP. Neither given keeps the likeliest token alone."""
+        top_p = sampling.top_p or 0.0
+        top_k = sampling.top_k or (0 if top_p else 1)
+        p, order = row.softmax(-1).sort(descending=True)
+        kept = p.cumsum(-1) - p < (top_p or 1.0)
+        if top_k:
+            kept &= torch.arange(len(p)) < top_k
+        kept = torch.zeros_like(kept).scatter(0, order, kept)
+        return row.masked_fill(~kept, -torch.inf).softmax(-1)
+
+    def _searched(self, active: _Active, corrupt: bool) -> Result:
+        beams: list[tuple[list[int], list[float]]] = [([], [])]
+        for _ in range(active.new):
+            grown = []
+            for tokens, each in beams:
+                log_probs = self.logits([*active.prompt, *tokens]).log_softmax(-1)
+                if corrupt:
+                    self.counts["corrupt"] += 1
+                    log_probs = log_probs.flip(0)
+                grown += [([*tokens, token], [*each, value]) for token, value in enumerate(log_probs.tolist())]
+            beams = sorted(grown, key=lambda beam: -sum(beam[1]))[: active.width]
+        own = [each for _, each in beams]
+        return Result(True, [tokens for tokens, _ in beams], [sum(each) for each in own], own)
+
+    def _returned(self, rows: list[Tensor], width: int, fault: str | None) -> Tensor:
+        """batch_manager/handleContextLogits.cpp: the same rows for each beam; padded ids are the largest of all."""
+        stacked = torch.stack(rows)
         if fault == "nan":
-            rows = torch.full_like(rows, torch.nan)
-        return torch.cat([rows, beyond], 1)[None]
+            stacked = torch.full_like(stacked, torch.nan)
+        beyond = torch.full((len(rows), BEYOND), 99.0)
+        return torch.cat([stacked, beyond], 1)[None].expand(width, -1, -1)

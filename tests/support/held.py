@@ -58,7 +58,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "runtime.decoder.target":
+        if name != "runtime.decoder.engine_roles":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

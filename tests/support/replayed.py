@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.graphs.capture import Work, host_wait, tensors
+from engines.buffers import leaves
+from engines.graphs.capture import Work, host_wait
 from tests.support.fake_cuda import FakeRecorder
 
 READS = {
@@ -77,10 +78,10 @@ class Record(TorchDispatchMode):
         wait = host_wait(operation, (args, kwargs), result)
         if wait:
             raise HostRead(wait)
-        given = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
+        given = {tensor.untyped_storage().data_ptr() for tensor in leaves((args, kwargs))}
         made = {
             at: tensor
-            for at, tensor in enumerate(tensors(result))
+            for at, tensor in enumerate(leaves(result))
             if tensor.numel() and tensor.untyped_storage().data_ptr() not in given
         }
         if operation._schema.is_mutable or (made and "empty" not in str(operation)):
@@ -112,7 +113,7 @@ class ReplayRecorder(FakeRecorder):
             assert record.kept, "the memory that operations wrote to stays theirs"
             self.replayed += 1
             for operation, args, kwargs, made in record.operations:
-                for at, tensor in enumerate(tensors(operation(*args, **kwargs))):
+                for at, tensor in enumerate(leaves(operation(*args, **kwargs))):
                     if at in made:
                         made[at].copy_(tensor)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from operator import is_not
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,69 +24,50 @@ from mtad.noise import LevelNoise, Noise
 from mtad.params import Rule
 from mtad.rows import Place, Rows, Shape, choose_rows
 from mtad.tree import TokenTree
-from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, GraphFolder, grow_kind
-from runtime.decoder.eager import BlockFunctions, EagerBlock, filtered_levels
+from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, read_graphs
+from runtime.decoder.eager import BlockFunctions, TorchFunctions, filtered_levels
 
 SHAPES = 64
 """Block shapes whose bindings are kept. All have the same memory."""
 
 
-class CompiledFunctions:
+class CompiledFunctions(TorchFunctions):
     """The graphs of `graphs/`. Owns their sessions, the memory they write to and, for each shape, bindings.
 
     A draft and its scoring may be of different shapes, so each of the two has memory of its own.
-
-    Args:
-        folder: of the graphs.
-        threads: intra-op threads of a graph; more than one only costs.
 
     Raises:
         InvalidInput: the graphs are missing or were not made from this version of `mtad`.
     """
 
-    def __init__(self, folder: Path = GRAPHS, threads: int = 1) -> None:
-        self._folder, self._threads = GraphFolder(folder), threads
-        self._sessions: dict[str, Any] = {}
-        self._shapes: OrderedDict[tuple[int, Shape, int], _ShapeCalls] = OrderedDict()
+    def __init__(self, folder: Path = GRAPHS) -> None:
+        paths = read_graphs(folder)
         self._slabs = Slab(), Slab()
+        self.session = cache(lambda name: open_session(paths[name], threads=1, shared=True))
+        self._calls = lru_cache(SHAPES)(self._calls_of)
 
     def of(self, rows: int, shape: Shape, length: int) -> BlockFunctions:
-        key = rows, shape, length
-        calls = self._shapes.get(key)
-        if calls is None:
-            if shape.candidates < shape.width:
-                problem = "the vocabulary is smaller; give at most its size"
-                raise InvalidInput("beam_width", shape.width, problem)
-            if len(self._shapes) >= SHAPES:
-                self._shapes.popitem(last=False)
-            calls = self._shapes[key] = _ShapeCalls(self.session, shape, *self._slabs)
-        else:
-            self._shapes.move_to_end(key)
-        return calls
+        return self._calls(rows, shape, length)
 
-    def session(self, name: str) -> Any:
-        """The session of a graph, opened when first asked for."""
-        if name not in self._sessions:
-            self._sessions[name] = open_session(self._folder.path(name), self._threads, shared=True)
-        return self._sessions[name]
+    def _calls_of(self, rows: int, shape: Shape, length: int) -> _ShapeCalls:
+        if shape.candidates < shape.width:
+            raise InvalidInput("beam_width", shape.width, "the vocabulary is smaller; give at most its size")
+        return _ShapeCalls(self.session, shape, *self._slabs)
 
 
-class _ShapeCalls:
+class _ShapeCalls(BlockFunctions):
     """The calls of one block shape, in order, each on its part of the memory."""
 
     def __init__(self, session: Callable[[str], Any], shape: Shape, drafting: Slab, scoring: Slab) -> None:
-        self._session, self._shape, self._eager = session, shape, EagerBlock(shape)
+        super().__init__(shape)
+        self._session = session
         self._drafting, self._scoring = _Memory(drafting), _Memory(scoring)
         self._calls: dict[tuple[str, int], _Call] = {}
         self._levels: _Levels | None = None
         self._draft: Draft | None = None
 
     def begin(self, context: Context, rows: Rows) -> Begun:
-        call = self._calls.get(("begin", 0))
-        if call is None:
-            call = self._add("begin", "begin", self._drafting.like(block.begin(context, rows)))
-        call(context, rows)
-        begun: Begun = call.outcome
+        begun: Begun = self._run("begin", (context, rows), lambda: self._drafting.like(block.begin(context, rows)))
         return begun
 
     def grow(
@@ -103,86 +84,73 @@ class _ShapeCalls:
         live: Live | None = None,
     ) -> Grown:
         if live is not None:
-            return self._eager.grow(depth, above, sees, logits, noise, place, begun, context, rows, live)
+            return super().grow(depth, above, sees, logits, noise, place, begun, context, rows, live)
         arguments = above, sees, logits, noise, place, begun.holds, context, rows
-        call = self._calls.get(("grow", depth))
-        if call is None:
+
+        def memory() -> Grown:
             like = block.grow(*arguments, self._shape.forms)
             if self._levels is None:
                 self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
-            kind = grow_kind(self._shape.forms, above.tokens.shape[1])
-            inputs, candidates = self._drafting.like((like.inputs, like.above))
-            memory = self._levels.at(depth - 1, inputs, candidates)
-            call = self._add("grow", f"grow_{kind}", memory, depth)
-        call(*arguments)
-        grown: Grown = call.outcome
+            return self._levels.at(depth - 1, *self._drafting.like((like.inputs, like.above)))
+
+        kind = grow_kind(self._shape.forms, above.tokens.shape[1])
+        grown: Grown = self._run(f"grow_{kind}", arguments, memory, depth)
         return grown
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         if self._shape.live:
-            return self._eager.finish(levels, rows)
+            return super().finish(levels, rows)
         if self._levels is None:  # a draft that stopped early was grown as one of another shape
             self._levels = self._drafting.like(_Levels.of(levels[0], len(levels)))
         if levels[0].level.tokens.data_ptr() != self._levels.level.tokens.data_ptr():
             self._levels.take(levels)
-        call = self._calls.get(("finish", 0))
-        if call is None:
-            kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
-            tree, origin, *_ = self._eager.finish(levels, rows)
-            call = self._add("finish", f"finish_{kind}", self._drafting.like((tree, origin)))
-            tree, origin = call.outcome
+
+        def memory() -> tuple[TokenTree, Tensor]:
+            tree, origin, *_ = BlockFunctions.finish(self, levels, rows)
+            laid_out: tuple[TokenTree, Tensor] = self._drafting.like((tree, origin))
+            return laid_out
+
+        kind = ("best" if self._shape.score_width == 1 else "mixed") if self._shape.selects else "whole"
+        tree, origin = self._run(f"finish_{kind}", (self._levels.level, rows), memory)
+        if self._draft is None:
             self._draft = Draft(tree, origin, self._levels.first)
-        call(self._levels.level, rows)
-        assert self._draft is not None
         return self._draft._replace(above=filtered_levels(levels)) if self._shape.children else self._draft
 
     def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
-        call = self._calls.get(("arrange", 0))
-        if call is None:
-            kind = "root" if tree is None else "chain" if tree.width == 1 else "tree"
-            call = self._add("arrange", f"arrange_{kind}", self._scoring.like(block.arrange(tree, context, rows)))
-        call(tree, context, rows)
-        inputs: Inputs = call.outcome
+        kind = "root" if tree is None else "chain" if tree.width == 1 else "tree"
+        arguments = tree, context, rows
+        inputs: Inputs = self._run(f"arrange_{kind}", arguments, lambda: self._scoring.like(block.arrange(*arguments)))
         return inputs
 
     def decide(
         self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
     ) -> Accepted:
-        rules = self._shape.rules if draft else ()
-        outcomes = [self._decide(rule, draft, adjusted, logits, noise, committed, rows) for rule in rules or (None,)]
-        accepted = outcomes[0]
-        for number, other in enumerate(outcomes[1:], 1):
+        def under(rule: Rule | None) -> Accepted:
+            """The outcome under one rule, for all rows."""
+            if rule is not None and rule not in COMPILED:
+                return block.decide(draft, adjusted, logits, noise, committed, rows, (rule,))
+            plain = draft._replace(above=(), live=None) if draft and (draft.above or draft.live) else draft
+            arguments = plain, adjusted, logits, noise.accept, noise.bonus, committed, rows
+            name = "decide_root" if draft is None else f"decide_{rule}_{'chain' if draft.tree.width == 1 else 'tree'}"
+
+            def like() -> Accepted:
+                return block.decide(draft, adjusted, logits, noise, committed, rows, () if rule is None else (rule,))
+
+            decided: Accepted = self._run(name, arguments, lambda: self._scoring.like(like()))
+            return decided
+
+        accepted, *others = map(under, (self._shape.rules if draft else ()) or (None,))
+        for number, other in enumerate(others, 1):
             accepted = choose_rows(rows.rule == number, other, accepted)
         return accepted
 
-    def _decide(
-        self,
-        rule: Rule | None,
-        draft: Draft | None,
-        adjusted: Tensor,
-        logits: Tensor,
-        noise: Noise,
-        committed: Tensor,
-        rows: Rows,
-    ) -> Accepted:
-        """The outcome under one rule, for all rows."""
-        if rule is not None and rule not in COMPILED:
-            return block.decide(draft, adjusted, logits, noise, committed, rows, (rule,))
-        plain = draft._replace(above=(), live=None) if draft and (draft.above or draft.live) else draft
-        arguments = plain, adjusted, logits, noise.accept, noise.bonus, committed, rows
-        name = "decide_root" if draft is None else f"decide_{rule}_{'chain' if draft.tree.width == 1 else 'tree'}"
-        call = self._calls.get((name, 0))
+    def _run(self, name: str, arguments: tuple[Any, ...], memory: Callable[[], Any], at: int = 0) -> Any:
+        """What a graph gives, in memory that is laid out at its first call."""
+        call = self._calls.get((name, at))
         if call is None:
-            rules = () if rule is None else (rule,)
-            accepted = block.decide(draft, adjusted, logits, noise, committed, rows, rules)
-            call = self._add(name, name, self._scoring.like(accepted))
+            call = self._calls[name, at] = _Call(self._session(name), memory(), self._shape.draft_len)
         call(*arguments)
-        decided: Accepted = call.outcome
-        return decided
-
-    def _add(self, name: str, graph: str, memory: Any, at: int = 0) -> _Call:
-        call = self._calls[name, at] = _Call(self._session(graph), memory, self._shape.draft_len)
-        return call
+        return call.outcome
 
 
 class _Memory:
@@ -192,7 +160,6 @@ class _Memory:
         self._slab, self._end = slab, 0
 
     def like(self, tensors: Any) -> Any:
-        """The next part, shaped like `tensors`."""
         start = self._end
         self._end += size_of(tensors)
         return self._slab.like(tensors, start)
@@ -219,7 +186,6 @@ class _Levels(NamedTuple):
         return Grown(Level(*(x[index] for x in self.level)), first, inputs, above)
 
     def take(self, levels: Sequence[Grown]) -> None:
-        """Copy levels that lie in other memory."""
         for index, grown in enumerate(levels):
             for ours, theirs in zip((*self.level, *self.first), (*grown.level, *grown.first), strict=True):
                 ours[index] = theirs

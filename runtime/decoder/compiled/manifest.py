@@ -54,8 +54,8 @@ def write_manifest(folder: Path, names: list[str], versions: dict[str, str]) -> 
     write_json(folder / "graphs.json", values)
 
 
-class GraphFolder:
-    """Compiled functions on disk.
+def read_graphs(folder: Path) -> dict[str, Path]:
+    """The files of the compiled functions, by name.
 
     Args:
         folder: what `export.onnx.block_functions` wrote.
@@ -63,20 +63,13 @@ class GraphFolder:
     Raises:
         InvalidInput: it is missing, incomplete, or was made from other sources.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        try:
-            values = read_json(folder, "graphs.json")
-        except InvalidInput as error:
-            raise InvalidInput("graphs", str(folder), f"the compiled functions cannot be read; {REMEDY}") from error
-        if values.get("sources") != sources_hash():
-            raise InvalidInput("graphs", str(folder), f"they were not compiled from this version of mtad; {REMEDY}")
-        self.names = frozenset(values.get("graphs", ()))
-        missing = sorted(name for name in self.names if not self.path(name).is_file())
-        if missing:
-            raise InvalidInput("graphs", str(folder), f"{', '.join(missing)} missing; {REMEDY}")
-
-    def path(self, name: str) -> Path:
-        """The file of a function."""
-        return self.folder / f"{name}.onnx"
+    try:
+        values = read_json(folder, "graphs.json")
+    except InvalidInput as error:
+        raise InvalidInput("graphs", str(folder), f"the compiled functions cannot be read; {REMEDY}") from error
+    if values.get("sources") != sources_hash():
+        raise InvalidInput("graphs", str(folder), f"they were not compiled from this version of mtad; {REMEDY}")
+    paths = {name: folder / f"{name}.onnx" for name in values.get("graphs", ())}
+    if missing := sorted(name for name, path in paths.items() if not path.is_file()):
+        raise InvalidInput("graphs", str(folder), f"{', '.join(missing)} missing; {REMEDY}")
+    return paths

@@ -19,12 +19,11 @@ from engines.graphs.capture import Uncapturable, Watched, Work
 from engines.graphs.runner import MOST, NoRecorder, Recorder
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder, Buckets
 from runtime.decoder.block import Block
 from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock, Results
-from runtime.decoder.target import EngineTarget
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from engines.buffers import Slab, leaves, size_of, views
 from engines.graphs.capture import Work
 from mtad.live import Live
 from mtad.rows import Shape
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch import Batch
 from runtime.decoder.block import Ran, run_block
-from runtime.decoder.target import EngineTarget
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 
 
 class Key(NamedTuple):

@@ -33,7 +33,7 @@ class Runner:
         self.once: list[Step] = []
         self.recorder = FakeRecorder()
         self.memory = StaticMemory(LIMITS, VOCAB, torch.float32, "cpu")
-        self.graphs = GraphRunner(self.bind, self.run_once, self.memory, self.recorder, CAPACITY, most)
+        self.graphs = GraphRunner(self.bind, self.memory, self.recorder, CAPACITY, most)
 
     def bind(self, step: Step) -> Work:
         self.bound.append(step)
@@ -84,7 +84,7 @@ def test_replayed_steps_give_the_models_logits_whatever_ran_before(runner: Runne
 
 def test_unrecorded_steps_of_any_rows_give_the_models_logits(runner: Runner) -> None:
     step = step_of(1, 100, 128, 3, first_row=2)
-    assert torch.equal(runner.graphs.run(step), model(step))
+    assert torch.equal(runner.graphs.run(step, runner.run_once), model(step))
     assert [once.first_row for once in runner.once] == [2]
     assert not runner.recorder.recorded
 
@@ -149,10 +149,10 @@ def test_a_torch_engine_gives_the_same_logits_and_cache_as_graphs(pair_folders: 
         return work
 
     memory = StaticMemory([StepShape(4, 33, spec.capacity, 33)], spec.vocab_size, spec.torch_dtype, "cpu")
-    graphs = GraphRunner(bind, lambda step: bind(step)(), memory, FakeRecorder(), spec.capacity)
+    graphs = GraphRunner(bind, memory, FakeRecorder(), spec.capacity)
     for row in range(2):
         prompt = make_step(some_tokens(row, 33)[None], [0], first_row=row, keep=[])
-        assert graphs.run(prompt).shape == plain.step(prompt).shape
+        assert graphs.run(prompt, lambda static: bind(static)()).shape == plain.step(prompt).shape
     for at in (33, 35, 37):
         step = make_step(torch.stack([some_tokens(at, 2), some_tokens(at + 1, 2)]), [at, at])
         torch.testing.assert_close(graphs.replay(step), plain.step(step), rtol=1e-5, atol=1e-5)

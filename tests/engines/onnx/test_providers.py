@@ -110,7 +110,7 @@ def test_a_row_in_the_middle_is_never_replayed(engine: OnnxRuntimeEngine) -> Non
 
 def test_a_graph_that_goes_is_given_back(engine: OnnxRuntimeEngine) -> None:
     assert engine.graphs is not None
-    engine.graphs._most = 1
+    engine.graphs._graphs.most = 1
     for steps in (1, 2):
         engine.step(make_step(more_tokens(1, steps), [3]))
     gc.collect()
@@ -141,7 +141,7 @@ def test_an_operator_without_a_kernel_is_refused_and_named(
     folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Session, "missing", frozenset({"TensorScatter", "Attention"}))
-    with pytest.raises(InvalidInput, match=r"no kernel there for 2 Attention, 4 TensorScatter; export with"):
+    with pytest.raises(InvalidInput, match=r"no CUDA kernel for 2 Attention, 4 TensorScatter; export with"):
         opened(folder, spec, monkeypatch)
 
 

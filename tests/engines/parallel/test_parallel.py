@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -35,15 +36,13 @@ from transformers import (
 
 from engines.folder import read_spec
 from engines.parallel.engine import ParallelEngine
-from engines.parallel.launch import Launched, check_launch
-from engines.parallel.process_group import ProcessRanks, RankFailed
-from engines.parallel.sharding import OWN, Rehearsal, plan_of, shard, share
-from engines.parallel.worker import Op
+from engines.parallel.ranks import ExchangeFailed, ProcessRanks, RankFailed, check_launch, launched_ranks
+from engines.parallel.sharding import OWN, Ranks, plan_of, shard, share
 from engines.prefix_cache import PrefixCache
 from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.hook import StepModel, cache_shape
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.verification.verify import expect, verify
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
@@ -57,11 +56,12 @@ LONG = "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1 -- of t
 """Longer than a kept block of 64 tokens, and than a turn's prefill."""
 
 
-class Threads:
+class Threads(Ranks):
     """Ranks that are threads of this process."""
 
     def __init__(self, rank: int, parts: list[Tensor | None], barrier: threading.Barrier) -> None:
-        self.rank, self.world, self._parts, self._barrier = rank, len(parts), parts, barrier
+        super().__init__(rank, len(parts))
+        self._parts, self._barrier = parts, barrier
 
     def sum(self, part: Tensor) -> Tensor:
         return torch.stack(self._all(part)).sum(0)
@@ -138,7 +138,7 @@ def test_each_rank_has_its_heads_and_all_have_the_models_logits(family: str, wor
         (BloomConfig(vocab_size=320, hidden_size=64, n_layer=1, n_head=4), "no tensor-parallel plan for Bloom"),
         (
             OPTConfig(**{**HEADS, "num_attention_heads": 1}, ffn_dim=96, num_hidden_layers=1),
-            "1 num_heads of .* do not",
+            "1 num_heads of .* are not divisible",
         ),
         (FAMILIES["gpt-2"](1).__class__(n_embd=6, n_head=2, n_inner=7, n_layer=1), "7 outputs of .* are not divisible"),
         (FAMILIES["llama-3"](1).__class__(**{**GROUPED, "intermediate_size": 97}), "97 outputs .* are not divisible"),
@@ -147,7 +147,7 @@ def test_each_rank_has_its_heads_and_all_have_the_models_logits(family: str, wor
 )
 def test_what_cannot_be_divided_is_refused_by_name(config: PretrainedConfig, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        shard(AutoModelForCausalLM.from_config(config), Rehearsal(0, 2))
+        shard(AutoModelForCausalLM.from_config(config), Ranks(0, 2))
 
 
 def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
@@ -162,12 +162,12 @@ def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
             LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=world))
     with pytest.raises(InvalidInput, match="format onnx runs on one device"):
         LLM(pair_folders("onnx"), RuntimeConfig(tensor_parallel=2))
-    with pytest.raises(InvalidInput, match="option of the format onnx"):
+    with pytest.raises(InvalidInput, match="option of format onnx"):
         LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2, provider="cpu"))
     told = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match="4 processes were started"):
+    with pytest.raises(InvalidInput, match="torchrun started 4 processes"):
         LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InvalidInput, match="there are 1 GPUs; each rank needs one"):
@@ -187,7 +187,7 @@ def test_a_plan_of_ours_never_replaces_transformers_own(family: str) -> None:
 def test_a_plan_of_ours_that_does_not_fit_the_installed_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OWN, "OPTForCausalLM", {"model.decoder.blocks.*.fc1": "colwise"})
     with pytest.raises(InvalidInput, match=r"has no model.decoder.blocks.\*.fc1"):
-        shard(AutoModelForCausalLM.from_config(FAMILIES["opt"](1)), Rehearsal(0, 2))
+        shard(AutoModelForCausalLM.from_config(FAMILIES["opt"](1)), Ranks(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_memory_counts_what_a_rank_has(pair_folders: PairFolders, tmp_path: Path
     model.config.save_pretrained(tmp_path)
     heads = cache_shape(model)[1]
     spec = replace(read_spec(pair_folders("torch") / "target"), kv_heads=heads)
-    half = share(tmp_path, spec, 2)
-    assert half.spec == replace(spec, kv_heads=heads // 2)
+    half, weights = share(tmp_path, spec, 2)
+    assert half == replace(spec, kv_heads=heads // 2)
     sizes = {name: each.numel() for name, each in model.named_parameters(remove_duplicate=False)}  # a tied head, too
     halves = [name for name in sizes if re.fullmatch(rf"{divided}|lm_head\.weight", name)]
-    assert half.weights == (sum(sizes.values()) - sum(sizes[name] for name in halves) // 2) * 4
+    assert weights == (sum(sizes.values()) - sum(sizes[name] for name in halves) // 2) * 4
 
 
 def parallel(llm: LLM) -> ParallelEngine:
@@ -222,7 +222,7 @@ def parallel(llm: LLM) -> ParallelEngine:
 def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     pair_folders: PairFolders, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, problem: str
 ) -> None:
-    monkeypatch.setattr("engines.parallel.engine.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
+    monkeypatch.setattr("engines.parallel.ranks.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
     llm = LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     (process,) = parallel(llm).worker.ranks.processes.values()
     try:
@@ -236,11 +236,39 @@ def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     assert process.poll() is not None, "it is left behind"
 
 
-def test_a_rank_that_is_silent_while_it_ends_is_said_to_have_ended() -> None:
-    ended = RankFailed([1], "was ended by SIGKILL")
-    ranks = Mock(raise_failed=Mock(side_effect=[None, None, ended]))
-    ranks._heartbeat.silent.return_value = [1]
-    assert ProcessRanks.diagnose(ranks, OSError("connection reset")) is ended
+class Signs:
+    """A store with what ranks have published, and processes with exit codes."""
+
+    def __init__(self, published: dict[str, str], codes: dict[int, list[int | None]]) -> None:
+        self.published = published
+        polls = {rank: chain(each, repeat(each[-1])) for rank, each in codes.items()}
+        self.processes = {rank: Mock(poll=Mock(side_effect=each)) for rank, each in polls.items()}
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.published for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.published[key].encode()
+
+
+@pytest.mark.parametrize(
+    ("published", "codes", "expected"),
+    [
+        ({}, {1: [None, None, -9], 2: [None]}, "rank 1 of the target: was ended by SIGKILL"),
+        ({"alone/2": ""}, {1: [None, 1], 2: [1]}, "rank 1 of the target: ended with exit code 1"),
+        ({"alone/1": "", "failed/2": "KeyError: 7"}, {1: [1], 2: [1]}, "rank 2 of the target: KeyError: 7"),
+        ({"alone/1": ""}, {1: [1], 2: [None]}, "rank 2 of the target: has not answered"),
+        ({"alone/1": ""}, {}, "rank 2 of the target: has not answered"),
+        ({"alone/1": "", "alone/2": ""}, {}, "some rank of the target: an exchange broke off: reset by peer"),
+    ],
+)
+def test_the_rank_that_others_broke_off_because_of_is_named(
+    monkeypatch: pytest.MonkeyPatch, published: dict[str, str], codes: dict[int, list[int | None]], expected: str
+) -> None:
+    monkeypatch.setattr("engines.parallel.ranks.SILENT", 0.3)
+    signs = Signs(published, codes)
+    found = ProcessRanks(0, 3, signs, signs.processes).diagnose(ExchangeFailed("reset by peer\n.."))
+    assert expected in str(found)
 
 
 @pytest.mark.slow
@@ -354,18 +382,17 @@ def test_blocks_launched_without_waiting_are_done_on_every_rank(two: LLM, one: L
 def test_ranks_that_have_not_done_the_same_are_found(two: LLM) -> None:
     engine = parallel(two)
     engine.check_integrity()
-    engine.worker.send_command(Op.STORE, (0, 0, 64), range(64))  # and rank 0 does not
+    engine.worker.send_command("prefixes.store", 0, list(range(64)))  # and rank 0 does not
     with pytest.raises(RankFailed, match=r"rank 1 .* has not done what rank 0 has"):
         two.loop.check_integrity()
     with pytest.raises(RankFailed, match="rank 1"):  # from then on
         engine.clear_row(0)
     engine._broken.clear()
-    assert engine.worker.prefixes is not None
     PrefixCache.store(engine.worker.prefixes, 0, range(64))  # now it has, too
     two.loop.check_integrity()
 
 
 def test_only_what_was_launched_as_a_rank_is_one() -> None:
-    assert Launched.read({"RANK": "1"}) is None
-    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "7", "LOCAL_RANK": "0"}
-    assert Launched.read(told) == Launched(1, 2, 0, "here", 7, agent=False, attempt=0)
+    assert launched_ranks({"RANK": "1"}) is None
+    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "7"}
+    assert launched_ranks(told) == (1, 2)

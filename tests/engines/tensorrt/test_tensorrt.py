@@ -28,8 +28,8 @@ from engines.tensorrt.engine import TensorRTEngine, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
@@ -155,10 +155,10 @@ def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(
 @pytest.mark.parametrize(
     ("plan", "version", "gpu", "problem"),
     [
-        (PLAN, "1.6.1.120", ADA, r"built by tensorrt-rtx 1\.7\.1\.116, and runs with that version alone"),
+        (PLAN, "1.6.1.120", ADA, r"built by tensorrt-rtx 1\.7\.1\.116 and runs only with that version"),
         (PLAN, PLAN.version, None, "torch finds none"),
         (PLAN, PLAN.version, Gpu("NVIDIA H200", "9.0"), r"H200 \(9\.0\).*compute capability 8\.6 or 8\.9 or 12\.0"),
-        (replace(PLAN, gpu="NVIDIA L4"), PLAN.version, ADA, "built on, and for, NVIDIA L4"),
+        (replace(PLAN, gpu="NVIDIA L4"), PLAN.version, ADA, "built for NVIDIA L4"),
     ],
 )
 def test_a_plan_is_refused_where_it_does_not_run(
@@ -197,7 +197,7 @@ def test_a_damaged_description_of_a_plan_is_refused(plan: object, rtx_pair: Path
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"compute_capabilities": ["8.7"]}, r"8\.7'?: TensorRT-RTX .* builds for 7\.5, .*12\.1; for others"),
+        ({"compute_capabilities": ["8.7"]}, r"8\.7'?: TensorRT-RTX .* builds for 7\.5, .*12\.1; for other GPUs"),
         ({"compute_capabilities": ["90"]}, "builds for"),
         ({"format": "onnx"}, "only for --to tensorrt-rtx"),
         ({"format": "tensorrt"}, "tensorrt cannot be imported"),
@@ -248,7 +248,7 @@ def test_a_jetsons_tensorrt_builds_for_the_jetson(
     monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: orin)
     plan = plan_for("tensorrt", replace(SPEC, attention=attention, precision="float16"))
     assert (plan.gpu, plan.compute_capabilities, plan.version) == ("Orin", ("8.7",), version)
-    with pytest.raises(InvalidInput, match="builds for the GPU it runs on alone"):
+    with pytest.raises(InvalidInput, match="builds only for the GPU it runs on"):
         plan_for("tensorrt", replace(SPEC, attention=attention), ["8.7"])
 
 

@@ -25,10 +25,10 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
+from export.options import STATIC, ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.quantization.model_optimizer import LONGEST, TOKENS, Quantized, _cut, calibrate
-from export.quantization.qdq import STATIC, product_names, write_quantized
+from export.quantization.qdq import product_names, write_quantized
 from export.quantization.weight_only import quantized_weights
 from export.tensorrt import build_plan, plan_for
 from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, verify_activations
@@ -240,7 +240,7 @@ def test_an_export_that_ends_while_it_quantises_leaves_nothing(
         raise error
 
     monkeypatch.setattr("export.pair.write_plain", lambda folder, *_: shutil.copytree(pair_folders("onnx"), folder))
-    monkeypatch.setattr("export.static_engine.calibrate", fail)
+    monkeypatch.setattr("export.engine.calibrate", fail)
     with pytest.raises(type(error) if isinstance(error, InvalidInput) else error):
         export(tmp_path / "pair", checkpoints, calibration)
     assert not list(tmp_path.iterdir())

@@ -22,11 +22,10 @@ from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
+from export.options import QUANTIZED, ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.quantization.report import block_efficiency, compare_on_text, logits_on
 from export.quantization.weight_only import (
-    QUANTIZED,
     WEIGHT_ONLY,
     dequantized,
     quantize_graph,

@@ -8,14 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn.functional import layer_norm, linear, relu, scaled_dot_product_attention
 from transformers import OPTConfig, OPTForCausalLM
 
 from engines.folder import read_spec
@@ -25,111 +23,12 @@ from export.tensorrt_llm import engine_plan as executor_plan
 from export.tensorrt_llm.build import ExecutorPairPlan, build_pair, plan_pair
 from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
 from mtad.errors import InvalidInput
-
-OPTIONS = {
-    *("checkpoint_dir", "model_config", "build_config", "model_cls_file", "model_cls_name", "output_dir"),
-    *("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width", "max_num_tokens", "opt_num_tokens"),
-    *("max_encoder_input_len", "max_prompt_embedding_table_size", "kv_cache_type", "paged_kv_cache"),
-    *("input_timing_cache", "output_timing_cache", "profiling_verbosity", "strip_plan", "weight_sparsity"),
-    *("weight_streaming", "fast_build", "workers", "log_level", "enable_debug_output", "visualize_network", "dry_run"),
-    *(
-        "monitor_memory",
-        "logits_dtype",
-        "gather_context_logits",
-        "gather_generation_logits",
-        "speculative_decoding_mode",
-    ),
-    *("max_draft_len", "gemm_plugin", "use_paged_context_fmha", "tokens_per_block"),
-}
-"""Options of `trtllm-build` 1.2 (`tensorrt_llm/commands/build.py`), of the plugins' those used here."""
-
-MODEL = {
-    "from_hugging_face": "(hf_model_or_dir, dtype='auto', mapping=None, quant_config=None, **kwargs)",
-    "quantize": "(hf_model_dir, output_dir, dtype='auto', mapping=None, quant_config=None, *, device='cuda', "
-    "calib_dataset='cnn_dailymail', calib_batches=512, calib_batch_size=1, calib_max_seq_length=512, random_seed=1234, "
-    "tokenizer_max_seq_length=2048, **kwargs)",
-}
-"""Signatures of `tensorrt_llm.models.LLaMAForCausalLM`'s class methods (`tensorrt_llm/models/llama/model.py`)."""
-
-
-class FakeLlama:
-    """`tensorrt_llm.models.LLaMAForCausalLM`, of the recorded signatures; notes how it was called."""
-
-    calls: list[dict[str, Any]] = []  # noqa: RUF012
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    @classmethod
-    def from_hugging_face(
-        cls, hf_model_or_dir: str, dtype: str = "auto", mapping: Any = None, quant_config: Any = None, **kwargs: Any
-    ) -> FakeLlama:
-        cls.calls.append({"dtype": dtype, "mapping": mapping, **kwargs})
-        assert Path(hf_model_or_dir).is_dir()
-        return cls(mapping.rank)
-
-    @classmethod
-    def quantize(
-        cls,
-        hf_model_dir: str,
-        output_dir: str,
-        dtype: str = "auto",
-        mapping: Any = None,
-        quant_config: Any = None,
-        *,
-        device: str = "cuda",
-        calib_dataset: str = "cnn_dailymail",
-        calib_batches: int = 512,
-        calib_batch_size: int = 1,
-        calib_max_seq_length: int = 512,
-        random_seed: int = 1234,
-        tokenizer_max_seq_length: int = 2048,
-        **kwargs: Any,
-    ) -> None:
-        assert not kwargs
-        cls.calls.append({"dtype": dtype, "mapping": mapping, "quant": quant_config, "data": calib_dataset})
-        Path(output_dir).mkdir(parents=True)
-        (Path(output_dir) / "config.json").write_text("{}")
-
-    def save_checkpoint(self, output_dir: str, save_config: bool = True) -> None:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        if save_config:
-            (Path(output_dir) / "config.json").write_text("{}")
-        (Path(output_dir) / f"rank{self.rank}.safetensors").write_text("")
-
-
-def fake_build(arguments: list[str], cwd: Path, check: bool) -> SimpleNamespace:
-    """`trtllm-build`: makes the files it makes, of a checkpoint that is there."""
-    assert not check
-    values = dict(zip(arguments[1::2], arguments[2::2], strict=True))
-    assert {name.removeprefix("--") for name in values} <= OPTIONS
-    assert (cwd / values["--checkpoint_dir"] / "config.json").is_file()
-    folder = cwd / values["--output_dir"]
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    for rank in range(int(values["--workers"])):
-        (folder / f"rank{rank}.engine").write_text("")
-    return SimpleNamespace(returncode=0)
+from tests.support.fake_trtllm_build import MODEL, OPTIONS, FakeLlama, fake_build, install, opt_logits
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake of the library's building half."""
-    FakeLlama.calls.clear()
-
-    def module(name: str, **values: Any) -> None:
-        made = ModuleType(name)
-        made.__dict__.update(values)
-        monkeypatch.setitem(sys.modules, name, made)
-
-    def mapping(world_size: int = 1, rank: int = 0, tp_size: int = 1) -> SimpleNamespace:
-        return SimpleNamespace(world_size=world_size, rank=rank, tp_size=tp_size)
-
-    module("tensorrt_llm", Mapping=mapping)
-    module("tensorrt_llm.models", LLaMAForCausalLM=FakeLlama)
-    module("tensorrt_llm.models.modeling_utils", QuantConfig=SimpleNamespace)
-    module("tensorrt_llm.quantization", QuantAlgo={"FP8": "FP8", "W4A16_AWQ": "W4A16_AWQ"})
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    install(monkeypatch)
 
 
 @pytest.fixture
@@ -168,7 +67,7 @@ def opt_checkpoint(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.Temp
 
 def of(plan: ExecutorPairPlan, role: str) -> dict[str, str]:
     """A role's arguments of `trtllm-build`."""
-    arguments = getattr(plan, role).build
+    arguments = plan.engines[role].build
     return {name.removeprefix("--"): value for name, value in zip(arguments[1::2], arguments[2::2], strict=True)}
 
 
@@ -185,7 +84,8 @@ def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Execut
     made = plan(beam_width=3)
     target, auxiliary = of(made, "target"), of(made, "auxiliary")
     assert target["speculative_decoding_mode"] == "draft_tokens_external"
-    assert (target["max_draft_len"], target["max_beam_width"], target["max_batch_size"]) == ("4", "1", "12")
+    assert (target["max_draft_len"], target["max_beam_width"], target["max_batch_size"]) == ("4", "1", "4")
+    assert (target["max_input_len"], target["max_seq_len"]) == ("256", "261")
     assert "speculative_decoding_mode" not in auxiliary
     assert "max_draft_len" not in auxiliary
     assert (auxiliary["max_beam_width"], auxiliary["max_batch_size"]) == ("3", "4")
@@ -193,18 +93,20 @@ def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Execut
         assert arguments.keys() <= OPTIONS
         assert (arguments["use_paged_context_fmha"], arguments["kv_cache_type"]) == ("enable", "paged")
         assert arguments["logits_dtype"] == "float32"
-        assert arguments["max_input_len"] == arguments["max_seq_len"] == "256"
     steps = of(plan(beam_width=3, drafting="steps"), "auxiliary")
     assert (steps["max_beam_width"], steps["max_batch_size"]) == ("1", "12")
 
 
-def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callable[..., ExecutorPairPlan]) -> None:
-    for rows, draft_len, beam_width in ((1, 1, 1), (4, 4, 4), (64, 8, 8), (256, 4, 4)):
-        made = plan(rows=rows, draft_len=draft_len, beam_width=beam_width)
-        tokens = int(of(made, "target")["max_num_tokens"])
-        assert tokens >= max(rows * beam_width * (draft_len + 1), 256)
-        assert int(of(made, "auxiliary")["max_num_tokens"]) >= max(rows * beam_width, 256)
-        assert tokens <= rows * beam_width * 256
+@pytest.mark.parametrize(("method", "paths"), [("mtad", 1), ("mmtad", 3), ("mtjd", 3), ("sample", 1)])
+def test_sizes_are_rows_times_capacity_times_the_paths_of_the_pairs_method(
+    plan: Callable[..., ExecutorPairPlan], method: str, paths: int
+) -> None:
+    made = plan(rows=5, beam_width=3, defaults={"method": method, "draft_len": 4, "beam_width": 3})
+    for role, requests, beams in (("target", paths, 1), ("auxiliary", 1, 3)):
+        spec = made.engines[role].spec
+        assert int(of(made, role)["max_num_tokens"]) == spec.max_num_tokens == 5 * 256 * requests
+        assert spec.kv_tokens == 5 * requests * (256 + beams * 2 * 32)
+        assert spec.paths == requests
 
 
 @pytest.mark.parametrize(
@@ -224,10 +126,7 @@ def test_an_iteration_holds_all_rows_drafts_and_the_longest_prompt(plan: Callabl
         ({"quantization": "int4_awq", "calibration": "texts"}, "quantize"),
         ({"tensor_parallel": 3}, "tensor_parallel"),
         ({"tensor_parallel": 8}, "tensor_parallel"),
-        ({"max_num_tokens": 0}, "max_num_tokens"),
-        ({"max_num_tokens": 255}, "max_num_tokens"),
-        ({"max_num_tokens": 299, "rows": 60, "beam_width": 1}, "max_num_tokens"),
-        ({"max_num_tokens": 10**6}, "max_num_tokens"),
+        ({"rows": 10**6}, "capacity"),
         ({"defaults": {"method": "none"}}, "method"),
         ({"defaults": {}, "draft_len": 3}, "draft_len"),
         ({"defaults": {}, "beam_width": 3}, "beam_width"),
@@ -256,13 +155,13 @@ def test_memory_counts_weights_as_they_are_stored_and_shrinks_with_gpus(
     plan: Callable[..., ExecutorPairPlan], checkpoints: tuple[Path, Path]
 ) -> None:
     stored = sum(value.numel() for value in load_file(checkpoints[0] / "model.safetensors").values())
-    one, two = plan().target.memory, plan(tensor_parallel=2).target.memory
-    assert one.weights == 2 * stored
-    assert one.weights / 2 < two.weights < one.weights
-    assert two.cache == one.cache / 2
-    # 2 layers, keys and values, 2 heads of 16, 2 bytes; a block of 32 and a draft for each of 16 requests
-    assert one.cache == 2 * 2 * 2 * 16 * 2 * (4 * 256 + 16 * (32 + 4))
-    assert one.total == one.weights + one.cache + one.logits
+    one, two = (plan(tensor_parallel=count).engines["target"].to_dict()["memory"] for count in (1, 2))
+    assert one["weights"] == 2 * stored
+    assert one["weights"] / 2 < two["weights"] < one["weights"]
+    assert two["cache"] == one["cache"] / 2
+    # 2 layers, keys and values, 2 heads of 16, 2 bytes; of each row the text, and two blocks for its draft
+    assert one["cache"] == 2 * 2 * 2 * 16 * 2 * 4 * (256 + 2 * 32)
+    assert one["total"] == sum(one.values()) / 2
 
 
 @pytest.mark.usefixtures("library")
@@ -275,7 +174,7 @@ def test_a_built_pair_holds_engines_descriptions_and_tokenizers_alone(
     build_pair(made, folder, run=fake_build)
     assert {path.name for path in folder.iterdir()} == {"target", "auxiliary", "pair.json"}
     assert json.loads((folder / "pair.json").read_text())["defaults"] == {"draft_len": 3}
-    for each in made.engines:
+    for each in made.engines.values():
         spec = read_executor_spec(folder / each.spec.role)
         assert spec == each.spec
         assert (folder / each.spec.role / "tokenizer.json").is_file()
@@ -300,7 +199,8 @@ def test_weights_are_quantized_by_the_librarys_own_path(write_checkpoint: Callab
     assert vars(quantized["quant"]) == {"quant_algo": "W4A16_AWQ", "group_size": 128}
     assert quantized["data"] == "texts"
     assert quantized["dtype"] == plain["dtype"] == "bfloat16"
-    assert made.target.memory.weights < made.auxiliary.memory.weights / 2 + 2 * 2 * 300 * 128
+    weights = {role: each.memory["weights"] for role, each in made.engines.items()}
+    assert weights["target"] < weights["auxiliary"] / 2 + 2 * 2 * 300 * 128
 
 
 @pytest.mark.usefixtures("library")
@@ -357,45 +257,6 @@ def test_the_onnx_runtime_engine_says_what_an_executors_folder_is(tmp_path: Path
     (tmp_path / "engine.json").write_text(json.dumps({"version": 1, "format": "onnx"}))
     with pytest.raises(InvalidInput, match=r"runtime\.LLM"):
         read_executor_spec(tmp_path)
-
-
-def opt_logits(folder: Path, tokens: Tensor) -> Tensor:
-    """Logits [S, V] of an OPT checkpoint in the library's format, by its rules: what every rank computes is summed."""
-    config = json.loads((folder / "config.json").read_text())
-    size = config["mapping"]["tp_size"]
-    ranks = [{n: v.double() for n, v in load_file(folder / f"rank{r}.safetensors").items()} for r in range(size)]
-    first, before = ranks[0], config["do_layer_norm_before"]
-    width, heads = config["hidden_size"], config["num_attention_heads"] // size
-
-    def norm(hidden: Tensor, name: str) -> Tensor:
-        return layer_norm(hidden, (width,), first[f"{name}.weight"], first[f"{name}.bias"])
-
-    def attention(hidden: Tensor, name: str) -> Tensor:
-        parts = []
-        for rank in ranks:
-            qkv = linear(hidden, rank[f"{name}.qkv.weight"], rank[f"{name}.qkv.bias"])
-            q, k, v = (x.view(len(tokens), heads, -1).transpose(0, 1) for x in qkv.chunk(3, -1))
-            mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
-            parts.append(linear(mixed, rank[f"{name}.dense.weight"]))
-        return torch.stack(parts).sum(0) + first[f"{name}.dense.bias"]
-
-    def feed_forward(hidden: Tensor, name: str) -> Tensor:
-        parts = [
-            linear(relu(linear(hidden, r[f"{name}.fc.weight"], r[f"{name}.fc.bias"])), r[f"{name}.proj.weight"])
-            for r in ranks
-        ]
-        return torch.stack(parts).sum(0) + first[f"{name}.proj.bias"]
-
-    hidden = first["transformer.vocab_embedding.weight"][tokens]
-    hidden = hidden + first["transformer.position_embedding.weight"][: len(tokens)]
-    for layer in range(config["num_hidden_layers"]):
-        name = f"transformer.layers.{layer}"
-        for part, each, scale in (("attention", attention, "input_layernorm"), ("mlp", feed_forward, "post_layernorm")):
-            inner = each(norm(hidden, f"{name}.{scale}") if before else hidden, f"{name}.{part}")
-            hidden = hidden + inner if before else norm(hidden + inner, f"{name}.{scale}")
-    if before:
-        hidden = norm(hidden, "transformer.ln_f")
-    return torch.cat([linear(hidden, rank["lm_head.weight"]) for rank in ranks], -1)[:, : config["vocab_size"]]
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 4])

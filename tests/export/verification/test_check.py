@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from engines import open_engine
 from export.commands.check import main
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from export.verification.check import check
 from export.verification.layers import graph_locations
 from export.verification.verify import NODES, make_cases, run_engine
@@ -197,7 +197,7 @@ class TestCommand:
             ("not both", ["{engine}", "{engine}", "--checkpoint", "x"]),
             ("no such folder", ["{engine}", "--checkpoint", "/no/such"]),
             ("checkpoint", ["{pair}", "--checkpoint", "x"]),
-            ("no pair folder", ["{pair}", "{engine}"]),
+            ("is not a pair folder", ["{pair}", "{engine}"]),
             ("threads", ["{engine}", "--threads", "0"]),
             ("seed", ["{engine}", "--seed", "-1"]),
             ("tolerance", ["{engine}", "--tolerance", "nan"]),
@@ -225,12 +225,6 @@ class TestCommand:
     def test_a_damaged_model_is_one_line(self, run: Run, onnx_copy: Path) -> None:
         (onnx_copy / "model.onnx").write_bytes(b"\0" * 50)
         assert_refused(run(onnx_copy), "mtad check", "cannot be opened")
-
-    def test_a_missing_polygraphy_names_the_extra(
-        self, run: Run, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "polygraphy", None)
-        assert_refused(run(pair_folders("torch") / "target"), "mtad check", "mtad[check]")
 
 
 def test_a_graph_without_names_of_modules_is_refused(onnx_copy: Path) -> None:

@@ -21,7 +21,7 @@ from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.options import ClusterOptions
-from runtime.cluster.prefix_table import BLOCK, PrefixTable, prefix_keys
+from runtime.cluster.router import BLOCK, PrefixTable, prefix_keys
 from tests.support.held import Hold
 from tests.support.live_server import PATIENCE, STARTING, Process, until
 
@@ -322,10 +322,8 @@ def test_metrics_of_replicas_keep_their_meaning_side_by_side() -> None:
     [
         {"replicas": 0},
         {"replicas": 2, "max_replicas": 1},
-        {"cpus": -1},
-        {"gpus": -1},
-        {"attempts": 0},
-        {"imbalance": -1},
+        {"replicas": 1, "replica_cpus": -1},
+        {"replicas": 1, "replica_gpus": -1},
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from mtad.errors import InvalidInput
 from runtime.cluster.board import ReplicaReport
 from runtime.cluster.gateway import Gateway
 from runtime.cluster.options import ClusterOptions
-from runtime.cluster.prefix_table import prefix_keys
+from runtime.cluster.router import prefix_keys
 from runtime.cluster.run import _check_resources, watch_head
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
@@ -107,7 +107,7 @@ def ask(
     sent: list[Message] = []
 
     async def run() -> Gateway:
-        gateway = Gateway(replicas, _reports, attempts=3, seconds=seconds, rollout=_rollout)
+        gateway = Gateway(replicas, _reports, seconds=seconds, rollout=_rollout)
         app = Guard(gateway, ServerOptions("m", api_keys=keys), lambda route, status: None)
         gone, received = asyncio.Event(), False
 
@@ -213,13 +213,13 @@ def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
     with pytest.raises(InvalidInput, match="replica-cpus"):
         _check_resources(ClusterOptions(replicas=3), {"CPU": 2.0})
     with pytest.raises(InvalidInput, match="replica-gpus"):
-        _check_resources(ClusterOptions(gpus=1.0), {"CPU": 2.0})
+        _check_resources(ClusterOptions(1, replica_gpus=1.0), {"CPU": 2.0})
 
 
 def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
     replicas, sent, read = Replicas(), list[Message](), 0
     app = Guard(
-        Gateway(replicas, _reports, attempts=3, seconds=600.0, rollout=_rollout),
+        Gateway(replicas, _reports, seconds=600.0, rollout=_rollout),
         ServerOptions("m", max_body_bytes=1000),
         lambda route, status: None,
     )

@@ -19,7 +19,8 @@ import export.commands.export
 import runtime.commands.inspect
 from engines.folder import read_spec
 from export.estimate import estimate_pair
-from export.plan import ExportOptions, plan_pair
+from export.options import ExportOptions
+from export.plan import plan_pair
 from runtime import LLM, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from tests.runtime.commands.test_commands import Outcome, assert_refused
@@ -119,7 +120,7 @@ class TestInspect:
     def test_a_tuned_pair_says_for_what(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
         pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
         values = json.loads((pair / "pair.json").read_text())
-        tuning = {"method": "mtad", "goal": "speed", "exported_defaults": {}}
+        tuning = {"method": "mtad", "objective": {"goal": "speed"}, "exported_defaults": {}}
         (pair / "pair.json").write_text(json.dumps({**values, "defaults": {"draft_len": 3}, "tuning": tuning}))
         outcome = run("mtad inspect", pair)
         assert "mtad for speed" in outcome.out
@@ -169,19 +170,18 @@ class TestDryRun:
     ) -> None:
         target, auxiliary = map(str, checkpoints)
         plan = plan_pair(ExportOptions(target, auxiliary, rows=4, capacity=256, format=format), weights=False)
-        found = estimate_pair(tmp_path / "pair", plan)
+        found, running = estimate_pair(tmp_path / "pair", plan)
         pair = pair_folders(format)
-        for one in found.engines:
+        for one in found:
             there = sum(path.stat().st_size for path in (pair / one.name).glob("model.*"))
             assert one.disk == pytest.approx(there, rel=0.02)
-            assert one.kv_row == read_spec(pair / one.name).kv_bytes // 4
+            assert one.spec.kv_bytes == read_spec(pair / one.name).kv_bytes
             assert not one.unchanged
-        assert found.running.total == pytest.approx(LLM(pair, RuntimeConfig(threads=1)).memory.total, rel=0.02)
-        assert found.seconds > 0
-        assert found.exporting > found.disk
-        kept = estimate_pair(pair, plan)
-        assert all(one.unchanged for one in kept.engines)
-        assert (kept.seconds, kept.exporting) == (0, 0)
+        assert running.total == pytest.approx(LLM(pair, RuntimeConfig(threads=1)).memory.total, rel=0.02)
+        assert all(one.seconds > 0 for one in found)
+        assert max(one.exporting for one in found) > sum(one.disk for one in found)
+        kept, _ = estimate_pair(pair, plan)
+        assert all((one.unchanged, one.seconds, one.exporting) == (True, 0, 0) for one in kept)
 
     def test_nothing_is_written_nor_loaded(
         self, run: Run, options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,14 +27,13 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.constraints.constraint import Constrainer
-from runtime.decoder.auxiliary import EngineAuxiliary
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder, Buckets
 from runtime.decoder.block import run_block
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.cuda_graph.captured_block import Results
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.decoder.kv_cache import KvCaches
-from runtime.decoder.target import EngineTarget
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair

@@ -39,7 +39,7 @@ def run(
     """The request after it was given `tokens` until it ended, its text after each, and the reason it ended for."""
     request = Request(0, [1], DecodingParams.from_dict({"max_tokens": 100, **values}), seed=0)
     ends = frozenset(pieces(tokenizer, EOS) if eos is None else [eos])
-    stream = Detokenizer(tokenizer, ends, request.params.stop_strings)
+    stream = Detokenizer(tokenizer, ends, request.params)
     texts = []
     for token in tokens:
         reason = stream.append(request, token, -1.0)

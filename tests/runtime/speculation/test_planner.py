@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -123,8 +124,8 @@ def decode(
     rows: int = 16,
 ) -> float:
     """Decode a queue of texts, `rows` at once; seconds a token. Without a planner all are drafted as `params` say."""
-    waiting = [Text(number, params, acceptance) for number, acceptance in enumerate(acceptances)]
-    running: list[Text] = []
+    waiting: list[Any] = [Text(number, params, acceptance) for number, acceptance in enumerate(acceptances)]
+    running: list[Any] = []
     while waiting or running:
         while waiting and len(running) < rows:
             running.append(waiting.pop(0))
@@ -232,7 +233,7 @@ def test_drafts_end_when_a_text_stops_being_predictable_and_come_back(kind: str)
 
 def test_fixed_requests_keep_their_own_parameters() -> None:
     fixed = replace(BEAMS, speculation="fixed", draft_len=3)
-    texts = [Text(0, fixed, always(0.0)), Text(1, PLAIN, always(0.0)), Text(2, CHAIN, always(0.0))]
+    texts: list[Any] = [Text(0, fixed, always(0.0)), Text(1, PLAIN, always(0.0)), Text(2, CHAIN, always(0.0))]
     planner, world = Planner(COSTS["cpu"]), World(COSTS["cpu"])
     for _ in range(50):
         used = planner.plan(texts)
@@ -245,7 +246,7 @@ def test_fixed_requests_keep_their_own_parameters() -> None:
 def test_adaptive_rows_ride_along_with_a_fixed_one() -> None:
     """A block has the length of its longest row; being drafted as far costs the others nothing."""
     fixed = replace(CHAIN, speculation="fixed")
-    texts = [Text(0, fixed, always(0.3)), *(Text(n, CHAIN, always(0.3)) for n in range(1, 8))]
+    texts: list[Any] = [Text(0, fixed, always(0.3)), *(Text(n, CHAIN, always(0.3)) for n in range(1, 8))]
     planner, world = Planner(COSTS["cpu"]), World(COSTS["cpu"])
     for _ in range(60):
         used = planner.plan(texts)
@@ -259,7 +260,7 @@ def test_adaptive_rows_ride_along_with_a_fixed_one() -> None:
 
 
 def test_a_draft_never_exceeds_what_was_asked_and_changes_nothing_else() -> None:
-    texts = [
+    texts: list[Any] = [
         Text(
             n, replace(BEAMS if n % 2 else CHAIN, draft_len=1 + n, beam_width=1 + n % 3, temperature=n / 4), always(0.8)
         )
@@ -278,8 +279,8 @@ def test_a_draft_never_exceeds_what_was_asked_and_changes_nothing_else() -> None
 
 
 def test_an_auxiliary_far_behind_is_not_caught_up_for_the_last_tokens() -> None:
-    near = Text(0, replace(CHAIN, max_tokens=2000), always(0.8), committed=3000, auxiliary_held=2998)
-    behind = Text(1, replace(CHAIN, max_tokens=4), always(0.8), committed=3000, auxiliary_held=0)
+    near: Any = Text(0, replace(CHAIN, max_tokens=2000), always(0.8), committed=3000, auxiliary_held=2998)
+    behind: Any = Text(1, replace(CHAIN, max_tokens=4), always(0.8), committed=3000, auxiliary_held=0)
     assert Planner(COSTS["cpu"]).plan([near])[0].drafted > 0
     assert Planner(COSTS["cpu"]).plan([behind])[0].drafted == 0
 
@@ -292,7 +293,7 @@ def test_the_same_observations_give_the_same_choices() -> None:
 
 
 def test_one_slow_block_changes_nothing() -> None:
-    slow, usual = ([Text(0, replace(CHAIN, max_tokens=9999), always(0.7))] for _ in range(2))
+    slow, usual = (list[Any]([Text(0, replace(CHAIN, max_tokens=9999), always(0.7))]) for _ in range(2))
     shapes = []
     for texts, factor in ((usual, 1.0), (slow, 50.0)):
         planner, world = Planner(COSTS["gpu"]), World(COSTS["gpu"])
@@ -315,7 +316,7 @@ def test_a_settled_choice_is_kept(rows: int) -> None:
 
 
 def test_times_follow_a_machine_that_slows_down_without_a_change_of_choice() -> None:
-    texts = [Text(0, replace(CHAIN, max_tokens=9999), always(0.8))]
+    texts: list[Any] = [Text(0, replace(CHAIN, max_tokens=9999), always(0.8))]
     planner, world = Planner(COSTS["gpu"]), World(COSTS["gpu"])
     for number in range(200):
         used = planner.plan(texts)
@@ -347,7 +348,7 @@ def test_a_draft_accepted_in_full_says_nothing_of_greater_depths() -> None:
 
 
 def test_planning_a_full_batch_is_some_calls_per_row() -> None:
-    texts = [Text(n, replace(CHAIN, max_tokens=9999), always(0.7)) for n in range(16)]
+    texts: list[Any] = [Text(n, replace(CHAIN, max_tokens=9999), always(0.7)) for n in range(16)]
     planner, world, spent = Planner(COSTS["gpu"]), World(COSTS["gpu"]), list[int]()
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -371,7 +372,7 @@ def test_forgotten_requests_leave_nothing_but_what_was_learnt() -> None:
     assert not planner._rows
     unpredictable = Planner(COSTS["gpu"])
     decode(World(COSTS["gpu"]), [always(0.1)] * 40, replace(CHAIN, max_tokens=64), unpredictable, rows=4)
-    new = [Text(1000, CHAIN, always(0.5))]
+    new: list[Any] = [Text(1000, CHAIN, always(0.5))]
     assert planner.plan(new)[0].drafted > unpredictable.plan(new)[0].drafted
 
 

@@ -13,8 +13,7 @@ import torch
 
 from mtad.errors import InvalidInput
 from runtime import LLM
-from runtime.decoder.auxiliary import EngineAuxiliary
-from runtime.decoder.target import EngineTarget
+from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 

@@ -17,7 +17,7 @@ import yaml
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM, RuntimeConfig
-from runtime.commands.options import given_options
+from runtime.commands.entry import given_options
 from runtime.commands.triton import main, parser
 from runtime.server.errors import ApiError
 from runtime.triton import repository
@@ -260,7 +260,7 @@ def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
     service = TritonService(AsyncLLM(llm), BLS, request_seconds=0.4)
     service.start()
     try:
-        client = Recorder()
+        client: Any = Recorder()
         service.submit(LONG, client)
         gate.let(1)
         until(lambda: bool(client.parts))  # what was ready in time was sent
@@ -280,7 +280,7 @@ def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
     gate = Gate(llm)
     service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
     service.start()
-    clients = [Recorder() for _ in range(6)]
+    clients: list[Any] = [Recorder() for _ in range(6)]
     for client in clients:
         service.submit(LONG, client)
     gate.let(1)
@@ -301,7 +301,7 @@ def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: L
     service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
     service.start()
     try:
-        clients = [Recorder() for _ in range(8)]
+        clients: list[Any] = [Recorder() for _ in range(8)]
         for client in clients:
             service.submit({**LONG, "max_tokens": np.array([[40]], np.int32)}, client)
         until(lambda: service.engine.statistics()["running"] + service.engine.statistics()["waiting"] == 8)
@@ -324,7 +324,7 @@ def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM
     service = TritonService(AsyncLLM(own(plain)), BLS, request_seconds=60)
     service.start()
     try:
-        client = Recorder()
+        client: Any = Recorder()
 
         def begin_and_cancel() -> None:
             service._begin(LONG, client, 0)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from engines.folder import read_json, write_json
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.plan import ExportOptions
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime import LLM, RuntimeConfig
@@ -335,7 +335,7 @@ def test_a_choice_is_judged_on_texts_that_the_search_has_not_seen(exported: Path
         seeds.append(params.seed)
         return make(prompt, params)
 
-    llm.requests = noted  # type: ignore[method-assign, assignment]
+    llm.requests = noted  # type: ignore[assignment, method-assign]
     now, choice = DecodingParams(max_tokens=4), DecodingParams(max_tokens=4, draft_len=2)
     tune.judge(llm, PROMPTS, now, choice, Objective(), seeds=2)
     assert {seed >> 32 for seed in seeds if seed} == {2, 3}

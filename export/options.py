@@ -1,0 +1,110 @@
+"""`ExportOptions`: what to export, and as what. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from engines.base import KV_PAGE, PRECISIONS
+from engines.folder import ATTENTION
+from engines.tensorrt_plan import RUNTIMES
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+
+FORMATS = ("onnx", "torch", *RUNTIMES, "tensorrt-llm")
+QUANTIZED = ("int8", "int4", "int8-dynamic")
+"""Precisions of the weights alone, made from a float32 graph."""
+STATIC = ("int8-static", "fp8")
+"""Precisions of weights and activations, made by Model Optimizer."""
+MEASURED = (*QUANTIZED, *STATIC)
+"""Precisions that are measured on text."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export, and as what. The commands make their options of it.
+
+    Attributes:
+        target: checkpoint of the target: a local folder or a hub id.
+        auxiliary: checkpoint of the auxiliary, with the same vocabulary.
+        revision: branch, tag or commit of a target on the hub; by default, its main branch.
+        auxiliary_revision: branch, tag or commit of an auxiliary on the hub.
+        rows: requests at once, of both engines.
+        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 1024,
+            or as many as both models have positions for.
+        precision: of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static
+            and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
+            TensorRT-LLM.
+        auxiliary_precision: of the auxiliary; by default, the target's.
+        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. Required if and
+            only if something is quantized.
+        format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
+            tensorrt-rtx for GPUs of the compute capabilities given.
+        attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
+        compute_capabilities: of tensorrt-rtx, such as 8.6; by default, all that it knows.
+        defaults: decoding parameters to put into pair.json.
+
+    Raises:
+        InvalidInput: a value is not usable, whatever the checkpoints are. `tensorrt-llm` has checks of its own, in
+            `export.tensorrt_llm`.
+    """
+
+    target: str
+    auxiliary: str
+    _: KW_ONLY
+    revision: str | None = None
+    auxiliary_revision: str | None = None
+    rows: int = 8
+    capacity: int | None = None
+    precision: str | None = None
+    auxiliary_precision: str | None = None
+    calibration: Path | None = None
+    format: str = "onnx"
+    attention: str = "operator"
+    compute_capabilities: Sequence[str] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise InvalidInput("rows", self.rows, "give at least 1")
+        if self.capacity is not None and (self.capacity < 2 * KV_PAGE or self.capacity % KV_PAGE):
+            raise InvalidInput("capacity", self.capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
+        if self.format not in FORMATS:
+            raise InvalidInput("to", self.format, f"choose one of {', '.join(FORMATS)}")
+        for name in ("target", "auxiliary"):
+            source = getattr(self, name)
+            if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+                raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
+        DecodingParams.from_dict(dict(self.defaults))
+        if self.format == "tensorrt-llm":
+            return
+        for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
+            self._check_precision(name, value)
+        quantized = any(value in MEASURED for value in self.precisions)
+        if quantized != (self.calibration is not None):
+            problem = "give text like that in production: the error of a quantized engine depends on it"
+            problem = problem if quantized else "nothing is quantized; leave it out"
+            raise InvalidInput("calibration", self.calibration and str(self.calibration), problem)
+        if self.attention not in ATTENTION or (self.format == "torch" and self.attention != ATTENTION[0]):
+            problem = f"choose one of {', '.join(ATTENTION)}; torch has only the first"
+            raise InvalidInput("attention", self.attention, problem)
+        if self.compute_capabilities and self.format not in RUNTIMES:
+            given = " ".join(self.compute_capabilities)
+            raise InvalidInput("compute-capability", given, "only for --to tensorrt-rtx")
+
+    @property
+    def precisions(self) -> tuple[str, str]:
+        """Of the target and of the auxiliary."""
+        precision = self.precision or ("float16" if self.format in RUNTIMES else "float32")
+        return precision, self.auxiliary_precision or precision
+
+    def _check_precision(self, field: str, precision: str) -> None:
+        form = f"{self.format} and {self.attention} attention"
+        if precision not in PRECISIONS:
+            raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
+        if precision in QUANTIZED and (self.format, self.attention) != ("onnx", ATTENTION[0]):
+            raise InvalidInput(field, precision, f"needs --to onnx and operator attention, not {form}")
+        if precision in STATIC and (self.format not in RUNTIMES or self.attention != ATTENTION[0]):
+            problem = f"is for TensorRT (--to {' or '.join(RUNTIMES)}), not for {form}"
+            raise InvalidInput(field, precision, problem)

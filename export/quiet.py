@@ -1,0 +1,28 @@
+"""Libraries that talk about their own internals while an export uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what they print, warn and log from our users; errors are raised all the same.
+
+    ONNX Runtime's quantisers even give the root logger a handler when they are imported.
+    """
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    logging.disable(logging.ERROR)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            root.handlers[:] = handlers
+            root.setLevel(level)

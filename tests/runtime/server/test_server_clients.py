@@ -1,0 +1,147 @@
+"""What clients of other engines send is understood, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime import LLM
+from runtime.server.errors import api_error
+from runtime.server.schema import ChatCompletionRequest, CompletionRequest
+from tests.support.live_server import MODEL, LiveServer, call
+
+PROMPT = {"model": MODEL, "prompt": "SELECT"}
+
+
+def parameters(**fields: Any) -> DecodingParams:
+    body = CompletionRequest.model_validate_json(json.dumps({**PROMPT, **fields}))
+    return body.parameters(DecodingParams())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": False},
+        {"metadata": {}},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"service_tier": "auto"},
+        {"modalities": ["text"]},
+        {"safety_identifier": "user-1", "prompt_cache_key": "k"},
+        {"best_of": 1},
+        {"suffix": ""},
+        {"suffix": None},
+        {"stop": []},
+        {"seed": -1},
+        {"seed": None},
+    ],
+)
+def test_values_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> None:
+    assert parameters(**fields) == DecodingParams()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"store": 0}, "store"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"guided_json": {}, "json_schema": {}}, "guided_json"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": "x"}, "structured_outputs"),
+    ],
+)
+def test_values_that_ask_for_something_else_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ValueError, match=param) as refused:
+        parameters(**fields)
+    assert api_error(refused.value).body["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 1e-7}, {"temperature": 0.0}),
+        ({"temperature": 0.0099}, {"temperature": 0.0}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"guided_regex": "[a-z]+"}, {"regex": "[a-z]+"}),
+        ({"guided_grammar": "start: /a/"}, {"grammar": "start: /a/"}),
+        ({"structured_outputs": {"json": {"type": "object"}}}, {"json_schema": '{"type": "object"}'}),
+        ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
+    ],
+)
+def test_other_engines_words_mean_the_same_here(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert parameters(**fields) == DecodingParams(**expected)
+
+
+def test_an_assistants_message_needs_no_content_and_a_users_does() -> None:
+    turn: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}, turn]}
+    messages = ChatCompletionRequest.model_validate_json(json.dumps(body)).messages
+    assert [message.plain()["content"] for message in messages] == ["Hi", ""]
+    empty = ChatCompletionRequest.model_validate_json(
+        json.dumps({"model": MODEL, "messages": [{"role": "user", "content": None}]})
+    )
+    with pytest.raises(InvalidInput, match="no content"):
+        empty.messages[0].plain()
+
+
+def test_a_request_without_max_tokens_gets_what_fits(server: LiveServer, plain: LLM) -> None:
+    room = plain.loop.scheduler.room_for_tokens
+    status, _, answer = call(server, "POST", "/v1/completions", {**PROMPT, "ignore_eos": True, "seed": 1})
+    assert status == 200
+    most = plain.pair.defaults.max_tokens if plain.pair.limited else room
+    assert answer["usage"]["completion_tokens"] == min(most, room - answer["usage"]["prompt_tokens"])
+
+
+def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
+    params = DecodingParams(max_tokens=24, seed=4, ignore_eos=True, speculation="fixed")
+    whole = plain.generate("SELECT", params)[0]
+    stop = whole.text[5:8]
+    for kept, end in ((False, whole.text.index(stop)), (True, whole.text.index(stop) + len(stop))):
+        asked = DecodingParams(**{**vars(params), "stop": (stop, stop + "#"), "include_stop_str_in_output": kept})
+        result = plain.generate("SELECT", asked)[0]
+        assert (result.text, result.finish_reason) == (whole.text[:end], "stop")
+    token = whole.token_ids[9]
+    result = plain.generate("SELECT", DecodingParams(**{**vars(params), "stop_token_ids": (token,)}))[0]
+    assert result.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
+    assert result.finish_reason == "stop"
+    late = DecodingParams(**{**vars(params), "stop_token_ids": (token,), "min_tokens": 24})
+    assert len(plain.generate("SELECT", late)[0].token_ids) == 24
+
+
+def test_prompts_are_tokenized_and_cut_as_asked(server: LiveServer, plain: LLM) -> None:
+    ids = plain.tokenize("SELECT name FROM users")
+    asked = {**PROMPT, "prompt": "SELECT name FROM users", "max_tokens": 1, "return_token_ids": True}
+    _, _, answer = call(server, "POST", "/v1/completions", {**asked, "truncate_prompt_tokens": 3})
+    assert answer["choices"][0]["prompt_token_ids"] == ids[-3:]
+    _, _, answer = call(server, "POST", "/v1/completions", {**asked, "add_special_tokens": False, "request_id": "r-1"})
+    assert answer["choices"][0]["prompt_token_ids"] == plain.tokenize("SELECT name FROM users", special_tokens=False)
+    assert answer["id"] == "cmpl-r-1"
+
+
+def test_texts_become_tokens_and_tokens_text(server: LiveServer, plain: LLM) -> None:
+    status, _, answer = call(server, "POST", "/tokenize", {"model": MODEL, "prompt": "SELECT"})
+    assert status == 200
+    assert answer["tokens"] == plain.tokenize("SELECT")
+    assert answer["count"] == len(answer["tokens"])
+    status, _, text = call(server, "POST", "/detokenize", {"tokens": answer["tokens"]})
+    assert (status, text) == (200, {"prompt": "SELECT"})
+    for path, body in (("/tokenize", {}), ("/tokenize", {"prompt": 1}), ("/detokenize", {"tokens": [10**6]})):
+        assert call(server, "POST", path, body)[0] == 400
+    assert call(server, "GET", "/version")[2]["version"]
+    assert call(server, "GET", "/ping")[0] == 200
+
+
+def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServer) -> None:
+    asked = {**PROMPT, "max_tokens": 12, "seed": 2, "ignore_eos": True, "stream": True}
+    asked["stream_options"] = {"continuous_usage_stats": True, "include_obfuscation": False}
+    _, _, text = call(server, "POST", "/v1/completions", asked)
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: {")]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
