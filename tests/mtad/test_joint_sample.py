@@ -21,6 +21,7 @@ from tests.mtad.test_lossless import p_value
 from tests.support import cases as support
 from tests.support.cases import Case, run_block
 from tests.support.mock_models import mock_pair
+from tests.support.noise import draw_noise
 
 VOCAB, EOS = 5, (0,)
 BASE = DecodingParams(method="mmtad_sample", draft_len=3, beam_width=4, top_k=0, top_p=1.0, accept_threshold=0.1)
