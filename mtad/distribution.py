@@ -31,10 +31,10 @@ class Candidates(NamedTuple):
 
 
 def process(logits: Tensor, rows: Rows) -> Candidates:
-    """Apply each row's temperature, then top-k, then top-p, and renormalise.
+    """Apply each row's temperature, then top-k, then top-p, then min-p, and renormalise.
 
     The order and the meaning are those of the paper's code and of Hugging Face's warpers: top-p counts the mass that
-    top-k left, and keeps the token that crosses `top_p`. Of tokens tied at rank k, one is kept; tied logits come in no
+    top-k left, and keeps the token that crosses `top_p`; min-p is relative to the most likely token. Of tokens tied at rank k, one is kept; tied logits come in no
     particular order.
 
     Sums run one after the other over the sorted tokens, so a row's result does not depend, to the bit, on
@@ -50,7 +50,7 @@ def process(logits: Tensor, rows: Rows) -> Candidates:
     values = torch.addcmul(rows.rank_bias, values - values[..., :1], rows.inverse_temperature)
     weights = values.exp()
     mass = weights.cumsum(-1)
-    dropped = mass - weights >= rows.top_p * mass[..., -1:]
+    dropped = (mass - weights >= rows.top_p * mass[..., -1:]) | (weights < rows.min_p)  # the first token's weight is 1
     total = mass.masked_fill(dropped, 0.0).amax(-1, keepdim=True)
     return Candidates(ids, (values - log(total)).masked_fill(dropped, -math.inf))
 

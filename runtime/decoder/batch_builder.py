@@ -160,6 +160,7 @@ def _content(p: DecodingParams) -> tuple[object, ...]:
         p.temperature,
         p.top_k,
         p.top_p,
+        p.min_p,
         p.ignore_eos,
     )
 

@@ -59,6 +59,7 @@ class Case:
             temperature=p.temperature or 1.0,
             top_k=1 if greedy else p.top_k,
             top_p=p.top_p,
+            min_p=p.min_p,
             eos=() if p.ignore_eos else eos,
         )
 

@@ -66,6 +66,7 @@ class Settings:
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     eos: Collection[int]
 
 
@@ -96,7 +97,7 @@ class Outcome(NamedTuple):
 
 
 def process(logits: NDArray[np.float32], settings: Settings, ties: Ties) -> Distribution:
-    """Temperature, then top-k, then top-p; most likely token first."""
+    """Temperature, then top-k, then top-p, then min-p; most likely token first."""
     order = sorted(range(len(logits)), key=lambda token: -float(logits[token]))
     order = order[: settings.top_k or len(order)]
     top = float(logits[order[0]])
@@ -109,6 +110,9 @@ def process(logits: NDArray[np.float32], settings: Settings, ties: Ties) -> Dist
             ties.note(mass / total, settings.top_p)
             if mass / total >= settings.top_p:
                 break
+        ties.note(weight, settings.min_p)
+        if weight < settings.min_p:
+            break
         kept[token] = weight
         mass += weight
     return {token: weight / mass for token, weight in kept.items()}
