@@ -1,4 +1,4 @@
-"""Next-token distributions after temperature, top-k and top-p, kept as their most likely tokens."""
+"""Next-token distributions after temperature, top-k, top-p and min-p, kept as their most likely tokens."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Candidates(NamedTuple):
 
 
 def process(logits: Tensor, rows: Rows) -> Candidates:
-    """Apply each row's temperature, then top-k, then top-p, and renormalise.
+    """Apply each row's temperature, then top-k, then top-p, then min-p, and renormalise.
 
     The order and the meaning are those of the paper's code and of Hugging Face's warpers: top-p counts the mass that
-    top-k left, and keeps the token that crosses `top_p`. Of tokens tied at rank k, one is kept; tied logits come in no
-    particular order.
+    top-k left, and keeps the token that crosses `top_p`; min-p is relative to the most likely token. Of tokens tied at
+    rank k, one is kept; tied logits come in no particular order.
 
     Sums run one after the other over the sorted tokens, so a row's result does not depend, to the bit, on
     K, which other rows of the batch may have raised.
@@ -55,7 +55,7 @@ def process(logits: Tensor, rows: Rows) -> Candidates:
     values = torch.addcmul(rows.rank_bias, values - values[..., :1], rows.inverse_temperature)
     weights = values.exp()
     mass = weights.cumsum(-1)
-    dropped = mass - weights >= rows.top_p * mass[..., -1:]
+    dropped = (mass - weights >= rows.top_p * mass[..., -1:]) | (weights < rows.min_p)  # the first's weight is 1
     total = mass.masked_fill(dropped, 0.0).amax(-1, keepdim=True)
     return Candidates(ids, (values - log(total)).masked_fill(dropped, -math.inf))
 

@@ -118,8 +118,9 @@ class DecodingParams:
             greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
             target's most likely token.
         top_k: Both models keep their top_k most likely tokens; 0 keeps all.
-        top_p: Both models then keep the fewest tokens whose probability reaches top_p, above 0 and up to 1; 1 keeps
-            all.
+        top_p: Both models then keep the fewest tokens whose probability reaches top_p, from 0 to 1; 1 keeps all, 0 the
+            most likely one.
+        min_p: Both models then drop tokens less likely than min_p times the most likely one, from 0 to 1; 0 drops none.
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
         max_tokens: Maximum number of new tokens, at least 1.
         stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
@@ -158,6 +159,7 @@ class DecodingParams:
     temperature: float = 1.0
     top_k: int = 10
     top_p: float = 0.9
+    min_p: float = 0.0
     seed: int | None = None
     max_tokens: int = 128
     stop: str | tuple[str, ...] = ()
@@ -201,7 +203,8 @@ class DecodingParams:
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
-        _real("top_p", self.top_p, 0.0, 1.0, "above 0 and at most 1", open_low=True)
+        _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
+        _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
         for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")

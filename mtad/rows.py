@@ -69,6 +69,7 @@ class Rows(NamedTuple):
         inverse_temperature: float32 [R, 1, 1].
         rank_bias: float32 [R, 1, K], 0 for the `top_k` most likely tokens, -inf below.
         top_p: float32 [R, 1, 1]; 2 where top-p is off, so that rounding of the mass cannot drop a token.
+        min_p: float32 [R, 1, 1], relative to the most likely token.
         threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
             the other `RATIOS` its logarithm, -inf for 0.
         log_confidence: float32 [R, 1], log-likelihood below which a path is not continued; -inf for never.
@@ -96,6 +97,7 @@ class Rows(NamedTuple):
     inverse_temperature: Tensor
     rank_bias: Tensor
     top_p: Tensor
+    min_p: Tensor
     threshold: Tensor
     log_confidence: Tensor
     log_fallback: Tensor
@@ -206,7 +208,8 @@ def stack_rows(
     return Rows(
         inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
         rank_bias=first([top_k_of(p, vocab_size) for p in params], shape.candidates)[:, None],
-        top_p=column([p.top_p if p.top_p < 1 else 2.0 for p in params])[:, :, None],
+        top_p=column([max(p.top_p, LEAST) if p.top_p < 1 else 2.0 for p in params])[:, :, None],
+        min_p=column([p.min_p for p in params])[:, :, None],
         threshold=column([_threshold(p) for p in params]),
         log_confidence=column(list(map(_log, confidence))),
         log_fallback=column([_log(p.confidence) if b else -math.inf for b, p in zip(bild, params, strict=True)]),
@@ -229,6 +232,9 @@ def stack_rows(
         stops_at_eos=torch.tensor([[not p.ignore_eos] for p in params], device=device),
     )
 
+
+LEAST = 1e-30
+"""The smallest top-p: it keeps the most likely token, whose preceding mass is 0."""
 
 RATIOS = ("joint", "joint_sample", "threshold")
 """Rules that bound a likelihood ratio."""

@@ -93,7 +93,7 @@ def rest_of(p: dict[K, float], q: dict[K, float]) -> dict[K, float]:
 
 
 def process(logits: Floats, params: DecodingParams) -> Distribution:
-    """Temperature, then top-k, then top-p, which keeps the token that reaches it.
+    """Temperature, then top-k, then top-p, which keeps the token that reaches it, then min-p.
 
     At temperature 0, lossless methods keep the most likely token, and the others the distribution of temperature 1.
     """
@@ -103,7 +103,9 @@ def process(logits: Floats, params: DecodingParams) -> Distribution:
     weights = {token: math.exp((float(logits[token]) - top) / (params.temperature or 1.0)) for token in order}
     total, kept, mass = sum(weights.values()), Distribution(), 0.0
     for token, weight in weights.items():
-        if params.top_p < 1 and not exceeds(params.top_p, mass / total):
+        if kept and params.top_p < 1 and not exceeds(params.top_p, mass / total):
+            break
+        if params.min_p and exceeds(params.min_p, weight):  # the most likely token's is 1
             break
         kept[token] = weight
         mass += weight

@@ -177,7 +177,8 @@ def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
             draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),
             temperature=pick(0, 0.5, 1, 1, 2),
             top_k=int(pick(0, 1, 2, 3, 10)),
-            top_p=pick(1, 1, 0.9, 0.6, 0.2),
+            top_p=pick(1, 1, 0.9, 0.6, 0.2) if index % 10 else 0.0,
+            min_p=0.0 if index % 4 else 0.1,
             ignore_eos=bool(generator.integers(2)),
         )
         equal = 0.1 if params.accept_threshold == 1 else 0.0  # a ratio of 1 against a threshold of 1 is a tie
