@@ -39,7 +39,7 @@ from runtime.decoder.eager import BlockFunctions
 
 OPSET = 22
 
-ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 3, 11, 64, 53
+ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 4, 11, 64, 53
 BRANCHING = (1, NARROW, 1, 1, 1)
 STORED = (LEVELS - 1) * NARROW, 1 + (LEVELS - 1) * NARROW
 """Nodes that are scored of a mixed batch and of a branching draft: fewer than the padded tree has."""
@@ -55,7 +55,8 @@ NAMES = {
     **dict.fromkeys(STORED, "stored"),
     **{2 + nodes: "held" for nodes in STORED},
 }
-"""Sizes of the example a function is traced on. They all differ, so that a size names its dimension."""
+"""Sizes of the example a function is traced on. They all differ, so that a size names its dimension; none of them is
+LEVELS * WIDTH or LEVELS * NARROW, the nodes of a tree."""
 
 
 class TracedBatch:
