@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from mtad.beams import beams
 from mtad.chain import bild, block, threshold, token_wise, whole
 from mtad.distribution import Candidates, draw, process
-from mtad.joint import joint, modal, typical
+from mtad.joint import joint, joint_sample, modal, typical
 from mtad.live import Live
 from mtad.noise import Noise
 from mtad.ops import index
@@ -27,6 +27,7 @@ RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
     "block": block,
     "recursive_rejection": recursive_rejection,
     "joint": joint,
+    "joint_sample": joint_sample,
     "modal": modal,
     "typical": typical,
     "threshold": threshold,
@@ -97,9 +98,8 @@ def accept(
     vocab = logits.shape[2]
     after = process(adjusted, rows)
     if tree is None:
-        length = torch.zeros_like(rows.rule)
-        verdict = Verdict(length, length, after.ids[:, 0], after.log_prob[:, 0].exp())
-        path = tokens = length[:, None][:, :0]
+        verdict = _undrafted(after)
+        path = tokens = verdict.node[:, None][:, :0]
         last = torch.ones_like(rows.draft_len, dtype=torch.bool)
     else:
         log_p = after_parents(after, tree).at(tree.tokens)
@@ -117,11 +117,21 @@ def accept(
 
 
 def _judge(scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Verdict:
-    """The verdict of each row's own rule; only rules that some row uses are computed."""
+    """The verdict of each row's own rule; only rules that some row uses are computed.
+
+    A row that drafts nothing has none, whatever a rule would make of its empty tree.
+    """
     verdict = RULES[rules[0]](scored, rows)
     for number, rule in enumerate(rules[1:], 1):
         verdict = choose_rows(rows.rule == number, RULES[rule](scored, rows), verdict)
-    return verdict
+    chosen: Verdict = choose_rows(rows.rule < 0, _undrafted(scored.after)._replace(live=verdict.live), verdict)
+    return chosen
+
+
+def _undrafted(after: Candidates) -> Verdict:
+    """What rows that draft nothing get: a token of the target's own."""
+    length = torch.zeros_like(after.ids[:, 0, 0])
+    return Verdict(length - 1, length, after.ids[:, 0], after.log_prob[:, 0].exp())
 
 
 def moves(accepted: Accepted, tree: TokenTree, origin: Tensor, committed: Tensor, rows: Rows) -> Moves:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mtad.distribution import Candidates
 from mtad.live import Live, behind
-from mtad.ops import index
-from mtad.recursive_rejection import auxiliary_at
+from mtad.ops import index, log_total
+from mtad.recursive_rejection import auxiliary_after
 from mtad.rows import Rows, choose_rows
-from mtad.scored import Scored, Verdict, after_node
+from mtad.scored import Scored, Verdict
 
 
 class _Beams(NamedTuple):
@@ -50,7 +51,8 @@ def beams(scored: Scored, rows: Rows) -> Verdict:
     the draft's own joint q over them; one after the other is accepted with probability min(1, p/q), p being the
     target's over what is not drawn yet; a rejected pair leaves the residual max(p - q, 0), an accepted one the rest of
     p, and q loses either. What is still missing is drawn from what is left, and ends the block, for nothing has been
-    scored behind it. So each level is distributed as the target's own beam sampling of the same width.
+    scored behind it. So each level is distributed as the target's own beam sampling of the same width. What is left of
+    q is added up anew for each pair, from logarithms: of a sure draft, 1 - q is nothing but rounding.
 
     The width of a level is the largest n <= `beam_width` for which n acceptances are expected with probability
     `accept_threshold` (at least 1): it depends on p and q alone, never on what is drawn, so threshold 0 is beam
@@ -61,14 +63,15 @@ def beams(scored: Scored, rows: Rows) -> Verdict:
     count, width, levels = len(tree.tokens), tree.width, tree.levels
     most = (rows.level_bias[0, :, :width] == 0).sum(-1)
     longest, undecided = rows.draft_len.squeeze(1), live.lengths.amax(1)
-    q_after = auxiliary_at(scored, scored.after.ids).double()
+    own = auxiliary_after(scored)
+    q_after = own.among(scored.after.ids, scored.vocab)
     now, done = _root(count, width, levels, drawn.device), torch.zeros_like(drawn)
     for level in range(1, levels + 2):
         pairs = _pairs(now, scored, rows)
         joint = (pairs - pairs.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
         first, reached = (level - 1) * width, level <= longest
         if level <= levels:
-            drafted = _drafted(now, scored, q_after, level, reached)
+            drafted = _drafted(now, scored, own, q_after, level, reached, rows.itself)
             wanted = torch.where(drawn & reached, _width(joint, drafted, rows.threshold, most), most)
         else:
             drafted, wanted = _Drafted.nothing(joint), most
@@ -82,13 +85,7 @@ def beams(scored: Scored, rows: Rows) -> Verdict:
             ends = ends & ~replayed
         now = choose_rows(done, now, following)
         done = done | ends
-    verdict = _verdict(now, levels, scored.after.ids.shape[2])
-    # a row that drafts nothing takes a token of p
-    root = torch.full_like(longest, -1)
-    p = after_node(scored.after, root)
-    plain = verdict._replace(node=root, length=root + 1, ids=p.ids, weights=p.log_prob.exp())
-    chosen: Verdict = choose_rows(longest == 0, plain, verdict)
-    return chosen
+    return _verdict(now, levels, scored.after.ids.shape[2])
 
 
 def _root(count: int, width: int, levels: int, device: torch.device) -> _Beams:
@@ -107,44 +104,61 @@ def _pairs(now: _Beams, scored: Scored, rows: Rows) -> Tensor:
 
 
 class _Drafted(NamedTuple):
-    """What the draft has of a level, W' drafted pairs; float64.
+    """What the draft has of a level, W' drafted pairs; logarithms, float64.
 
     Attributes:
-        q: the draft's joint probability of each pair of a live beam, [R, W K].
-        each: that of each drafted pair, in the order they were drawn; 0 for one whose beam is not alive: [R, W'].
-        hits: bool [R, W K, W'], which pair each is; none if the target's filter forbids it.
+        log_q: the draft's joint likelihood of each of the target's pairs, [R, W K]; of live beams, up to a constant.
+        left: that of each of the auxiliary's own pairs, all that q adds up to: [R, W K].
+        each: that of each drafted pair, in the order they were drawn; -inf for one whose beam is not alive: [R, W'].
+        hits: bool [R, W K, W'], which of the target's pairs each is; none if its filter forbids the token.
+        own_hits: the same of the auxiliary's pairs.
         share: [R], probability that a drafted pair's beam was going to be alive.
     """
 
-    q: Tensor
+    log_q: Tensor
+    left: Tensor
     each: Tensor
     hits: Tensor
+    own_hits: Tensor
     share: Tensor
 
     @classmethod
     def nothing(cls, p: Tensor) -> _Drafted:
-        return cls(p, p[:, :0], p.new_zeros(*p.shape, 0, dtype=torch.bool), p[:, 0])
+        none = p.new_zeros(*p.shape, 0, dtype=torch.bool)
+        return cls(p, p, p[:, :0], none, none, p[:, 0])
 
 
-def _drafted(now: _Beams, scored: Scored, q_after: Tensor, level: int, reached: Tensor) -> _Drafted:
+def _drafted(
+    now: _Beams, scored: Scored, own: Candidates, q_after: Tensor, level: int, reached: Tensor, itself: Tensor
+) -> _Drafted:
+    """Args: the auxiliary's distributions after root and nodes, and what they are of the target's candidates."""
     tree, width = scored.tree, scored.tree.width
     here = slice((level - 1) * width, level * width)
     token, log_q = tree.tokens[:, here], tree.log_q[:, here].double()
     exists = (log_q > -math.inf) & reached[:, None]
     mine = (now.at[:, :, None] == tree.parents[:, None, here] + 1) & now.alive[:, :, None] & exists[:, None]
-    ids = _after(scored.after.ids, now)
-    itself = index(ids.shape[2], ids.device) == 0
-    same = torch.where(now.ended[:, :, None, None], itself[:, None], ids[..., None] == token[:, None, None])
-    above = pad(tree.log_q.double(), (1, 0)).gather(1, now.at).masked_fill(~now.alive, -math.inf).exp()
-    total = above.sum(-1, keepdim=True).clamp(min=1e-300)
+    above = pad(tree.log_q.double(), (1, 0)).gather(1, now.at).masked_fill(~now.alive, -math.inf)
+
+    def pairs(log_prob: Tensor) -> Tensor:
+        """[R, W K] of [R, 1 + N, K]; an ended beam is its own candidate 0."""
+        conditional = torch.where(now.ended[:, :, None], itself, _after(log_prob, now)).double()
+        return (above[:, :, None] + conditional).flatten(1)
+
+    def hits(ids: Tensor) -> Tensor:
+        same = _after(ids, now)[..., None] == token[:, None, None]
+        same = torch.where(now.ended[:, :, None, None], (itself == 0)[:, None], same)
+        return (mine[:, :, None] & same).flatten(1, 2)
+
     over = slice((level - 2) * width, (level - 1) * width)
-    whole = tree.log_q[:, over].double().exp().sum(-1) if level > 1 else total[:, 0]
-    conditional = torch.where(now.ended[:, :, None], itself.double(), _after(q_after, now))
+    alive = above.exp().sum(-1)
+    whole = tree.log_q[:, over].double().exp().sum(-1) if level > 1 else alive
     return _Drafted(
-        q=(above[:, :, None] * conditional / total[:, :, None]).flatten(1),
-        each=torch.where(mine.any(1), log_q.exp() / total, 0.0),
-        hits=(mine[:, :, None] & same).flatten(1, 2),
-        share=(total[:, 0] / whole.clamp(min=1e-300)).clamp(max=1),
+        log_q=pairs(q_after),
+        left=pairs(own.log_prob),
+        each=log_q.masked_fill(~mine.any(1), -math.inf),
+        hits=hits(scored.after.ids),
+        own_hits=hits(own.ids),
+        share=(alive / whole.clamp(min=1e-300)).clamp(max=1),
     )
 
 
@@ -155,10 +169,11 @@ def _width(p: Tensor, drafted: _Drafted, threshold: Tensor, most: Tensor) -> Ten
     rejections in a row, then depend on p and q alone.
     """
     draws = drafted.each.shape[1]
+    q = (drafted.log_q - log_total(drafted.left)).exp().nan_to_num(0.0)
     rates, rest = [], p
     for _ in range(draws):
-        rates.append(torch.minimum(rest, drafted.q).sum(-1))
-        rest = _normalised((rest - drafted.q).clamp(min=0))
+        rates.append(torch.minimum(rest, q).sum(-1))
+        rest = _normalised((rest - q).clamp(min=0))
     rate = torch.stack([*rates, torch.zeros_like(rates[0])], -1)[:, None]
     # probability of a number of acceptances so far, and of rejections since the last
     state = torch.zeros(len(p), draws + 1, draws + 1, dtype=p.dtype, device=p.device)
@@ -188,21 +203,23 @@ def _verify(
         pairs in the order they were drawn, int64 [R, W], -1 where there are no more; and whether some are not from the
         draft, bool [R].
     """
-    (count, width), q, rest, current = draw.shape, drafted.q, p, p
-    left, got = p.new_ones(count), torch.zeros_like(wanted)
+    (count, width), log_q, left, rest, current = draw.shape, drafted.log_q, drafted.left, p, p
+    got = torch.zeros_like(wanted)
     picks, short = torch.full((count, width), -1, device=p.device), torch.zeros_like(drawn)
     slots = index(width, p.device)
     for slot in range(drafted.each.shape[1]):
-        own, hit = drafted.each[:, slot], drafted.hits[:, :, slot]
-        tried = drawn & (own > 0) & (got < wanted)
-        taken = tried & (accept[:, slot] * (own / left) < (current * hit).sum(-1))
-        residual = _normalised((current - q / left[:, None]).clamp(min=0))
+        each, hit = drafted.each[:, slot, None], drafted.hits[:, :, slot]
+        remaining = log_total(left)
+        tried = drawn & (each.squeeze(1) > -math.inf) & (got < wanted)
+        ratio = accept[:, slot] * (each - remaining).squeeze(1).exp()
+        taken = tried & (ratio < (current * hit).sum(-1))
+        residual = _normalised((current - (log_q - remaining).exp()).clamp(min=0))
         # no residual but for rounding: a rejection then has probability ~0, and what is left of p is right
         lost = (tried & ~taken)[:, None] & (residual.sum(-1, keepdim=True) > 0)
         rest = torch.where(taken[:, None] & hit, 0.0, rest)
         current = torch.where(taken[:, None], _normalised(rest), torch.where(lost, residual, current))
-        q = torch.where(tried[:, None] & hit, 0.0, q)
-        left = torch.where(tried, (left - own).clamp(min=1e-300), left)
+        log_q = log_q.masked_fill(tried[:, None] & hit, -math.inf)
+        left = left.masked_fill(tried[:, None] & drafted.own_hits[:, :, slot], -math.inf)
         picks = torch.where(taken[:, None] & (slots == got[:, None]), hit.byte().argmax(-1, keepdim=True), picks)
         got = got + taken
     for slot in range(width):
@@ -253,11 +270,11 @@ def _extended(
     """Beams `parent` [R, W] with one more token; -1 for one that has ended."""
     here = index(now.path.shape[2], token.device) == level - 1
 
-    def along(values: Tensor, new: Tensor) -> Tensor:
+    def longer(values: Tensor, new: Tensor) -> Tensor:
         return torch.where(here, new[:, :, None], values.gather(1, parent[:, :, None].expand(-1, -1, values.shape[2])))
 
-    ended = (token < 0) | (rows.ends[token.clamp(min=0)] & rows.heeds)
-    return _Beams((node + 1).clamp(min=0), weight, ended, along(now.path, token), along(now.trail, node))
+    ended = (token < 0) | (rows.ends[token.clamp(min=0)] & rows.stops_at_eos)
+    return _Beams((node + 1).clamp(min=0), weight, ended, longer(now.path, token), longer(now.trail, node))
 
 
 def _decided(beams: _Beams, upto: Tensor) -> _Beams:

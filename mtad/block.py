@@ -17,11 +17,11 @@ from torch.nn.functional import pad
 
 from mtad.accept import Accepted, accept, moves
 from mtad.distribution import Candidates, process
-from mtad.draft import Level, along, assemble, expand
+from mtad.draft import Level, assemble, by_parent, expand
 from mtad.live import Live, replay
-from mtad.noise import Noise
+from mtad.noise import LevelNoise, Noise
 from mtad.ops import depths, index
-from mtad.params import Rule
+from mtad.params import Form, Rule
 from mtad.rows import Place, Rows
 from mtad.tree import TokenTree, attend, keep_best, tree_columns
 
@@ -125,12 +125,12 @@ def grow(
     above: Level,
     sees: Tensor,
     logits: Tensor,
-    noise: Tensor,
+    noise: LevelNoise,
     place: Place,
     holds: Tensor,
     context: Context,
     rows: Rows,
-    branches: bool = False,
+    forms: Sequence[Form],
     live: Live | None = None,
     depth: int = 0,
 ) -> Grown:
@@ -140,19 +140,20 @@ def grow(
         above: the level above, B slots.
         sees: bool [R, 1, B, L], the mask of its step; of the root, `Begun.sees`.
         logits: the auxiliary's logits after each of its slots, under the requests' constraints: float [R, B, V].
-        noise: Gumbel noise [R, W, K].
+        noise: of the level.
+        forms: of the rows' drafts.
         live: beams to go on with; None where no row has any.
         depth: of the level, from 1; where there are any.
     """
     candidates = process(logits, rows)
-    level = expand(above, candidates, noise, rows, place, branches)
+    level = expand(above, candidates, noise, rows, place, forms)
     if live is not None:
         level = replay(level, above, live, depth, place, rows)
-    mask = along(sees.squeeze(1), level.parents) | (holds == place.held)
+    mask = by_parent(sees.squeeze(1), level.parents) | (holds == place.held)
     positions = context.committed[:, None] + place.ahead
     first = Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0])
     inputs = Inputs(level.tokens, positions, context.committed + place.behind, mask[:, None])
-    return Grown(level, first, inputs, candidates if branches or live is not None else None)
+    return Grown(level, first, inputs, candidates if "branches" in forms or live is not None else None)
 
 
 def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:

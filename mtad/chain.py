@@ -20,8 +20,9 @@ def token_wise(scored: Scored, rows: Rows) -> Verdict:
     chain = Chain.of(scored)
     length = _until_first_failure(chain.drafted & (scored.noise.accept < (chain.log_p - chain.log_q).exp()))
     node = chain.node(length)
-    p, q = after_node(scored.after, node), _at(chain.q, length)
-    residual = (p.log_prob.exp() - _read(q, p.ids, scored.vocab)).clamp(min=0)
+    p = after_node(scored.after, node)
+    q = _at(chain.q, length).among(p.ids[:, None], scored.vocab).squeeze(1)
+    residual = (p.log_prob.exp() - q.exp()).clamp(min=0)
     return _bonus(chain, node, length, p, residual)
 
 
@@ -40,7 +41,7 @@ def block(scored: Scored, rows: Rows) -> Verdict:
     w = (walk - highest).exp()
     p = Candidates(chain.after.ids[:, :-1], chain.after.log_prob[:, :-1])
     before = torch.cat([torch.ones_like(w[:, :1]), w[:, :-1]], 1)
-    residual = (before[:, :, None] * p.log_prob.exp() - _read(chain.q, p.ids, scored.vocab)).clamp(min=0)
+    residual = (before[:, :, None] * p.log_prob.exp() - chain.q.among(p.ids, scored.vocab).exp()).clamp(min=0)
     # of the distributions after token i, which exist where the draft goes on behind it
     left = torch.cat([residual[:, 1:].sum(-1), torch.zeros_like(w[:, :1])], 1)
     goes_on = torch.cat([chain.drafted[:, 1:], torch.zeros_like(chain.drafted[:, :1])], 1)
@@ -73,12 +74,8 @@ def whole(scored: Scored, rows: Rows) -> Verdict:
     chain = Chain.of(scored)
     count = chain.drafted.sum(-1)
     length = (count - 1).clamp(min=0)
-    node = chain.node(length)
-    p = after_node(scored.after, node)
-    own = (count > 0)[:, None]  # a row that drafts nothing takes a token of p
-    ids = torch.where(own, chain.tokens.gather(1, length[:, None]), p.ids)
-    weights = torch.where(own, (index(ids.shape[1], ids.device) == 0).float(), p.log_prob.exp())
-    return Verdict(node, length, ids, weights)
+    ids = chain.tokens.gather(1, length[:, None]).expand(-1, scored.after.ids.shape[2])
+    return Verdict(chain.node(length), length, ids, (index(ids.shape[1], ids.device) == 0).float().expand_as(ids))
 
 
 def _plain(scored: Scored, chain: Chain, passes: Tensor) -> Verdict:
@@ -107,10 +104,3 @@ def _at(q: Candidates, length: Tensor) -> Candidates:
     """The draft's distribution behind `length` [R] tokens, or the last one: [R, 1, K]."""
     at = length.clamp(max=q.ids.shape[1] - 1)[:, None, None].expand(-1, 1, q.ids.shape[2])
     return Candidates(q.ids.gather(1, at), q.log_prob.gather(1, at))
-
-
-def _read(q: Candidates, ids: Tensor, vocab: int) -> Tensor:
-    """Probabilities under q [R, S, K] of `ids` [R, S, K] or [R, K], spread over the vocabulary to be read."""
-    dense = torch.zeros(*q.ids.shape[:2], vocab, device=ids.device)
-    found = dense.scatter_(2, q.ids, q.log_prob.exp()).gather(2, ids.view(*q.ids.shape[:2], -1))
-    return found.view(ids.shape)

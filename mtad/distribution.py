@@ -1,4 +1,4 @@
-"""Next-token distributions after temperature, top-k and top-p, kept as their most likely tokens."""
+"""Next-token distributions after temperature, top-k, top-p and min-p, kept as their most likely tokens."""
 
 from __future__ import annotations
 
@@ -29,13 +29,18 @@ class Candidates(NamedTuple):
         other = self.ids != tokens.unsqueeze(-1)
         return self.log_prob.masked_fill(other, -math.inf).amax(-1)
 
+    def among(self, ids: Tensor, vocab: int) -> Tensor:
+        """log-probability of each of `ids` [..., K'], -inf where the filter removed it; `vocab` is V."""
+        dense = torch.full((*self.ids.shape[:-1], vocab), -math.inf, device=ids.device)
+        return dense.scatter_(-1, self.ids, self.log_prob).gather(-1, ids)
+
 
 def process(logits: Tensor, rows: Rows) -> Candidates:
-    """Apply each row's temperature, then top-k, then top-p, and renormalise.
+    """Apply each row's temperature, then top-k, then top-p, then min-p, and renormalise.
 
     The order and the meaning are those of the paper's code and of Hugging Face's warpers: top-p counts the mass that
-    top-k left, and keeps the token that crosses `top_p`. Of tokens tied at rank k, one is kept; tied logits come in no
-    particular order.
+    top-k left, and keeps the token that crosses `top_p`; min-p is relative to the most likely token. Of tokens tied at
+    rank k, one is kept; tied logits come in no particular order.
 
     Sums run one after the other over the sorted tokens, so a row's result does not depend, to the bit, on
     K, which other rows of the batch may have raised.
@@ -50,26 +55,29 @@ def process(logits: Tensor, rows: Rows) -> Candidates:
     values = torch.addcmul(rows.rank_bias, values - values[..., :1], rows.inverse_temperature)
     weights = values.exp()
     mass = weights.cumsum(-1)
-    dropped = mass - weights >= rows.top_p * mass[..., -1:]
+    dropped = (mass - weights >= rows.top_p * mass[..., -1:]) | (weights < rows.min_p)  # the first's weight is 1
     total = mass.masked_fill(dropped, 0.0).amax(-1, keepdim=True)
     return Candidates(ids, (values - log(total)).masked_fill(dropped, -math.inf))
 
 
 def draw(ids: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
-    """One token per row by inversion of the cumulative distribution.
+    """One token per row, `ids` int64 [R, K], most likely first, by `invert`: int64 [R]."""
+    return ids.gather(1, invert(weights, noise)).squeeze(1)
+
+
+def invert(weights: Tensor, noise: Tensor) -> Tensor:
+    """One entry per row by inversion of the cumulative distribution.
 
     Args:
-        ids: int64 [R, K], most likely first.
-        weights: float32 [R, K], >= 0, any scale, at least one positive.
-        noise: uniform [0, 1) [R], a float32 below 1, so that noise x mass stays below mass; 0 takes the first token of
+        weights: float32 [R, K], >= 0, any scale, at least one positive; most likely first.
+        noise: uniform [0, 1) [R], a float32 below 1, so that noise x mass stays below mass; 0 takes the first entry of
             positive weight, which is the most likely one.
 
     Returns:
-        tokens int64 [R].
+        index of the entry, int64 [R, 1].
     """
     mass = weights.cumsum(-1)
-    index = (mass <= noise[:, None] * mass[:, -1:]).sum(-1, keepdim=True)
-    return ids.gather(1, index).squeeze(1)
+    return (mass <= noise[:, None] * mass[:, -1:]).sum(-1, keepdim=True)
 
 
 def alternatives(logits: Tensor, path: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,19 @@
-"""Drafting: one level of beam sampling in log space, without replacement. A sampled chain is one beam."""
+"""Drafting: the next level of a draft, by one of three samplers, which a row's form chooses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates
+from mtad.distribution import Candidates, invert
+from mtad.noise import LevelNoise
 from mtad.ops import flat, index, missing, take_slots
+from mtad.params import FORMS, Form
 from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
 
@@ -24,7 +26,9 @@ class Level(NamedTuple):
         parents: int64 [R, B], slot of the level above.
         log_q: float32 [R, B], joint log-likelihood of the path; -inf for a dead slot.
         drafted: bool [R, B], the slot holds a new token (it is neither dead nor an ended beam carried down).
-        growing: bool [R, B], the path takes more tokens; neither dead nor ended.
+        growing: bool [R, B], the path takes more tokens.
+        ended: bool [R, B], the path's text is complete. It is carried down. A path that neither grows nor has ended,
+            because it is unlikely or as long as the row drafts, is dead from the next level on.
         paths: int64 [R, B, D], the slot of each level on the way here, this one's included; 0 below it.
     """
 
@@ -33,6 +37,7 @@ class Level(NamedTuple):
     log_q: Tensor
     drafted: Tensor
     growing: Tensor
+    ended: Tensor
     paths: Tensor
 
 
@@ -40,62 +45,87 @@ def root(rows: Rows, shape: Shape) -> Level:
     """The level above the first: one beam, the root, of joint likelihood 1."""
     zero = torch.zeros_like(rows.draft_len)
     paths = zero[:, :, None].expand(-1, 1, shape.draft_len)
-    return Level(zero, zero, zero.float(), zero.bool(), rows.draft_len > 0, paths)
+    return Level(zero, zero, zero.float(), zero.bool(), rows.draft_len > 0, zero.bool(), paths)
 
 
 def expand(
-    above: Level, candidates: Candidates, noise: Tensor, rows: Rows, place: Place, branches: bool = False
+    above: Level, candidates: Candidates, noise: LevelNoise, rows: Rows, place: Place, forms: Sequence[Form]
 ) -> Level:
-    """Draw the next level: W (beam, token) pairs without replacement, with probability q(path) each.
+    """Draw the next level, W slots.
 
-    Gumbel top-k over beam x token (equal to drawing pairs one by one from the renormalised joint, arXiv 2407.09722
-    section 4, without replacement). Pairs of distinct beams are distinct paths, so no prefix is drafted twice. An
-    ended beam competes as a single candidate, itself, with the weight it has.
-
-    The rows whose draft branches draw each beam's children from its own distribution instead, in order, without or
-    with replacement (arXiv 2305.09781).
+    An ended beam has a single candidate, itself, and keeps the weight it has. A path that only stopped has none: were
+    it carried down with its weight, it could beat the continuation of a likelier beginning.
 
     Args:
         above: the previous level, B beams.
         candidates: the auxiliary's distributions after each of them, [R, B, K].
-        noise: Gumbel noise [R, W, K], of which the first B beams' is used; 0 gives deterministic beam search.
+        noise: of this level; 0 draws what is most likely.
         rows: parameters of the rows; a row whose own width or support is smaller than W has dead slots.
+        forms: of the rows that draft. Only their samplers run.
     """
-    (_, beams, k), width = candidates.ids.shape, noise.shape[1]
+    beams, k = candidates.ids.shape[1:]
     conditional = torch.where(above.growing[:, :, None], candidates.log_prob, rows.itself)
-    each = conditional + above.log_q[:, :, None]
-    joint = flat(each)
-    # a vocabulary smaller than the width leaves slots without any candidate
-    short = missing(width, beams * k)
-    scores = joint + flat(noise if beams == width else noise[:, :beams])
-    choice = scores.topk(width - short, dim=-1).indices
-    if short:
-        choice = pad(choice, (0, short))
-    if branches:
-        order = (each + noise[:, :beams]).topk(k, dim=-1).indices
-        own = flat(order + index(beams, choice.device, k)[:, None]).gather(1, place.branch_at)
-        # with replacement each child has noise of its own
-        parents = place.branch_at // k
-        drawn = (each.gather(1, parents[:, :, None].expand(-1, -1, k)) + noise).argmax(-1) + parents * k
-        choice = torch.where(rows.branches, torch.where(rows.replacement, drawn, own), choice)
-    log_q = joint.gather(1, choice) + place.bias
-    if short:
-        beyond = index(width, choice.device) >= width - short
-        log_q = log_q.masked_fill(beyond & ~rows.branches, -math.inf)
+    weight = above.log_q.masked_fill(~(above.growing | above.ended), -math.inf)
+    joint = conditional + weight[:, :, None]
+    choice = SAMPLERS[forms[0]](conditional, joint, noise, rows, place)
+    for form in forms[1:]:
+        own = rows.form == FORMS.index(form)
+        choice = torch.where(own, SAMPLERS[form](conditional, joint, noise, rows, place), choice)
+    log_q = flat(joint).gather(1, choice) + place.bias
+    if short := missing(place.bias.shape[1], beams * k):
+        # a vocabulary smaller than the width leaves slots without any candidate, except that branches have their own
+        beyond = index(place.bias.shape[1], choice.device) >= place.bias.shape[1] - short
+        log_q = log_q.masked_fill(beyond & (rows.form != FORMS.index("branches")), -math.inf)
     if beams > 1:
         parents = rows.beam_of[choice]
         grew = above.growing.gather(1, parents)
     else:
         parents, grew = torch.zeros_like(choice), above.growing
-    paths = torch.where(place.here, place.slots, along(above.paths, parents))
-    drafted = (log_q > -math.inf) & grew
+    paths = torch.where(place.here, place.slots, by_parent(above.paths, parents))
+    alive = log_q > -math.inf
+    drafted = alive & grew
     tokens = flat(candidates.ids).gather(1, choice)
-    stops = (rows.ends[tokens] & rows.heeds) | place.ends
-    growing = drafted & ~stops & (log_q >= rows.log_confidence)
-    return Level(tokens, parents, log_q, drafted, growing, paths)
+    ends = rows.ends[tokens] & rows.stops_at_eos
+    growing = drafted & ~ends & ~place.ends & (log_q >= rows.log_confidence)
+    return Level(tokens, parents, log_q, drafted, growing, alive & (ends | ~grew), paths)
 
 
-def along(values: Tensor, parents: Tensor) -> Tensor:
+def sample_chain(conditional: Tensor, joint: Tensor, noise: LevelNoise, rows: Rows, place: Place) -> Tensor:
+    """One token by inversion: it takes one number, where Gumbel noise takes one per candidate."""
+    return invert(conditional[:, 0].exp(), noise.uniform).expand_as(place.bias)
+
+
+def sample_beams(conditional: Tensor, joint: Tensor, noise: LevelNoise, rows: Rows, place: Place) -> Tensor:
+    """W (beam, token) pairs without replacement, with probability q(path) each.
+
+    Gumbel top-k over beam x token (equal to drawing pairs one by one from the renormalised joint, arXiv 2407.09722
+    section 4, without replacement). Pairs of distinct beams are distinct paths, so no prefix is drafted twice.
+    """
+    beams, width = joint.shape[1], place.bias.shape[1]
+    gumbel = noise.gumbel if beams == width else noise.gumbel[:, :beams]
+    short = missing(width, beams * joint.shape[2])
+    choice = (flat(joint) + flat(gumbel)).topk(width - short, dim=-1).indices
+    return pad(choice, (0, short)) if short else choice
+
+
+def sample_branches(conditional: Tensor, joint: Tensor, noise: LevelNoise, rows: Rows, place: Place) -> Tensor:
+    """Each beam's children from its own distribution, in order, without or with replacement (arXiv 2305.09781)."""
+    beams, k = joint.shape[1:]
+    order = (joint + noise.gumbel[:, :beams]).topk(k, dim=-1).indices
+    own = flat(order + index(beams, order.device, k)[:, None]).gather(1, place.branch_at)
+    # with replacement each child has noise of its own
+    parents = place.branch_at // k
+    drawn = (joint.gather(1, parents[:, :, None].expand(-1, -1, k)) + noise.gumbel).argmax(-1) + parents * k
+    return torch.where(rows.replacement, drawn, own)
+
+
+Sampler = Callable[[Tensor, Tensor, LevelNoise, Rows, Place], Tensor]
+SAMPLERS: dict[Form, Sampler] = {"chain": sample_chain, "beams": sample_beams, "branches": sample_branches}
+"""From log-likelihoods of B beams' candidates given the beam, and of the whole paths, both float32 [R, B, K], to the
+pair that each of W slots takes, beam x K + candidate: int64 [R, W]."""
+
+
+def by_parent(values: Tensor, parents: Tensor) -> Tensor:
     """Each slot's parent's entry: [R, B, X] by slots of the level above, to [R, W, X]; `parents` int64 [R, W].
 
     Of a single slot above, the root, the entry is returned as it is, [R, 1, X].

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.draft import Level, along
+from mtad.draft import Level, by_parent
 from mtad.rows import Place, Rows, choose_rows
 
 Beams = list[tuple[tuple[int, ...], float]]
@@ -65,13 +65,15 @@ def replay(level: Level, above: Level, live: Live, depth: int, place: Place, row
     tokens = torch.where(has, live.tokens[:, depth - 1], 0)
     slots = place.slots.squeeze(1).expand_as(tokens)
     parents = slots if above.tokens.shape[1] > 1 else torch.zeros_like(slots)
+    ends = ~has | (rows.ends[tokens] & rows.stops_at_eos)
     own = Level(
         tokens=tokens,
         parents=parents,
         log_q=live.weights,
         drafted=has,
-        growing=has & ~(rows.ends[tokens] & rows.heeds) & ~place.ends,
-        paths=torch.where(place.here, place.slots, along(above.paths, parents)),
+        growing=~ends & ~place.ends,
+        ended=ends & (live.weights > -math.inf),
+        paths=torch.where(place.here, place.slots, by_parent(above.paths, parents)),
     )
     chosen: Level = choose_rows(live.lengths.amax(1) >= depth, own, level)
     return chosen

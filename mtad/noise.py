@@ -19,18 +19,31 @@ WINDOW = 2**14
 Floats = npt.NDArray[np.float32]
 
 
+class LevelNoise(NamedTuple):
+    """What one level of a draft is drawn with; 0 where nothing is.
+
+    Attributes:
+        uniform: float32 [R], uniform [0, 1): a chain's token.
+        gumbel: float32 [R, width, K], standard Gumbel: beams and branches; [R, width, 0] where all drafts are chains.
+    """
+
+    uniform: Tensor
+    gumbel: Tensor
+
+
 class Noise(NamedTuple):
     """The noise of one block.
 
     Attributes:
-        gumbel: draft_len times float32 [R, width, K], standard Gumbel; 0 where nothing is drawn.
-        accept: float32 [R, draft_len], uniform [0, 1).
+        levels: of the draft.
+        accept: float32 [R, draft_len], uniform [0, 1): chains are accepted with it. The first draws the path of
+            `joint_sample`.
         bonus: float32 [R], uniform [0, 1).
         nodes: float32 [R, N], uniform [0, 1), of the scored nodes of branching drafts; [R, N + W] where beams stay
             alive, of the nodes and of one level more; [R, 0] where neither is.
     """
 
-    gumbel: tuple[Tensor, ...]
+    levels: tuple[LevelNoise, ...]
     accept: Tensor
     bonus: Tensor
     nodes: Tensor
@@ -50,37 +63,54 @@ class Draws:
     def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
         self._rows = []
         for row, p in enumerate(params):
-            levels, beams, k = p.drafted, p.draft_width, top_k_of(p, vocab_size)
+            chain = p.spec.form == "chain"
+            levels, beams, k = p.drafted, p.draft_width, 0 if chain else top_k_of(p, vocab_size)
             each = (levels + p.spec.live) * beams if p.spec.form == "branches" or p.spec.live else 0
+            each += levels if chain else 0
             length = max(1, min(32, WINDOW // max(1, levels * beams * k)))
             draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
             if p.temperature != 0:
-                self._rows.append((row, draw, (length, levels, beams, k, each)))
+                self._rows.append((row, draw, (length, levels, beams, k, each), chain))
 
     def into(
-        self, gumbel: Floats, accept: Floats, bonus: Floats, nodes: Floats, keys: Sequence[tuple[int, int]]
+        self,
+        uniform: Floats,
+        gumbel: Floats,
+        accept: Floats,
+        bonus: Floats,
+        nodes: Floats,
+        keys: Sequence[tuple[int, int]],
     ) -> None:
         """Write the noise of one block; what a row does not draw is left as it is.
 
         Args:
-            gumbel: float32 [draft_len, R, width, K].
+            uniform: float32 [draft_len, R].
+            gumbel: float32 [draft_len, R, width, K], K of `gumbel_noise`.
             accept: float32 [R, draft_len].
             bonus: float32 [R].
             nodes: float32 [R, levels, score_width], as many levels as `node_noise` says.
             keys: (seed, block index) of each row.
         """
-        for row, draw, (length, levels, beams, k, each) in self._rows:
+        for row, draw, (length, levels, beams, k, each), chain in self._rows:
             seed, block = keys[row]
             window, at = divmod(block, length)
             uniforms, gumbels = draw(seed, window, length, levels, beams, k, each)
             bonus[row] = uniforms[at, 0]
             accept[row, :levels] = uniforms[at, 1 : 1 + levels]
+            if chain:
+                uniform[:levels, row] = uniforms[at, 1 + levels :]
+                continue
             gumbel[:levels, row, :beams, :k] = gumbels[at]
             if each:
                 own = uniforms[at, 1 + levels :].reshape(-1, beams)
                 nodes[row, :levels, :beams] = own[:levels]
                 if len(own) > levels:  # the level behind the batch's last
                     nodes[row, -1, :beams] = own[levels]
+
+
+def gumbel_noise(shape: Shape) -> int:
+    """Candidates that Gumbel noise is drawn for; 0 where all drafts are chains."""
+    return 0 if shape.forms == ("chain",) else shape.candidates
 
 
 def node_noise(shape: Shape) -> tuple[int, int]:

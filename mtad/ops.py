@@ -67,6 +67,17 @@ def running_sum(values: Tensor) -> Tensor:
     return torch.stack(list(accumulate(values.unbind(-1), torch.add)), -1)
 
 
+def total(values: Tensor) -> Tensor:
+    """Sum over the last axis, [..., 1]: entry by entry, so that zeros behind the others do not change its bits."""
+    return values.cumsum(-1)[..., -1:]
+
+
+def log_total(values: Tensor) -> Tensor:
+    """Logarithm of the sum of exponentials over the last axis, [..., 1], added up as `total` does; -inf for none."""
+    largest = values.amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).min)
+    return largest + total((values - largest).exp()).log()
+
+
 def log(values: Tensor) -> Tensor:
     """Logarithms of [..., 1], the same bits wherever in the tensor a value is.
 

@@ -12,10 +12,21 @@ from typing import Any, Literal
 from mtad.errors import InvalidInput
 
 Rule = Literal[
-    "token_wise", "block", "recursive_rejection", "joint", "modal", "typical", "threshold", "bild", "beams", "whole"
+    "token_wise",
+    "block",
+    "recursive_rejection",
+    "joint",
+    "joint_sample",
+    "modal",
+    "typical",
+    "threshold",
+    "bild",
+    "beams",
+    "whole",
 ]
 Drafter = Literal["auxiliary", "target"]
 Form = Literal["chain", "beams", "branches"]
+FORMS: tuple[Form, ...] = ("chain", "beams", "branches")
 Speculation = Literal["fixed", "adaptive"]
 
 
@@ -30,7 +41,7 @@ class Method:
         tree: whether the target scores the whole draft rather than one path of it.
         rule: the acceptance rule, a key of `mtad.accept.RULES`.
         lossless: whether the output is distributed as the target's own samples.
-        drawn: whether that path is the one drawn first rather than the likeliest.
+        drawn: whether the path that is kept is a drawn one rather than the likeliest.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
         confidence: default of `draft_confidence`.
         live: whether several beams stay alive from block to block.
@@ -54,6 +65,7 @@ METHODS: dict[str, Method] = {
     "specinfer": Method("auxiliary", "branches", tree=True, rule="recursive_rejection", lossless=True),
     "mtad": Method("auxiliary", "beams", tree=False, rule="joint", lossless=False, threshold=0.5),
     "mmtad": Method("auxiliary", "beams", tree=True, rule="joint", lossless=False, threshold=0.5),
+    "mmtad_sample": Method("auxiliary", "beams", True, "joint_sample", lossless=False, drawn=True, threshold=0.1),
     "modal": Method("auxiliary", "beams", tree=False, rule="modal", lossless=False, threshold=1.0),
     "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
     "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
@@ -81,8 +93,9 @@ class DecodingParams:
         method: Decoding method. sample draws one token per target pass. speculative, block and specinfer keep the
             target's distribution; they verify drafts token by token, as a block, or as a tree in several rounds. mtad
             accepts the longest prefix of the best beam by its joint likelihood ratio; mmtad searches the whole beam
-            tree. modal, typical, threshold and bild are other lossy rules. dsbd is beam sampling on the target, with
-            drafted beams. In mtjd and beam, the target itself drafts.
+            tree, and mmtad_sample draws from the target's joint distribution over the paths that mmtad would accept.
+            modal, typical, threshold and bild are other lossy rules. dsbd is beam sampling on the target, with drafted
+            beams. In mtjd and beam, the target itself drafts.
         draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, it
             includes the tokens that live beams already have, and a token stays undecided for at most half as many
             tokens.
@@ -90,13 +103,13 @@ class DecodingParams:
         branching: Number of children per node of specinfer's tree, level by level; only the first draft_len levels are
             used. The default tree has about as many nodes as the other methods' beams.
         replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
-        accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For mtad
-            and mmtad it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts whatever the
-            target's filtered distribution allows, and 1 requires the prefix to be likelier under the target than under
-            the auxiliary. For threshold, it is the same ratio, token by token. For modal, how many nats a block may lie
-            below the target's most likely tokens. For typical, epsilon: a token at least this probable is always
-            accepted. For bild, the target takes over at a token with -log p above this. For dsbd, each level keeps the
-            most beams that are all accepted with this probability; 0 keeps beam_width.
+        accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For mtad,
+            mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts
+            whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under the
+            target than under the auxiliary. For threshold, it is the same ratio, token by token. For modal, how many
+            nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at least this
+            probable is always accepted. For bild, the target takes over at a token with -log p above this. For dsbd,
+            each level keeps the most beams that are all accepted with this probability; 0 keeps beam_width.
         draft_confidence: From 0 to 1; the default depends on the method. A drafted path is not continued once its joint
             likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
             never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
@@ -105,8 +118,9 @@ class DecodingParams:
             greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
             target's most likely token.
         top_k: Both models keep their top_k most likely tokens; 0 keeps all.
-        top_p: Both models then keep the fewest tokens whose probability reaches top_p, above 0 and up to 1; 1 keeps
-            all.
+        top_p: Both models then keep the fewest tokens whose probability reaches top_p, from 0 to 1; 1 keeps all, 0 the
+            most likely one.
+        min_p: Both models then drop tokens less likely than min_p times the most likely one, from 0 to 1; 0 drops none.
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
         max_tokens: Maximum number of new tokens, at least 1.
         stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
@@ -145,6 +159,7 @@ class DecodingParams:
     temperature: float = 1.0
     top_k: int = 10
     top_p: float = 0.9
+    min_p: float = 0.0
     seed: int | None = None
     max_tokens: int = 128
     stop: str | tuple[str, ...] = ()
@@ -188,7 +203,8 @@ class DecodingParams:
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
-        _real("top_p", self.top_p, 0.0, 1.0, "above 0 and at most 1", open_low=True)
+        _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
+        _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
         for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor
 
 from mtad.distribution import Candidates
+from mtad.ops import log_total, total
 from mtad.rows import Rows
 from mtad.scored import Scored, Verdict
 
@@ -18,31 +20,32 @@ def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:
     renormalised, and the next child is tried. The bonus token comes from what is left of p behind the last accepted
     node. The output is distributed as the target's own samples.
 
-    The rounds of all nodes run side by side; then the accepted path is followed from the root.
+    The rounds of all nodes run side by side; then the accepted path is followed from the root. What is left of q is
+    added up anew in every round, over the auxiliary's own candidates and from their logarithms: an auxiliary may be so
+    sure of a token that 1 - q is nothing but rounding.
     """
     tree, device = scored.tree, scored.log_p.device
     count, levels = tree.tokens.shape[0], tree.levels
     p_ids, p = scored.after.ids, scored.after.log_prob.exp()
-    q = auxiliary_at(scored, p_ids)
-    left = torch.ones(count, 1 + tree.tokens.shape[1], device=device)
-    chosen = torch.full_like(left, -1, dtype=torch.int64)
-    own_q = _drawn_from(scored)
+    q_ids, left = auxiliary_after(scored)
+    log_q = Candidates(q_ids, left).among(p_ids, scored.vocab)
+    chosen = torch.full(p.shape[:2], -1, dtype=torch.int64, device=device)
     for children in rows.child_at.unbind(2):
         node = children.clamp(min=0)
         token = tree.tokens.gather(1, node)
         tried = (children >= 0) & tree.drafted.gather(1, node) & (chosen < 0)
-        here = p_ids == token[:, :, None]
-        drawn = own_q.gather(1, node)
-        taken = tried & (scored.noise.nodes.gather(1, node) * (drawn / left) < (p * here).sum(-1))
+        in_p, in_q = p_ids == token[:, :, None], q_ids == token[:, :, None]
+        rest = log_total(left)
+        drawn = (left.masked_fill(~in_q, -math.inf).amax(-1) - rest.squeeze(2)).exp()
+        taken = tried & (scored.noise.nodes.gather(1, node) * drawn < (p * in_p).sum(-1))
         chosen = torch.where(taken, children, chosen)
         rejected = (tried & ~taken)[:, :, None]
-        residual = (p - q / left[:, :, None]).clamp(min=0)
-        mass = residual.sum(-1, keepdim=True)
+        residual = (p - (log_q - rest).exp()).clamp(min=0)
+        mass = total(residual)
         # no residual but for rounding: a rejection then has probability ~0, and p itself is right
         p = torch.where(rejected & (mass > 0), residual / mass, p)
         lost = rejected & ~rows.replacement[:, :, None]
-        q = torch.where(lost & here, 0.0, q)
-        left = torch.where(lost.squeeze(2), (left - drawn).clamp(min=1e-30), left)
+        log_q, left = log_q.masked_fill(lost & in_p, -math.inf), left.masked_fill(lost & in_q, -math.inf)
     node = torch.full((count,), -1, dtype=torch.int64, device=device)
     length = torch.zeros_like(node)
     for _ in range(levels):
@@ -53,31 +56,16 @@ def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:
     return Verdict(node, length, p_ids.gather(1, at).squeeze(1), p.gather(1, at).squeeze(1))
 
 
-def auxiliary_at(scored: Scored, ids: Tensor) -> Tensor:
-    """The auxiliary's probabilities of `ids` [R, 1 + N, K], after root and nodes; 0 after those of the last level."""
-    found = []
-    for level, q in enumerate(_by_parent(scored)):
-        first = 0 if level == 0 else 1 + (level - 1) * scored.tree.width
-        dense = torch.zeros(*q.ids.shape[:2], scored.vocab, device=ids.device)
-        dense.scatter_(2, q.ids, q.log_prob.exp())
-        found.append(dense.gather(2, ids[:, first : first + q.ids.shape[1]]))
-    found.append(torch.zeros(ids.shape[0], scored.tree.width, ids.shape[2], device=ids.device))
-    return torch.cat(found, 1)
+def auxiliary_after(scored: Scored) -> Candidates:
+    """The auxiliary's distributions after root and nodes, [R, 1 + N, K].
 
-
-def _drawn_from(scored: Scored) -> Tensor:
-    """The auxiliary's probability of each node's token after its parent: [R, N]."""
-    tree, found = scored.tree, []
-    for level, q in enumerate(_by_parent(scored)):
-        at = slice(level * tree.width, (level + 1) * tree.width)
-        parent = (tree.parents[:, at] - (level - 1) * tree.width).clamp(min=0)
-        parent = parent if level else torch.zeros_like(parent)
-        own = parent[:, :, None].expand(-1, -1, q.ids.shape[2])
-        found.append(Candidates(q.ids.gather(1, own), q.log_prob.gather(1, own)).at(tree.tokens[:, at]).exp())
-    return torch.cat(found, 1)
-
-
-def _by_parent(scored: Scored) -> list[Candidates]:
-    """The auxiliary's distributions after the nodes above each level; slots beyond the scored ones are other rows'."""
+    It never ran the last level's nodes: no token has any probability after those.
+    """
     assert len(scored.above) == scored.tree.levels, "the draft keeps the distributions of all its nodes"
-    return [Candidates(*(values[:, : scored.tree.width] for values in q)) for q in scored.above]
+    width = scored.tree.width
+    # slots beyond the scored ones are other rows'
+    ids = [q.ids[:, :width] for q in scored.above]
+    log_prob = [q.log_prob[:, :width] for q in scored.above]
+    last = torch.zeros_like(ids[0][:, :1]).expand(-1, width, -1)
+    nothing = torch.full_like(last, -math.inf, dtype=torch.float32)
+    return Candidates(torch.cat([*ids, last], 1), torch.cat([*log_prob, nothing], 1))

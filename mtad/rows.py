@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.params import DecodingParams, Rule
+from mtad.params import FORMS, DecodingParams, Form, Rule
 
 
 class Shape(NamedTuple):
@@ -26,6 +26,7 @@ class Shape(NamedTuple):
         selects: whether some row is scored along one path only, out of several.
         rules: acceptance rules of the rows that draft.
         mixed: whether some row's scored tree has fewer nodes than the batch's, so that they do not lie in order.
+        forms: of the rows' drafts.
         children: C, most children a node of a branching draft has; 0 where no row's draft branches.
         live: whether some row's beams stay alive from block to block.
     """
@@ -38,6 +39,7 @@ class Shape(NamedTuple):
     selects: bool
     rules: tuple[Rule, ...]
     mixed: bool
+    forms: tuple[Form, ...]
     children: int
     live: bool
 
@@ -67,8 +69,9 @@ class Rows(NamedTuple):
         inverse_temperature: float32 [R, 1, 1].
         rank_bias: float32 [R, 1, K], 0 for the `top_k` most likely tokens, -inf below.
         top_p: float32 [R, 1, 1]; 2 where top-p is off, so that rounding of the mass cannot drop a token.
+        min_p: float32 [R, 1, 1], relative to the most likely token.
         threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
-            `threshold` its logarithm, -inf for 0.
+            the other `RATIOS` its logarithm, -inf for 0.
         log_confidence: float32 [R, 1], log-likelihood below which a path is not continued; -inf for never.
         log_fallback: float32 [R, 1], `bild`: log-probability below which the target decides; -inf for never.
         itself: float32 [K], conditional log-probability of an ended beam's only candidate, itself: 0, -inf, -inf, ..
@@ -78,22 +81,23 @@ class Rows(NamedTuple):
         level_bias: float32 [D, R, W], 0 for the slots of the row's own nodes, -inf for the others.
         branch_at: int64 [D, R, W], of a branching draft: the slot's place among what its level is drawn from, its
             parent x K + which of the parent's children it is.
-        branches: bool [R, 1], the row's draft branches.
+        form: int64 [R, 1], of the row's draft, an index of `mtad.params.FORMS`.
         child_at: int64 [R, 1 + N, C], scored node of each child of root and nodes, of a branching draft; -1 for none.
         slots: int64 [score_width], 0, 1, ..
         draft_len: int64 [R, 1], most tokens that a path of the row's draft has.
         tree: bool [R], the target scores all of this row's draft rather than one path.
-        drawn: bool [R], that path is the one drawn first, in slot 0, rather than the likeliest.
-        rule: int64 [R], the row's rule, as its index in the shape's; -1 where nothing is drafted: any rule will do.
+        drawn: bool [R], the path that is kept is a drawn one, of one path the first, rather than the likeliest.
+        rule: int64 [R], the row's rule, as its index in the shape's; -1 where nothing is drafted, so that none applies.
         beam_of: int64 [W K], the beam of each (beam, candidate) pair.
         ends: bool [V], tokens that end a text.
-        heeds: bool [R, 1], whether they end this row's.
+        stops_at_eos: bool [R, 1], whether they end this row's.
         replacement: bool [R, 1], a branching draft's children are drawn with replacement.
     """
 
     inverse_temperature: Tensor
     rank_bias: Tensor
     top_p: Tensor
+    min_p: Tensor
     threshold: Tensor
     log_confidence: Tensor
     log_fallback: Tensor
@@ -103,7 +107,7 @@ class Rows(NamedTuple):
     score_layout: Layout
     level_bias: Tensor
     branch_at: Tensor
-    branches: Tensor
+    form: Tensor
     child_at: Tensor
     slots: Tensor
     draft_len: Tensor
@@ -112,7 +116,7 @@ class Rows(NamedTuple):
     rule: Tensor
     beam_of: Tensor
     ends: Tensor
-    heeds: Tensor
+    stops_at_eos: Tensor
     replacement: Tensor
 
 
@@ -138,6 +142,7 @@ def block_shape(params: Sequence[DecodingParams], vocab_size: int) -> Shape:
         selects=width > 1 and not all(p.spec.tree for p in params),
         rules=tuple(sorted({p.spec.rule for p in params if p.drafted})),
         mixed=bool(branching) or any(p.score_width not in (0, score_width) for p in params),
+        forms=tuple(form for form in FORMS if any(p.spec.form == form for p in params if p.drafted)),
         children=max((c for row in branching for c in row), default=0),
         live=any(p.spec.live for p in params),
     )
@@ -203,7 +208,8 @@ def stack_rows(
     return Rows(
         inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
         rank_bias=first([top_k_of(p, vocab_size) for p in params], shape.candidates)[:, None],
-        top_p=column([p.top_p if p.top_p < 1 else 2.0 for p in params])[:, :, None],
+        top_p=column([max(p.top_p, LEAST) if p.top_p < 1 else 2.0 for p in params])[:, :, None],
+        min_p=column([p.min_p for p in params])[:, :, None],
         threshold=column([_threshold(p) for p in params]),
         log_confidence=column(list(map(_log, confidence))),
         log_fallback=column([_log(p.confidence) if b else -math.inf for b, p in zip(bild, params, strict=True)]),
@@ -213,7 +219,7 @@ def stack_rows(
         score_layout=layout(scored, shape.score_width, shape.scored),
         level_bias=bias.masked_fill(beyond, -math.inf),
         branch_at=branch_at,
-        branches=torch.tensor([[p.spec.form == "branches"] for p in params], device=device),
+        form=torch.tensor([[FORMS.index(p.spec.form)] for p in params], device=device),
         replacement=torch.tensor([[p.replacement] for p in params], device=device),
         child_at=child_at,
         slots=torch.arange(shape.score_width, device=device),
@@ -223,18 +229,19 @@ def stack_rows(
         rule=torch.tensor([shape.rules.index(p.spec.rule) if p.drafted else -1 for p in params], device=device),
         beam_of=torch.arange(shape.width * shape.candidates, device=device) // shape.candidates,
         ends=torch.tensor([token in ends for token in range(vocab_size)], device=device),
-        heeds=torch.tensor([[not p.ignore_eos] for p in params], device=device),
+        stops_at_eos=torch.tensor([[not p.ignore_eos] for p in params], device=device),
     )
 
 
-RATIOS = ("joint", "threshold")
+LEAST = 1e-30
+"""The smallest top-p: it keeps the most likely token, whose preceding mass is 0."""
+
+RATIOS = ("joint", "joint_sample", "threshold")
 """Rules that bound a likelihood ratio."""
 
 
 def _threshold(params: DecodingParams) -> float:
-    """As `Rows` has it; nothing is bounded where nothing is drafted, whatever the rule of the others."""
-    if not params.drafts:
-        return math.inf
+    """As `Rows` has it."""
     return _log(params.threshold) if params.spec.rule in RATIOS else params.threshold
 
 

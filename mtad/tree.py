@@ -15,9 +15,9 @@ from mtad.rows import Layout, Rows
 class TokenTree(NamedTuple):
     """Drafted tokens of R rows: `draft_len` levels of `width` nodes, node n = level * width + slot, depth level + 1.
 
-    A slot is a *drafted* token; or a beam that *ended* higher up (its path is complete: after EOS, or at the row's own
-    draft length) and is carried down so that it keeps its weight; or *dead* (log_q -inf: the support, or the row's own
-    width, was smaller). Only drafted slots can be accepted.
+    A slot is a *drafted* token; or a beam whose text *ended* higher up, which is carried down so that it keeps its
+    weight; or *dead* (log_q -inf: the support or the row's own width is smaller, or all paths have stopped). Only
+    drafted slots can be accepted.
 
     Attributes:
         tokens: int64 [R, N]; any valid id where not drafted.
@@ -60,12 +60,17 @@ class TokenTree(NamedTuple):
         slots = self.paths.gather(1, nodes[:, None, None].expand(rows, 1, levels)).squeeze(1)
         return slots + index(levels, nodes.device, self.width)
 
-    def best_final(self) -> Tensor:
-        """The last level's node of largest joint log_q, [R]: the beam that the draft would keep if it kept one."""
-        last = (self.levels - 1) * self.width
-        return self.log_q[:, last:].argmax(-1) + last
+    def best(self) -> Tensor:
+        """The path that the draft would keep if it kept one, by its node [R]: the likeliest of the last drafted level.
 
-    def along(self, values: Tensor) -> Tensor:
+        A text that has ended is carried down to that level and competes there.
+        """
+        drafted = self.drafted.view(-1, self.levels, self.width).any(-1)
+        last = (drafted * index(self.levels, drafted.device)).amax(-1, keepdim=True)
+        at = last * self.width + index(self.width, drafted.device)
+        return (self.log_q.gather(1, at).argmax(-1, keepdim=True) + last * self.width).squeeze(1)
+
+    def path_sum(self, values: Tensor) -> Tensor:
         """Sum of `values` [R, N] over each node's path, root first: [R, N].
 
         Added level by level, as `mtad.draft.expand` adds log_q: the same numbers give the same bits, and padding a tree
@@ -123,7 +128,7 @@ def keep_best(tree: TokenTree, rows: Rows) -> tuple[TokenTree, Tensor]:
     """
     count, levels, width = tree.tokens.shape[0], tree.levels, rows.slots.shape[0]
     first = (rows.draft_len.squeeze(1) - 1).clamp(min=0) * tree.width  # slot 0 of the row's own last level
-    best = tree.path(torch.where(rows.drawn, first, tree.best_final()))
+    best = tree.path(torch.where(rows.drawn & ~rows.tree, first, tree.best()))
     base = index(levels, best.device)
     if width == 1:
         chain = TokenTree(

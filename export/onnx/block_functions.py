@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,16 +30,16 @@ from mtad import block
 from mtad.block import Context, Draft, Grown
 from mtad.draft import Level, stack
 from mtad.noise import Noise
-from mtad.params import DecodingParams, Rule
+from mtad.params import FORMS, DecodingParams, Form, Rule
 from mtad.rows import Shape
 from runtime.commands.entry import Parser, command
 from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, write_manifest
+from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, write_manifest
 from runtime.decoder.eager import BlockFunctions
 
 OPSET = 22
 
-ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 3, 11, 64, 53
+ROWS, LEVELS, WIDTH, NARROW, CANDIDATES, LENGTH, VOCABULARY = 9, 5, 8, 4, 11, 64, 53
 BRANCHING = (1, NARROW, 1, 1, 1)
 STORED = (LEVELS - 1) * NARROW, 1 + (LEVELS - 1) * NARROW
 """Nodes that are scored of a mixed batch and of a branching draft: fewer than the padded tree has."""
@@ -54,7 +55,8 @@ NAMES = {
     **dict.fromkeys(STORED, "stored"),
     **{2 + nodes: "held" for nodes in STORED},
 }
-"""Sizes of the example a function is traced on. They all differ, so that a size names its dimension."""
+"""Sizes of the example a function is traced on. They all differ, so that a size names its dimension; none of them is
+LEVELS * WIDTH or LEVELS * NARROW, the nodes of a tree."""
 
 
 class TracedBatch:
@@ -70,7 +72,7 @@ class TracedBatch:
         begun, grown = functions.begin(self.context, self.rows), list[Grown]()
         above, sees, self.grow_arguments = self.batch.root, begun.sees, list[tuple[Any, ...]]()
         for depth, place in enumerate(self.batch.places, 1):
-            drawn = torch.randn(ROWS, above.tokens.shape[1], VOCABULARY), self.batch.noise.gumbel[depth - 1], place
+            drawn = torch.randn(ROWS, above.tokens.shape[1], VOCABULARY), self.batch.noise.levels[depth - 1], place
             self.grow_arguments.append((above, sees, *drawn, begun.holds, self.context, self.rows))
             grown.append(functions.grow(depth, above, sees, *drawn, begun, self.context, self.rows))
             above, sees = grown[-1].level, grown[-1].inputs.mask
@@ -92,11 +94,14 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], Shap
     best, mixed, branches = TracedBatch(base, base), TracedBatch(narrow, base), TracedBatch(branching, base)
     whole = TracedBatch(branching, branching)
     yield "begin", block.begin, (mixed.context, mixed.rows), mixed.shape
-    yield "grow_first", block.grow, mixed.grow_arguments[0], mixed.shape
-    yield "grow", block.grow, mixed.grow_arguments[-1], mixed.shape
-    grow_branches = partial(block.grow, branches=True)
-    yield "grow_branches_first", grow_branches, branches.grow_arguments[0], branches.shape
-    yield "grow_branches", grow_branches, branches.grow_arguments[-1], branches.shape
+    chain = TracedBatch(*[replace(base, method="block")] * 2)
+    every: tuple[tuple[TracedBatch, tuple[Form, ...]], ...]
+    every = (chain, ("chain",)), (mixed, ("beams",)), (mixed, ("chain", "beams")), (branches, FORMS)
+    for example, forms in every:
+        grow = partial(block.grow, forms=forms)
+        levels = {grow_kind(forms, arguments[0].tokens.shape[1]): arguments for arguments in example.grow_arguments}
+        for kind, arguments in levels.items():
+            yield f"grow_{kind}", grow, arguments, example.shape
     for name, example in (("best", best), ("mixed", mixed), ("whole", whole)):
         finish = partial(block.finish, selects=example.shape.selects)
         yield f"finish_{name}", finish, (example.levels, example.rows), example.shape

@@ -16,7 +16,7 @@ from engines.buffers import Recent, Slab, packed, size_of, views
 from engines.graphs.runner import bucket_length
 from mtad.draft import Level, root
 from mtad.live import Beams, Live
-from mtad.noise import Draws, Noise, node_noise
+from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise
 from mtad.params import DecodingParams
 from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
 from runtime.constraints.constraint import Constraint, Constraints
@@ -24,7 +24,7 @@ from runtime.decoder.batch import Batch, Padded
 
 _content = attrgetter(
     *("method", "draft_len", "beam_width", "branching", "replacement", "accept_threshold", "draft_confidence"),
-    *("temperature", "top_k", "top_p", "ignore_eos"),
+    *("temperature", "top_k", "top_p", "min_p", "ignore_eos"),
 )
 """What of a row's parameters the tensors of a batch depend on."""
 
@@ -100,9 +100,9 @@ class BatchBuilder:
             beams: live beams of each row; () where there are none.
         """
         layout, buffers = self._buffers_for(params)
-        tail, counts, accept, bonus, nodes, gumbel = buffers.arrays
+        tail, counts, accept, bonus, nodes, uniform, gumbel = buffers.arrays
         tail[: layout.count], counts[: layout.count] = last_two, committed
-        layout.draws.into(gumbel, accept, bonus, nodes, keys)
+        layout.draws.into(uniform, gumbel, accept, bonus, nodes, keys)
         if buffers.live is not None:
             alive = [*(beams or [[]] * layout.count), *[[]] * (len(tail) - layout.count)]
             for ours, given in zip(
@@ -120,7 +120,7 @@ class BatchBuilder:
         if levels == batch.shape.draft_len:
             return batch
         assert self._current is not None, "a batch has been laid out"
-        tail, counts, accept, bonus, nodes, _ = (values.copy() for values in self._current[1].arrays)
+        tail, counts, accept, bonus, nodes, *_ = (values.copy() for values in self._current[1].arrays)
         layout, buffers = self._buffers_for([replace(p, draft_len=min(p.draft_len, levels)) for p in params])
         kept = tail, counts, accept[:, :levels], bonus, nodes[:, :levels, : layout.shape.score_width]
         for ours, theirs in zip(buffers.arrays, kept, strict=False):
@@ -181,7 +181,7 @@ class _InputBuffers:
 
     Attributes:
         arrays: what changes from block to block, numpy views: last two tokens, committed tokens; noise `accept`,
-            `bonus`, `nodes` by levels, `gumbel`.
+            `bonus`, `nodes` by levels, and the draft's `uniform` and `gumbel`.
         live: live beams, which change as well; None where no row has any.
     """
 
@@ -198,7 +198,8 @@ class _InputBuffers:
             like(count, shape.draft_len),
             like(count),
             like(count, *node_noise(shape)),
-            like(shape.draft_len, count, shape.width, shape.candidates),
+            like(shape.draft_len, count),
+            like(shape.draft_len, count, shape.width, gumbel_noise(shape)),
         )
         live = Live(
             tokens=like(count, shape.draft_len, shape.width, dtype=torch.int64),
@@ -245,8 +246,9 @@ class _InputBuffers:
 
     def _rebind(self, memory: Tensor) -> _Tensors:
         (rows, root, places, by_target, real), of_block, live = views(self._like, memory)
-        last_two, committed, accept, bonus, nodes, gumbel = of_block
-        noise = Noise(gumbel.unbind(), accept, bonus, nodes.flatten(1))
+        last_two, committed, accept, bonus, nodes, uniform, gumbel = of_block
+        levels = tuple(map(LevelNoise, uniform.unbind(), gumbel.unbind()))
+        noise = Noise(levels, accept, bonus, nodes.flatten(1))
         return _Tensors(last_two, committed, rows, root, places, noise, by_target, live, real)
 
 

@@ -17,7 +17,7 @@ from mtad.block import Begun, Context, Draft, Grown, Inputs
 from mtad.distribution import Candidates
 from mtad.draft import Level, stack
 from mtad.live import Live
-from mtad.noise import Noise
+from mtad.noise import LevelNoise, Noise
 from mtad.rows import Place, Rows, Shape
 from mtad.tree import TokenTree
 
@@ -37,15 +37,15 @@ class BlockFunctions:
         above: Level,
         sees: Tensor,
         logits: Tensor,
-        noise: Tensor,
+        noise: LevelNoise,
         place: Place,
         begun: Begun,
         context: Context,
         rows: Rows,
         live: Live | None = None,
     ) -> Grown:
-        branches = self._shape.children > 0
-        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows, branches, live, depth)
+        forms = self._shape.forms
+        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows, forms, live, depth)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         tree, origin = block.finish(stack([grown.level for grown in levels]), rows, self._shape.selects)

@@ -164,7 +164,7 @@ class Drafter(EngineRole):
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
                 logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
-            noise, place = batch.noise.gumbel[depth - 1], batch.places[depth - 1]
+            noise, place = batch.noise.levels[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows, batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask

@@ -23,15 +23,16 @@ from runtime.decoder.batch import Batch
 from runtime.tensorrt_llm.executor import Client, Found
 from runtime.tensorrt_llm.target import ExecutorTarget
 
-FREE_RULES: frozenset[Rule] = frozenset({"joint", "modal", "typical"})
+FREE_RULES: frozenset[Rule] = frozenset({"joint", "joint_sample", "modal", "typical"})
 """Rules that judge by the draft's joint likelihood alone, or not by the draft at all."""
 
 
 class Beam(NamedTuple):
-    """One beam: its tokens, and the joint log-likelihood up to each of them."""
+    """One beam: its tokens, the joint log-likelihood up to each of them, and whether its text has ended."""
 
     tokens: tuple[int, ...]
     log_q: tuple[float, ...]
+    ended: bool = False
 
     @classmethod
     def of(cls, found: Found, vocab_size: int, ends: Tensor | None, log_confidence: float) -> Beam:
@@ -40,14 +41,15 @@ class Beam(NamedTuple):
         That is up to the first token that ends a text (`ends`, bool [V]; None where texts go on), or at which its
         likelihood falls below `log_confidence`; and not beyond tokens of probability 0 or ids of padding.
         """
-        tokens, log_q = list[int](), list[float]()
+        tokens, log_q, ended = list[int](), list[float](), False
         for token, total in zip(found[0], accumulate(found[1]), strict=True):
             if token >= vocab_size or total == -math.inf:
                 break
             tokens, log_q = [*tokens, token], [*log_q, total]
-            if total < log_confidence or (ends is not None and ends[token]):
+            ended = ends is not None and bool(ends[token])
+            if total < log_confidence or ended:
                 break
-        return cls(tuple(tokens), tuple(log_q))
+        return cls(tuple(tokens), tuple(log_q), ended)
 
 
 class ExecutorAuxiliary:
@@ -109,8 +111,8 @@ class ExecutorAuxiliary:
             if batch.constraints and prefixes:
                 logits = batch.constraints.adjust(logits, *prefixes)
             candidates = process(logits, rows)
-            noise, place = batch.noise.gumbel[depth], batch.places[depth]
-            grown = expand(level, candidates, noise, rows, place, shape.children > 0)
+            noise, place = batch.noise.levels[depth], batch.places[depth]
+            grown = expand(level, candidates, noise, rows, place, shape.forms)
             level = grown if batch.live is None else replay(grown, level, batch.live, depth + 1, place, rows)
             first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
             above.append(candidates)
@@ -142,7 +144,7 @@ class ExecutorAuxiliary:
         """The beams of the rows `searched`, each row's likeliest first; none of the others."""
         rows, own = batch.rows, [row for row, mine in enumerate(searched) if mine]
         lengths, widths = rows.draft_len[:, 0].tolist(), (rows.level_bias[0] == 0).sum(1).tolist()
-        heeds, least = rows.heeds[:, 0].tolist(), rows.log_confidence[:, 0].tolist()
+        stops, least = rows.stops_at_eos[:, 0].tolist(), rows.log_confidence[:, 0].tolist()
         texts, steps = [sequences[row] for row in own], [lengths[row] for row in own]
         answers = self.client.search(texts, steps, self.target.salts(own))
         found: list[list[Beam]] = [[] for _ in searched]
@@ -150,7 +152,7 @@ class ExecutorAuxiliary:
             if beams is None:
                 found[row] = [Beam((0,), (math.nan,))]  # ends its request, and no other
                 continue
-            limits = self.client.vocab_size, rows.ends if heeds[row] else None, least[row]
+            limits = self.client.vocab_size, rows.ends if stops[row] else None, least[row]
             known = [Beam.of(beam, *limits) for beam in beams]
             found[row] = sorted((b for b in known if b.tokens), key=lambda b: -b.log_q[-1])[: widths[row]]
         return found
@@ -163,7 +165,7 @@ def _by_target(batch: Batch) -> list[bool]:
 def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> list[Level]:
     """Levels of a draft [R, width] from each row's beams, as `mtad.draft.expand` makes them.
 
-    Beams that begin alike share nodes, and a beam that ended is carried down with the weight it has.
+    Beams that begin alike share nodes, and a text that has ended is carried down with the weight it has.
 
     Args:
         rows: of each row, at most `width` beams, the likeliest first, none empty; none goes on where another one ended.
@@ -176,22 +178,23 @@ def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> lis
         tokens = torch.zeros(count, width, dtype=torch.int64)
         parents = torch.zeros_like(tokens)
         log_q = torch.full((count, width), -math.inf)
-        drafted, growing = torch.zeros(2, count, width, dtype=torch.bool)
+        drafted, growing, ended = torch.zeros(3, count, width, dtype=torch.bool)
         for row, beams in enumerate(rows):
             slots: dict[tuple[int, ...], int] = {}
             for beam in beams:
                 prefix = beam.tokens[:depth]
-                if prefix in slots:
+                carried = depth > len(beam.tokens)
+                if prefix in slots or (carried and not beam.ended):
                     continue
                 slot = slots[prefix] = len(slots)
-                ended = depth > len(beam.tokens)
                 tokens[row, slot] = prefix[-1]
-                parents[row, slot] = above[row][prefix if ended else prefix[:-1]]
+                parents[row, slot] = above[row][prefix if carried else prefix[:-1]]
                 log_q[row, slot] = beam.log_q[len(prefix) - 1]
-                drafted[row, slot] = not ended
+                drafted[row, slot] = not carried
                 growing[row, slot] = depth < len(beam.tokens)
+                ended[row, slot] = beam.ended and depth >= len(beam.tokens)
             above[row] = slots
         paths = paths.gather(1, parents[:, :, None].expand(-1, -1, draft_len)).clone()
         paths[:, :, depth - 1] = torch.arange(width)
-        levels.append(Level(tokens, parents, log_q, drafted, growing, paths))
+        levels.append(Level(tokens, parents, log_q, drafted, growing, ended, paths))
     return levels

@@ -25,10 +25,11 @@ from tqdm import tqdm
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from mtad.reference.request import Tokens
 from runtime.commands.entry import Parser, command
 from scripts.paths import RESULTS
 from tests.support.cases import Case, generate
-from tests.support.reference import Pair, Ties, Tokens, log_likelihood, mock_pair
+from tests.support.mock_models import Pair, mock_pair
 
 VOCAB, LENGTH = 4, 3
 TAUS = (0.0, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -38,9 +39,9 @@ BASE = DecodingParams(draft_len=LENGTH, top_k=0, top_p=1.0)
 
 def joint(pair: Pair) -> dict[Tokens, float]:
     """Every text's probability under the target."""
-    settings = Case(pair, BASE, (), (0, 0)).settings(())
+    request = Case(pair, BASE, (), (0, 0)).request()
     texts = itertools.product(range(VOCAB), repeat=LENGTH)
-    return {text: math.exp(log_likelihood(pair.target, (), text, settings, Ties())) for text in texts}
+    return {text: math.exp(request.log_p(text)) for text in texts}
 
 
 def distance(texts: list[Tokens], expected: dict[Tokens, float]) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from mtad import reference
 from mtad.accept import accept
 from mtad.distribution import Candidates, process
 from mtad.draft import assemble, expand, root, stack
-from mtad.params import DecodingParams
+from mtad.params import METHODS, DecodingParams
+from mtad.reference.beams import beams
+from mtad.reference.draft import Path
+from mtad.reference.request import Model, Tokens, log
 from mtad.rows import block_shape, places, stack_rows
 from mtad.tree import keep_best
 from tests.support.cases import Case, every_case, mixed_runs, run_block
+from tests.support.mock_models import Pair, mock_pair, watched
 from tests.support.noise import draw_noise
-from tests.support.reference import Model, Pair, Ties, Tokens, block, log_likelihood, mock_pair
 
 ROUNDING = 1e-5
 
@@ -27,10 +30,10 @@ def test_blocks_equal_the_references() -> None:
     compared = skipped = drafted = 0
     for cases, vocab, eos, run in mixed_runs():
         for row, case in enumerate(cases):
-            if case.params.spec.live:  # tests/mtad/test_beams.py
+            if case.params.spec.live:  # see below
                 continue
-            ties = Ties()
-            expected = block(case.pair, case.context, case.settings(eos), run.randomness(row), ties)
+            with watched() as ties:
+                expected = reference.run_block(case.request(eos), run.random(row))
             if ties.closest < ROUNDING:
                 skipped += 1
                 continue
@@ -41,6 +44,69 @@ def test_blocks_equal_the_references() -> None:
             assert np.abs(run.bonus[row].numpy() - distribution).max() < ROUNDING, case
     assert skipped < 0.01 * compared
     assert drafted > 0.3 * compared
+
+
+def test_blocks_of_live_beams_equal_the_references() -> None:
+    """Block after block."""
+    compared = skipped = carried = 0
+    for cases, vocab, eos in every_case(batches=12, rows=30):
+        cases = [replace(case, params=replace(case.params, method="dsbd")) for case in cases]
+        for index in range(3):
+            run = run_block(cases, vocab, eos)
+            assert run.accepted.live is not None
+            for row, (case, kept) in enumerate(zip(cases, run.accepted.live.beams(), strict=True)):
+                live = [Path(tokens, weight) for tokens, weight in case.beams]
+                request, random = case.request(eos), run.random(row)
+                with watched() as ties:
+                    text, after = beams(request, reference.draft(request, random, live), live, random)
+                if ties.closest < ROUNDING:
+                    skipped += 1
+                else:
+                    compared += 1
+                    carried += bool(live)
+                    assert run.emitted(row) == text, case
+                    undecided = [path for path in after if path.tokens]
+                    assert [tokens for tokens, _ in kept] == [path.tokens for path in undecided], case
+                    weights = [path.log_q for path in undecided]
+                    assert [weight for _, weight in kept] == pytest.approx(weights, abs=ROUNDING)
+                context, key = case.context + run.emitted(row), (case.key[0], index + 1)
+                cases[row] = replace(case, context=context, key=key, beams=tuple(kept))
+    assert skipped < 0.02 * compared
+    assert carried > 100
+
+
+@pytest.mark.parametrize("method", ["mmtad", "mmtad_sample", "typical"])
+def test_texts_end_as_often_as_by_the_definition(method: str) -> None:
+    """Within a block, where a text that ends must win against longer paths."""
+    params = DecodingParams(method=method, accept_threshold=0.05, top_k=0, top_p=1.0)
+    cases = [Case(mock_pair(seed, 9, 2.0, 0.5), params, (), (seed, 0)) for seed in range(300)]
+    run = run_block(cases, 9, (0,))
+    expected = [reference.run_block(case.request((0,)), run.random(row)) for row, case in enumerate(cases)]
+    ended = sum(0 in run.emitted(row) for row in range(len(cases)))
+    assert ended == pytest.approx(sum(0 in (*block.accepted, block.drawn) for block in expected), abs=2)
+    assert ended > 50
+
+
+def test_a_path_that_stops_early_does_not_win_against_the_continuation_of_a_likelier_one() -> None:
+    auxiliary = fixed({(): [0.6, 0.4], (0,): [0.55, 0.45]}, 2)
+    target = fixed({(): [0.6, 0.4]}, 2)
+    unsure: dict[str, Any] = {"beam_width": 2, "draft_confidence": 0.5, "accept_threshold": 0.0}
+    for method in ("mtad", "mmtad"):
+        assert accepted_tokens(target, auxiliary, method=method, **unsure) == (0, 0)
+
+
+def test_a_row_that_drafts_nothing_is_left_alone_by_every_rule() -> None:
+    """Rules run on all rows of a batch, and must not make anything of an empty tree."""
+    idle = DecodingParams(method="sample", top_k=3)
+    for method, spec in METHODS.items():
+        if spec.drafter is None:
+            continue
+        pair, drafting = mock_pair(4, 9, 1.0, 0.5), DecodingParams(method=method, top_k=3)
+        cases = [Case(pair, p, (), (seed, 0)) for seed, p in enumerate([drafting, idle] * 4)]
+        run, alone = run_block(cases, 9), run_block(cases[1::2], 9)
+        for row in range(4):
+            assert run.emitted(2 * row + 1) == alone.emitted(row)
+            assert torch.equal(run.bonus[2 * row + 1], alone.bonus[row])
 
 
 def test_a_row_of_a_mixed_batch_is_bit_equal_to_the_row_alone() -> None:
@@ -70,11 +136,8 @@ def test_every_accepted_prefix_meets_the_bound() -> None:
             path = run.emitted(row)[:-1]
             if case.params.method != "mtad" or not path:
                 continue
-            settings, ties = case.settings(eos), Ties()
-            log_p = log_likelihood(case.pair.target, case.context, path, settings, ties)
-            log_q = log_likelihood(case.pair.auxiliary, case.context, path, settings, ties)
-            log_tau = math.log(settings.threshold) if settings.threshold else -math.inf
-            assert log_p > log_q + log_tau - ROUNDING
+            request = case.request(eos)
+            assert request.log_p(path) > request.log_q(path) + log(case.params.threshold) - ROUNDING
 
 
 def test_only_drafted_tokens_are_accepted_and_none_after_eos() -> None:
@@ -169,7 +232,7 @@ def test_a_block_has_static_shapes_and_no_branch_on_data() -> None:
     level, levels = root(rows, shape), []
     for depth in range(1, shape.draft_len + 1):
         candidates = process(torch.empty(len(params), level.tokens.shape[1], vocab, device="meta"), rows)
-        level = expand(level, candidates, noise.gumbel[depth - 1], rows, places(rows, shape)[depth - 1])
+        level = expand(level, candidates, noise.levels[depth - 1], rows, places(rows, shape)[depth - 1], shape.forms)
         levels.append(level)
     q = torch.empty(len(params), shape.draft_len, shape.candidates, device="meta")
     tree, _ = keep_best(assemble(stack(levels)), rows)

@@ -12,8 +12,9 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from mtad.params import DecodingParams
+from mtad.reference.request import Request, Tokens
 from tests.support.cases import Case, generate, run_block
-from tests.support.reference import Model, Pair, Settings, Ties, Tokens, mock_pair, process
+from tests.support.mock_models import Pair, mock_pair, sure_pair
 
 VOCAB, LENGTH, TEXTS = 4, 3, 2_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
@@ -21,13 +22,13 @@ BASE = DecodingParams(method="dsbd", draft_len=4, beam_width=2, top_k=0, top_p=1
 
 
 def beam_sampling(
-    target: Model, settings: Settings, length: int, generator: np.random.Generator | None, eos: Sequence[int] = ()
+    request: Request, length: int, generator: np.random.Generator | None, eos: Sequence[int] = ()
 ) -> Tokens:
     """One text by beam sampling on the target alone, or without a generator by beam search.
 
     A token is decided once all beams have it, or `draft_len // 2` tokens later, as the first beam has it.
     """
-    lag = settings.draft_len // 2
+    lag = request.params.draft_len // 2
     text: Tokens = ()
     beams: list[tuple[Tokens, float]] = [((), 0.0)]
     while len(text) < length and not (text and text[-1] in eos):
@@ -37,14 +38,14 @@ def beam_sampling(
             if path and path[-1] in eos:
                 pairs.append((path, weight))
                 continue
-            for token, probability in process(target(text + path), settings, Ties()).items():
+            for token, probability in request.p(text + path).items():
                 pairs.append(((*path, token), weight + math.log(probability)))
         weights = np.array([weight for _, weight in pairs])
         if generator is None:
-            chosen = np.argsort(-weights)[: settings.beam_width]
+            chosen = np.argsort(-weights)[: request.params.beam_width]
         else:
             p = np.exp(weights - weights.max())
-            count = min(settings.beam_width, len(pairs))
+            count = min(request.params.beam_width, len(pairs))
             chosen = generator.choice(len(pairs), size=count, replace=False, p=p / p.sum())
         beams = [pairs[index] for index in chosen]
         old = age - lag
@@ -65,8 +66,8 @@ def drafted(pair: Pair, params: DecodingParams, texts: int, eos: Sequence[int] =
 
 
 def sampled(pair: Pair, params: DecodingParams, texts: int, eos: Sequence[int] = ()) -> Counter[Tokens]:
-    generator, settings = np.random.default_rng(5), Case(pair, params, (), (0, 0)).settings(eos)
-    return Counter(beam_sampling(pair.target, settings, LENGTH, generator, eos) for _ in range(texts))
+    generator, request = np.random.default_rng(5), Case(pair, params, (), (0, 0)).request(eos)
+    return Counter(beam_sampling(request, LENGTH, generator, eos) for _ in range(texts))
 
 
 def p_value(one: Counter[Tokens], other: Counter[Tokens]) -> float:
@@ -106,6 +107,23 @@ def test_an_auxiliary_that_knows_nothing_changes_nothing() -> None:
     assert p_value(drafted(ignorant, BASE, TEXTS), sampled(PAIR, BASE, TEXTS)) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("gap", "params"),
+    [
+        (18, replace(BASE, top_k=3)),
+        (24, replace(BASE, beam_width=3, top_k=2)),
+        *(
+            pytest.param(gap, replace(BASE, temperature=temperature, **filters), marks=pytest.mark.slow)
+            for gap in (12, 18, 24, 30)
+            for temperature, filters in ((0.3, {"top_k": 3}), (0.6, {"top_p": 0.9}), (1.0, {"beam_width": 3}))
+        ),
+    ],
+)
+def test_an_auxiliary_that_is_sure_changes_nothing(gap: float, params: DecodingParams) -> None:
+    pair = sure_pair(23, VOCAB, gap)
+    assert p_value(drafted(pair, params, TEXTS), sampled(pair, params, TEXTS)) > 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("eos", [(), (0, 3)])
 def test_without_randomness_it_is_beam_search_on_the_target(eos: tuple[int, ...]) -> None:
@@ -117,9 +135,9 @@ def test_without_randomness_it_is_beam_search_on_the_target(eos: tuple[int, ...]
     for seed in range(20):
         pair = mock_pair(seed, VOCAB, peak=1.0, noise=0.7)
         for params, text in zip(asked, generate(pair, asked, VOCAB, 8, eos), strict=True):
-            settings = Case(pair, params, (), (0, 0)).settings(eos)
-            assert text == beam_sampling(pair.target, settings, 8, None, eos)
-            differ += text != beam_sampling(pair.target, replace(settings, beam_width=1), 8, None, eos)
+            wide, narrow = (Case(pair, p, (), (0, 0)).request(eos) for p in (params, replace(params, beam_width=1)))
+            assert text == beam_sampling(wide, 8, None, eos)
+            differ += text != beam_sampling(narrow, 8, None, eos)
     assert differ > 10
 
 

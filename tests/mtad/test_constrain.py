@@ -16,10 +16,10 @@ from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, 
 from mtad.distribution import process
 from mtad.draft import expand, root
 from mtad.params import DecodingParams
+from mtad.reference.request import Tokens
 from mtad.rows import block_shape, places, stack_rows
 from tests.support.cases import mixed_runs
 from tests.support.noise import draw_noise
-from tests.support.reference import Tokens
 
 VOCAB, END = 7, (0, 5)
 NODES, DEPTH = 12, 5
@@ -189,9 +189,8 @@ def test_paths_of_a_draft_and_of_a_scored_tree_are_those_of_the_parents() -> Non
         generator = torch.Generator().manual_seed(0)
         for depth in range(1, run.shape.draft_len + 1):
             logits = 3 * torch.randn(len(cases), len(known[0]), vocab, generator=generator)
-            level = expand(
-                level, process(logits, rows), noise.gumbel[depth - 1], rows, places(rows, run.shape)[depth - 1]
-            )
+            place = places(rows, run.shape)[depth - 1]
+            level = expand(level, process(logits, rows), noise.levels[depth - 1], rows, place, run.shape.forms)
             paths = extend(paths, level)
             table = zip(known, level.parents.tolist(), level.tokens.tolist(), level.drafted.tolist(), strict=True)
             known = [

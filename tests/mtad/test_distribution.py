@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from mtad.distribution import Candidates, draw, process
 from mtad.params import DecodingParams
@@ -16,10 +21,11 @@ from mtad.rows import block_shape, stack_rows
 
 VOCAB = 400
 SETTINGS = [
-    DecodingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    DecodingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature in (0.3, 1.0, 2.5)
     for top_k in (0, 1, 10, 399)
     for top_p in (1.0, 0.95, 0.5, 0.01)
+    for min_p in (0.0, 0.1, 1.0)
 ]
 
 
@@ -41,13 +47,22 @@ def test_processing_equals_hugging_faces_warpers(logits: Tensor) -> None:
             scores = TopKLogitsWarper(p.top_k)(None, scores)
         if p.top_p < 1:
             scores = TopPLogitsWarper(p.top_p)(None, scores)
+        if p.min_p:
+            scores = MinPLogitsWarper(p.min_p)(None, scores)
         expected = scores.softmax(-1)
         assert torch.equal(dense[row] > 0, expected > 0)
         assert torch.allclose(dense[row].double(), expected, atol=1e-6)
 
 
-def test_top_k_0_and_top_p_1_mean_no_filter(logits: Tensor) -> None:
-    free = [replace(p, temperature=1.0, top_k=0, top_p=1.0) for p in SETTINGS]
+def test_top_p_0_keeps_the_most_likely_token(logits: Tensor) -> None:
+    found = processed([DecodingParams(top_k=0, top_p=0)] * len(SETTINGS), logits)
+    assert found.ids[..., 0].equal(logits.argmax(-1))
+    assert (found.log_prob[..., 0] == 0).all()
+    assert (found.log_prob[..., 1:] == -torch.inf).all()
+
+
+def test_top_k_0_top_p_1_and_min_p_0_mean_no_filter(logits: Tensor) -> None:
+    free = [replace(p, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) for p in SETTINGS]
     found = processed(free, logits)
     expected = logits.log_softmax(-1).gather(2, found.ids)
     assert found.ids.sort(-1).values.equal(torch.arange(VOCAB).expand(logits.shape))

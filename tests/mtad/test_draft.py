@@ -15,12 +15,14 @@ from scipy.stats import chisquare
 
 from mtad.distribution import Candidates
 from mtad.draft import Level, expand, root
+from mtad.noise import LevelNoise
 from mtad.params import DecodingParams
 from mtad.rows import Rows, block_shape, places, stack_rows
 from tests.support.noise import draw_noise
 
 DRAWS = 10_000
 FIRST = [0.7, 0.3]
+NONE = LevelNoise(torch.zeros(DRAWS), torch.zeros(DRAWS, 2, 3))
 NEXT = [[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]]
 
 
@@ -37,10 +39,9 @@ def second_level(eos: tuple[int, ...] = ()) -> tuple[Level, Level, Rows]:
     shape = block_shape(params, 3)
     rows = stack_rows(params, shape, 3, eos)
     noise = draw_noise(params, [(seed, 0) for seed in range(DRAWS)], shape, 3)
-    above = expand(
-        root(rows, shape), candidates([[*FIRST, 0.0]]), torch.zeros(DRAWS, 2, 3), rows, places(rows, shape)[0]
-    )
-    return above, expand(above, candidates(NEXT), noise.gumbel[1], rows, places(rows, shape)[1]), rows
+    first, second = places(rows, shape)
+    above = expand(root(rows, shape), candidates([[*FIRST, 0.0]]), NONE, rows, first, shape.forms)
+    return above, expand(above, candidates(NEXT), noise.levels[1], rows, second, shape.forms), rows
 
 
 def p_value(draws: Sequence[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
@@ -88,7 +89,8 @@ def test_width_1_draws_from_the_distribution_itself() -> None:
         shape = block_shape(params, 3)
         rows = stack_rows(params, shape, 3, ())
         noise = draw_noise(params, [(7, block) for block in range(DRAWS)], shape, 3)
-        level = expand(root(rows, shape), candidates(NEXT[:1]), noise.gumbel[0], rows, places(rows, shape)[0])
+        place = places(rows, shape)[0]
+        level = expand(root(rows, shape), candidates(NEXT[:1]), noise.levels[0], rows, place, shape.forms)
         drawn = [tuple(tokens) for tokens in level.tokens.tolist()]
         assert p_value(drawn, {(token,): weight for token, weight in enumerate(NEXT[0])}) > 1e-3
 
@@ -96,7 +98,7 @@ def test_width_1_draws_from_the_distribution_itself() -> None:
 def test_without_noise_the_draft_is_beam_search() -> None:
     above, _, rows = second_level()
     shape = block_shape([DecodingParams(method="mmtad", draft_len=2, beam_width=2, top_k=0, top_p=1.0)], 3)
-    level = expand(above, candidates(NEXT), torch.zeros(DRAWS, 2, 3), rows, places(rows, shape)[1])
+    level = expand(above, candidates(NEXT), NONE, rows, places(rows, shape)[1], shape.forms)
     assert level.parents[0].tolist() == [0, 0]
     assert level.tokens[0].tolist() == [0, 1]
     assert level.log_q[0].exp().tolist() == pytest.approx([0.35, 0.21])

@@ -11,21 +11,21 @@ import pytest
 from scipy.stats import chisquare
 
 from mtad.params import METHODS, DecodingParams
+from mtad.reference.request import Tokens
 from tests.support.cases import Case, generate, run_block
-from tests.support.reference import Ties, Tokens, log_likelihood, mock_pair
+from tests.support.mock_models import Pair, mock_pair, sure_pair
 
 VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
 FREE = DecodingParams(method="speculative", draft_len=2, top_k=0, top_p=1.0)
 
 
-def p_value(params: DecodingParams) -> float:
+def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
     """Chi-square of the first tokens of many texts against the target's enumerated joint."""
-    settings = Case(PAIR, params, (), (0, 0)).settings(())
-    texts = itertools.product(range(VOCAB), repeat=LENGTH)
-    joint = {text: math.exp(log_likelihood(PAIR.target, (), text, settings, Ties())) for text in texts}
+    request = Case(pair, params, (), (0, 0)).request()
+    joint = {text: math.exp(request.log_p(text)) for text in itertools.product(range(VOCAB), repeat=LENGTH)}
     assert sum(joint.values()) == pytest.approx(1)
-    seen = Counter(generate(PAIR, [params] * TEXTS, VOCAB, LENGTH))
+    seen = Counter(generate(pair, [params] * TEXTS, VOCAB, LENGTH))
     possible = {text for text, probability in joint.items() if probability > 0}
     assert seen.keys() <= possible
     common = [text for text in possible if joint[text] * TEXTS >= 5]
@@ -66,8 +66,40 @@ def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
     assert p_value(params) > 1e-3
 
 
+SURE = [
+    (gap, replace(FREE, temperature=temperature, **filters, **method))
+    for gap in (12, 18, 24, 30)
+    for temperature in (0.3, 0.6, 1.0)
+    for filters in ({}, {"top_k": 3}, {"top_p": 0.9})
+    for method in (
+        {"method": "speculative"},
+        {"method": "block"},
+        {"method": "specinfer", "branching": (3, 1)},
+        {"method": "specinfer", "branching": (2, 2), "replacement": True},
+    )
+]
+"""Auxiliaries that are sure, and often wrong: gaps in logits, with the parameters of every lossless method."""
+
+
+def described(value: object) -> str:
+    p = value
+    return f"{p.method}-{p.temperature}-{p.top_k}-{p.top_p}" if isinstance(p, DecodingParams) else f"gap{value}"
+
+
+@pytest.mark.parametrize(
+    ("gap", "params"),
+    [
+        pytest.param(gap, p, marks=() if (gap, p.temperature, p.top_k) == (18, 1.0, 0) else pytest.mark.slow)
+        for gap, p in SURE
+    ],
+    ids=described,
+)
+def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) -> None:
+    assert p_value(params, sure_pair(23, VOCAB, gap)) > 1e-4
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mtad", "modal", "typical", "threshold", "bild"])
+@pytest.mark.parametrize("method", ["mtad", "mmtad_sample", "modal", "typical", "threshold", "bild"])
 def test_a_lossy_rule_is_noticed(method: str) -> None:
     assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
 
@@ -85,9 +117,8 @@ def test_beam_without_randomness_is_beam_search() -> None:
     differ = 0
     for seed in range(40):
         pair = mock_pair(seed, VOCAB, peak=1.0, noise=0.7)
-        settings = Case(pair, base, (), (0, 0)).settings(())
         texts = itertools.product(range(VOCAB), repeat=LENGTH)
-        best = max(texts, key=lambda text: log_likelihood(pair.target, (), text, settings, Ties()))
+        best = max(texts, key=Case(pair, base, (), (0, 0)).request().log_p)
         greedy: Tokens = ()
         while len(greedy) < LENGTH:
             greedy += (int(pair.target(greedy).argmax()),)

@@ -22,7 +22,8 @@ def noise(params: list[DecodingParams], keys: list[tuple[int, int]], shape: Shap
 
 def flat(drawn: Noise) -> list[torch.Tensor]:
     """Gumbel noise [R, draft_len, width, K], then the uniforms."""
-    return [torch.stack(drawn.gumbel, 1), drawn.accept, drawn.bonus]
+    uniform, gumbel = (torch.stack(values, 1) for values in zip(*drawn.levels, strict=True))
+    return [gumbel, uniform, drawn.accept, drawn.bonus]
 
 
 def test_the_same_seed_and_block_give_the_same_noise() -> None:
@@ -34,7 +35,7 @@ def test_the_same_seed_and_block_give_the_same_noise() -> None:
 def test_blocks_and_seeds_do_not_share_noise() -> None:
     keys = [(seed, block) for seed in range(20) for block in range(70)]
     drawn = noise([BASE] * len(keys), keys)
-    assert len(set(drawn.gumbel[0][:, 0, 0].tolist())) == len(keys)
+    assert len(set(drawn.levels[0].gumbel[:, 0, 0].tolist())) == len(keys)
     assert len(set(drawn.bonus.tolist())) == len(keys)
 
 
@@ -51,16 +52,26 @@ def test_noise_does_not_depend_on_the_batch() -> None:
     requests = [BASE, WIDE, replace(BASE, method="sample"), replace(BASE, method="speculative", draft_len=4)]
     keys = [(3, 9), (4, 0), (5, 2), (6, 77)]
     together = noise(requests, keys)
-    gumbel = flat(together)[0]
+    gumbel, uniform = flat(together)[:2]
     for row, (p, key) in enumerate(zip(requests, keys, strict=True)):
         alone = noise([p], [key])
         levels, beams, k = p.drafted, p.draft_width, top_k_of(p, VOCAB)
-        own = gumbel[row, :levels, :beams, :k]
+        chain = p.spec.form == "chain"
+        own = gumbel[row, : 0 if chain else levels, :beams, :k]
         if levels:
-            assert torch.equal(own, flat(alone)[0][0, :levels, :beams, :k])
+            assert chain or torch.equal(own, flat(alone)[0][0, :levels, :beams, :k])
+            assert torch.equal(uniform[row, :levels], flat(alone)[1][0])
         assert gumbel[row].count_nonzero() == own.numel()
+        assert uniform[row].count_nonzero() == (levels if chain else 0)
         assert torch.equal(together.accept[row, :levels], alone.accept[0, :levels])
         assert together.bonus[row] == alone.bonus[0]
+
+
+def test_a_chain_draws_one_number_per_level_whatever_the_vocabulary() -> None:
+    chain = replace(BASE, method="block", top_k=0)
+    drawn = noise([chain, replace(chain, method="sample")], [(3, 1), (4, 1)])
+    assert drawn.levels[0].gumbel.numel() == 0
+    assert len({float(level.uniform[0]) for level in drawn.levels}) == chain.draft_len
 
 
 def test_temperature_0_is_noise_0() -> None:

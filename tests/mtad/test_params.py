@@ -20,10 +20,14 @@ INVALID: dict[str, list[Any]] = {
     "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
     "temperature": [-1.0, math.inf, math.nan, 1e-3, "1", True, None],
     "top_k": [-1, 2**31, 1.0, True, None],
-    "top_p": [0.0, -0.5, 1.01, math.nan, "1", True, None],
+    "top_p": [-0.5, 1.01, math.nan, "1", True, None],
+    "min_p": [-0.5, 1.01, math.nan, "1", True, None],
     "seed": [-1, 2**63, 0.5, True],
     "max_tokens": [0, -1, 1.0, True, None],
     "stop": ["", ("a", ""), (1,), 3, None],
+    "include_stop_str_in_output": [1, "yes", None],
+    "stop_token_ids": [3, "2", None],
+    "skip_special_tokens": [1, "yes", None],
     "replacement": [1, "yes", None],
     "ignore_eos": [1, "yes", None],
     "min_tokens": [-1, 129, 1.0, True, None],
@@ -77,7 +81,7 @@ def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field
 
 def test_every_real_field_is_known() -> None:
     assert [
-        *("accept_threshold", "draft_confidence", "temperature", "top_p", "logit_bias"),
+        *("accept_threshold", "draft_confidence", "temperature", "top_p", "min_p", "logit_bias"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     ] == REALS
 
@@ -104,7 +108,8 @@ def test_from_dict_changes_its_base_where_told() -> None:
         ("accept_threshold", [0, 0.0, 1, 1e6]),
         ("temperature", [0, 0.0, 0.01, 5]),
         ("top_k", [0, 1]),
-        ("top_p", [1, 1.0, 1e-6]),
+        ("top_p", [0, 0.0, 1, 1.0, 1e-6]),
+        ("min_p", [0, 0.0, 1, 1.0, 1e-6]),
         ("seed", [None, 0, 2**63 - 1]),
         ("stop", ["a", (), ("a", "b")]),
     ],
@@ -131,7 +136,7 @@ def test_sizes_follow_the_method(method: str) -> None:
         "specinfer": (3, 4, 4, 10),
         **dict.fromkeys(("speculative", "block", "threshold", "bild"), chain),
         **dict.fromkeys(("mtad", "modal", "mtjd", "beam"), best),
-        **dict.fromkeys(("mmtad", "typical", "dsbd"), whole),
+        **dict.fromkeys(("mmtad", "mmtad_sample", "typical", "dsbd"), whole),
     }
     assert sizes == expected[method]
 

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from mtad.params import DecodingParams
+from mtad.reference.request import Tokens
 from tests.support.cases import Case, Run, mixed_runs, run_block
-from tests.support.reference import Ties, Tokens, log_likelihood, mock_pair
+from tests.support.mock_models import mock_pair
 
 REPLACED = ("specinfer", True)
 
@@ -48,11 +49,11 @@ def test_log_q_is_the_sum_of_the_conditionals_along_the_ancestors() -> None:
             paths = draft_paths(run, row)
             for level in range(run.shape.draft_len):
                 for node, log_q in beams(run, row, level).items():
-                    expected = log_likelihood(case.drafter, case.context, paths[node], case.settings(eos), Ties())
+                    expected = case.request(eos).log_q(paths[node])
                     assert log_q == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_ended_beam_stays_as_it_is_and_keeps_its_weight() -> None:
+def test_an_ended_beam_and_no_other_is_carried_down_with_its_weight() -> None:
     carried = 0
     for cases, _, eos, run in mixed_runs()[:12]:
         assert run.draft is not None
@@ -62,14 +63,13 @@ def test_an_ended_beam_stays_as_it_is_and_keeps_its_weight() -> None:
             for level in range(1, run.shape.draft_len):
                 for node, log_q in beams(run, row, level).items():
                     parent = int(run.draft.parents[row, node])
-                    complete = paths[parent][-1] in ends or len(paths[parent]) == case.params.drafted
-                    complete |= bool(run.draft.log_q[row, parent] < run.rows.log_confidence[row, 0])
+                    complete = paths[parent][-1] in ends
                     assert bool(run.draft.drafted[row, node]) != complete
                     if complete:
                         carried += 1
                         assert paths[node] == paths[parent]
                         assert log_q == run.draft.log_q[row, parent]
-    assert carried > 1000
+    assert carried > 300
 
 
 def test_parents_and_ancestors_agree_in_the_scored_tree() -> None:

@@ -154,7 +154,8 @@ def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method:
         assert result.text == llm.pair.tokenizer.decode(tokens, skip_special_tokens=True)
         statistics = result.statistics
         cut += statistics.accepted + statistics.target_passes > statistics.tokens
-        if params.spec.form != "beams":  # an ended beam leaves room for others, so only a chain is drafted alike
+        # an ended beam leaves room for others, and block verification looks at what is drafted behind a token
+        if params.spec.form != "beams" and method != "block":
             assert result.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
     assert cut or not params.drafts, "no text ended inside a block, so nothing was tested"
 

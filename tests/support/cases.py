@@ -1,4 +1,4 @@
-"""The library on the mock models of `tests.support.reference`: blocks of random requests, batched as the loop does."""
+"""The library on mock models: blocks of random requests, batched as the loop does."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from mtad.draft import assemble, expand, root, stack
 from mtad.live import Live, replay
 from mtad.noise import Noise
 from mtad.params import METHODS, DecodingParams
+from mtad.reference.request import Model, Random, Request, Tokens
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 from mtad.tree import TokenTree, keep_best
 from runtime.constraints.constraint import Constraints
+from tests.support.mock_models import Pair, mock_pair
 from tests.support.noise import draw_noise
-from tests.support.reference import Model, Pair, Randomness, Settings, Tokens, mock_pair
 
 
 @dataclass(frozen=True)
@@ -40,28 +41,14 @@ class Case:
     key: tuple[int, int]
     beams: tuple[tuple[Tokens, float], ...] = ()
 
+    def request(self, eos: Collection[int] = ()) -> Request:
+        """The case as `mtad.reference` defines its block."""
+        return Request(self.pair.target, self.pair.auxiliary, self.context, self.params, eos)
+
     @property
     def drafter(self) -> Model:
         """The model that drafts."""
-        return self.pair.target if self.params.method in ("mtjd", "beam") else self.pair.auxiliary
-
-    def settings(self, eos: Collection[int]) -> Settings:
-        """The case in the reference's terms; temperature 0 is top-k 1 without loss, else temperature 1."""
-        p = self.params
-        greedy = p.temperature == 0 and p.method in ("sample", "speculative", "block", "specinfer")
-        return Settings(
-            method=p.method,
-            draft_len=min(p.draft_len, len(p.branching)) if p.method == "specinfer" else p.draft_len,
-            beam_width=p.beam_width,
-            branching=p.branching,
-            replacement=p.replacement,
-            threshold=p.threshold,
-            confidence=p.confidence,
-            temperature=p.temperature or 1.0,
-            top_k=1 if greedy else p.top_k,
-            top_p=p.top_p,
-            eos=() if p.ignore_eos else eos,
-        )
+        return self.pair.target if self.params.spec.drafter == "target" else self.pair.auxiliary
 
 
 class Run(NamedTuple):
@@ -80,12 +67,13 @@ class Run(NamedTuple):
         """The row's tokens, the bonus last."""
         return tuple(self.accepted.tokens[row, : int(self.accepted.length[row]) + 1].tolist())
 
-    def randomness(self, row: int) -> Randomness:
-        """The row's noise."""
-        gumbel = np.array([level[row].numpy() for level in self.noise.gumbel])
+    def random(self, row: int) -> Random:
+        """The row's numbers."""
+        uniform = np.array([level.uniform[row].numpy() for level in self.noise.levels])
+        gumbel = np.array([level.gumbel[row].numpy() for level in self.noise.levels])
         levels = self.shape.draft_len + self.shape.live if self.shape.children or self.shape.live else 0
         nodes = self.noise.nodes[row].numpy().reshape(levels, -1 if levels else 0)
-        return Randomness(gumbel, self.noise.accept[row].numpy(), float(self.noise.bonus[row]), nodes)
+        return Random(uniform, gumbel, self.noise.accept[row].numpy(), nodes, float(self.noise.bonus[row]))
 
 
 def paths_below(above: list[list[Tokens]], parents: Tensor, tokens: Tensor, drafted: Tensor) -> list[list[Tokens]]:
@@ -124,7 +112,7 @@ def run_block(
             candidates = process_rows(constraints.adjust(logits, *points) if constraints else logits, rows)
             assert not candidates.log_prob.isnan().any()
             place = places(rows, shape)[depth - 1]
-            before, level = level, expand(level, candidates, noise.gumbel[depth - 1], rows, place, shape.children > 0)
+            before, level = level, expand(level, candidates, noise.levels[depth - 1], rows, place, shape.forms)
             level = replay(level, before, live, depth, place, rows) if live else level
             above.append(candidates)
             points = extend(points, level)
@@ -189,7 +177,8 @@ def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
             draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),
             temperature=pick(0, 0.5, 1, 1, 2),
             top_k=int(pick(0, 1, 2, 3, 10)),
-            top_p=pick(1, 1, 0.9, 0.6, 0.2),
+            top_p=pick(1, 1, 0.9, 0.6, 0.2) if index % 10 else 0.0,
+            min_p=0.0 if index % 4 else 0.1,
             ignore_eos=bool(generator.integers(2)),
         )
         equal = 0.1 if params.accept_threshold == 1 else 0.0  # a ratio of 1 against a threshold of 1 is a tie

@@ -1,4 +1,4 @@
-"""Requests under constraints over the mock models of `tests.support.reference`."""
+"""Requests under constraints over the mock models of `tests.support.mock_models`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from mtad.live import Beams
 from mtad.params import DecodingParams
+from mtad.reference.request import Tokens
 from runtime.constraints.constraint import Constraint, ConstraintFailed, Constraints
 from tests.support import cases
-from tests.support.reference import Pair, Tokens
+from tests.support.mock_models import Pair
 
 FREE = DecodingParams(temperature=1.0, top_k=0, top_p=1.0, draft_len=3, beam_width=3, max_tokens=200)
 Asked = dict[str, Any]

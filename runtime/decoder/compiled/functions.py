@@ -20,11 +20,11 @@ from mtad.distribution import Candidates
 from mtad.draft import Level
 from mtad.errors import InvalidInput
 from mtad.live import Live
-from mtad.noise import Noise
+from mtad.noise import LevelNoise, Noise
 from mtad.params import Rule
 from mtad.rows import Place, Rows, Shape, choose_rows
 from mtad.tree import TokenTree
-from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, read_graphs
+from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, read_graphs
 from runtime.decoder.eager import BlockFunctions, TorchFunctions, filtered_levels
 
 SHAPES = 64
@@ -76,7 +76,7 @@ class _ShapeCalls(BlockFunctions):
         above: Level,
         sees: Tensor,
         logits: Tensor,
-        noise: Tensor,
+        noise: LevelNoise,
         place: Place,
         begun: Begun,
         context: Context,
@@ -88,13 +88,13 @@ class _ShapeCalls(BlockFunctions):
         arguments = above, sees, logits, noise, place, begun.holds, context, rows
 
         def memory() -> Grown:
-            like = block.grow(*arguments, self._shape.children > 0)
+            like = block.grow(*arguments, self._shape.forms)
             if self._levels is None:
                 self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
             return self._levels.at(depth - 1, *self._drafting.like((like.inputs, like.above)))
 
-        kind = ("_branches" if self._shape.children else "") + ("_first" if above.tokens.shape[1] == 1 else "")
-        grown: Grown = self._run(f"grow{kind}", arguments, memory, depth)
+        kind = grow_kind(self._shape.forms, above.tokens.shape[1])
+        grown: Grown = self._run(f"grow_{kind}", arguments, memory, depth)
         return grown
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import mtad
 from engines.folder import read_json, write_json
 from mtad.errors import InvalidInput
-from mtad.params import Rule
+from mtad.params import Form, Rule
 
 SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "ops", "rows", "scored", "tree")
 """Modules of `mtad` that the functions are made of."""
-COMPILED: tuple[Rule, ...] = ("token_wise", "block", "joint", "modal", "typical", "threshold", "bild", "whole")
+COMPILED: tuple[Rule, ...] = (
+    "token_wise",
+    "block",
+    "joint",
+    "joint_sample",
+    "modal",
+    "typical",
+    "threshold",
+    "bild",
+    "whole",
+)
 """Acceptance rules that are compiled; `recursive_rejection` takes as many rounds as a node has children, and is not."""
 ARGUMENT = "argument_"
 """An input's name is this and its number among the function's tensors; those that it does not use are left out."""
 GRAPHS = Path(__file__).parent / "graphs"
 """The compiled functions, part of the package; `python -m export.onnx.block_functions` writes them."""
 REMEDY = "run python -m export.onnx.block_functions"
+
+
+def grow_kind(forms: Sequence[Form], beams: int) -> str:
+    """Which of the compiled `grow` draws levels of drafts of these forms, below `beams` slots."""
+    if tuple(forms) == ("chain",):
+        return "chain"
+    kind = "branches" if "branches" in forms else "mixed" if "chain" in forms else "beams"
+    return f"{kind}_first" if beams == 1 else kind
 
 
 def sources_hash() -> str:

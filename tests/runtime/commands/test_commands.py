@@ -164,7 +164,7 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
         ("--beam-width = ", ["--beam-width", "65"]),
         ("--temperature = ", ["--temperature", "nan"]),
         ("--temperature = ", ["--temperature", "-1"]),
-        ("--top-p = ", ["--top-p", "0"]),
+        ("--top-p = ", ["--top-p", "-1"]),
         ("--top-k = ", ["--top-k", "-1"]),
         ("--max-tokens = ", ["--max-tokens", "0"]),
         ("--max-tokens = ", ["--max-tokens", "100000"]),
@@ -294,5 +294,5 @@ def test_export_refuses_incomplete_weights_by_name(
 
 def test_installed_commands_refuse_in_one_line(pair: Path, tmp_path: Path) -> None:
     assert_refused(run_installed("mtad generate", pair, "--gamma", 4), "mtad generate", "--gamma")
-    assert_refused(run_installed("mtad generate", pair, "--top-p", 0), "mtad generate", "--top-p = 0.0")
+    assert_refused(run_installed("mtad generate", pair, "--top-p", 2), "mtad generate", "--top-p = 2.0")
     assert_refused(run_installed("mtad export", tmp_path / "pair"), "mtad export", "--target")

@@ -96,10 +96,10 @@ def test_no_end_of_sequence_comes_before_min_tokens(llm: LLM, method: str) -> No
 
 @every_method
 def test_a_stop_string_is_not_looked_for_before_min_tokens(llm: LLM, method: str) -> None:
-    params = replace(BASE, method=method, max_tokens=30, ignore_eos=True)
+    params = replace(BASE, method=method, max_tokens=30, min_tokens=20, ignore_eos=True)
     free = llm.generate(PROMPTS[2], params)[0]
     early = free.text[3:5]
-    held = llm.generate(PROMPTS[2], replace(params, stop=early, min_tokens=20))[0]
+    held = llm.generate(PROMPTS[2], replace(params, stop=early))[0]
     assert held.text.startswith(free.text[:8])
     assert len(held.token_ids) >= 20
 

@@ -13,10 +13,10 @@ import pytest
 from scipy.stats import chisquare
 
 from mtad.params import METHODS, DecodingParams
+from mtad.reference.request import Model, Request, Tokens
 from runtime.constraints.constraint import Constrainer
-from tests.support.cases import Case
 from tests.support.constrained import FREE, Asked, Running, finish, letters
-from tests.support.reference import Model, Settings, Ties, Tokens, log_likelihood, mock_pair
+from tests.support.mock_models import mock_pair
 
 LETTERS, END = "abc", 0
 WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
@@ -59,13 +59,12 @@ def p_value(params: DecodingParams, texts: int) -> float:
     finish(running, 1 + len(LETTERS), [END])
     assert not any(r.failed for r in running)
     seen = Counter(tuple(r.text) for r in running)
-    settings: Settings = Case(pair, params, (), (0, 0)).settings([END])
-    target = constrained(pair.target, params)
+    request = Request(constrained(pair.target, params), pair.auxiliary, (), params, [END])
     joint: dict[Tokens, float] = {}
     for length in range(1, params.max_tokens + 1):
         for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
             if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
-                joint[text] = math.exp(log_likelihood(target, (), text, settings, Ties()))
+                joint[text] = math.exp(request.log_p(text))
     assert sum(joint.values()) == pytest.approx(1)
     assert seen.keys() <= {text for text, probability in joint.items() if probability > 0}
     common = [text for text in joint if joint[text] * texts >= 5]

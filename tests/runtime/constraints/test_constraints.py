@@ -18,13 +18,14 @@ from tokenizers import Tokenizer, models
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
+from mtad.reference.request import Tokens
 from runtime.constraints.constraint import Constrainer, ConstraintFailed, Constraints
 from runtime.constraints.follower import Follower
 from runtime.constraints.trial_process import compile_grammar
 from scripts.soak.attacks import AMBIGUOUS
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
-from tests.support.reference import Tokens, mock_pair
+from tests.support.mock_models import mock_pair
 
 SCHEMA = {
     "type": "object",

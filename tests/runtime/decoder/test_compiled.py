@@ -77,7 +77,7 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
             note(f"begin {name}", values)
         level, sees, levels = batch.root, begun.sees, []
         for at, place in enumerate(batch.places):
-            drawn, noise = logits(level.tokens.shape[1]), batch.noise.gumbel[at]
+            drawn, noise = logits(level.tokens.shape[1]), batch.noise.levels[at]
             grown = functions.grow(at + 1, level, sees, drawn, noise, place, begun, context, batch.rows, batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
@@ -167,7 +167,7 @@ def test_a_value_is_rounded_alike_wherever_it_is(compiled: CompiledFunctions) ->
         functions = compiled.of(len(rows), batch.shape, LENGTH)
         context = Context(batch.last_two, batch.committed, torch.arange(LENGTH))
         begun = functions.begin(context, batch.rows)
-        noise, place = batch.noise.gumbel[0], batch.places[0]
+        noise, place = batch.noise.levels[0], batch.places[0]
         sees, above = begun.sees, batch.root
         return functions.grow(
             1, above, sees, logits[rows], noise, place, begun, context, batch.rows
