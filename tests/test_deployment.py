@@ -29,7 +29,7 @@ def manifest() -> dict[str, Any]:
 
 def test_the_sizing_example_prints_what_the_page_says() -> None:
     page = (DOCS / "deployment.md").read_text()
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
+    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
     assert found
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -70,7 +70,10 @@ def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
     assert str(found[1].error) == "poisoned"
     for one, other in zip(expected, found, strict=True):
         if other.error is None:
-            assert (one.tokens, one.log_probs) == (other.tokens, other.log_probs)
+            assert one.tokens == other.tokens
+            # PyTorch's products round differently by the rows of a batch
+            exact = llm.pair.target.spec.format == "onnx"
+            assert other.log_probs == (one.log_probs if exact else pytest.approx(one.log_probs, abs=1e-5))
     assert 2 <= len(broken) <= 6
     assert not any(
         vars(role)["engine"].kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary)

@@ -78,7 +78,7 @@ def p_value(params: DecodingParams, texts: int) -> float:
 @pytest.mark.parametrize("method", ["speculative", "sample"])
 def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
     params = replace(FREE, method=method, top_k=3, max_tokens=4, **ASKED[asked])
-    assert p_value(params, 1500) > 1e-3
+    assert p_value(params, 6000) > 1e-3  # deterministic: of 30,000 texts, p was 0.2 to 0.8
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -360,6 +361,8 @@ def test_a_restarted_server_answers_the_same_and_a_dead_model_can_be_loaded_agai
         assert again.call("POST", path, asked) == first
         (process,) = again.processes()
         os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ConnectionError):  # the call that meets the end may get no answer at all
+            again.call("POST", path, asked)
         until(lambda: again.call("POST", path, asked)[0] == 400)
         assert "not healthy" in again.call("POST", path, asked)[1]["error"]
         for step in ("unload", "load"):
