@@ -102,11 +102,13 @@ def test_another_beam_width_would_be_noticed() -> None:
     assert p_value(drafted(PAIR, narrow, TEXTS), sampled(PAIR, wide, TEXTS)) < 1e-6
 
 
+@pytest.mark.slow
 def test_an_auxiliary_that_knows_nothing_changes_nothing() -> None:
     ignorant = Pair(PAIR.target, mock_pair(99, VOCAB, peak=2.0, noise=0.0).auxiliary)
     assert p_value(drafted(ignorant, BASE, TEXTS), sampled(PAIR, BASE, TEXTS)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gap", "params"),
     [

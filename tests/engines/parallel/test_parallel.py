@@ -150,6 +150,7 @@ def test_what_cannot_be_divided_is_refused_by_name(config: PretrainedConfig, pro
         shard(AutoModelForCausalLM.from_config(config), Ranks(0, 2))
 
 
+@pytest.mark.slow
 def test_a_pair_that_cannot_be_divided_is_refused_before_a_process_starts(
     pair_folders: PairFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_text_is_the_one_that_torchs_attention_gives(pair_folders: Callable[[s
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "name"), [("torch", "flash"), ("onnx", "sdpa")])
 def test_an_attention_that_a_pair_does_not_have_is_refused(
     pair_folders: Callable[[str], Path], format: str, name: str

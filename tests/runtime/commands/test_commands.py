@@ -292,6 +292,7 @@ def test_export_refuses_incomplete_weights_by_name(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.slow
 def test_installed_commands_refuse_in_one_line(pair: Path, tmp_path: Path) -> None:
     assert_refused(run_installed("mtad generate", pair, "--gamma", 4), "mtad generate", "--gamma")
     assert_refused(run_installed("mtad generate", pair, "--top-p", 2), "mtad generate", "--top-p = 2.0")

@@ -27,6 +27,8 @@ BODIES = bodies()
 HEADS = heads(400_000)
 HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
+pytestmark = pytest.mark.slow
+
 
 def post(body: bytes, **headers: str) -> bytes:
     fields = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(body)), **headers}

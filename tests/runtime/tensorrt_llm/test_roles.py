@@ -29,6 +29,8 @@ from tests.support.mock_engine import EOS, VOCAB, mock_tokenizer
 
 Entry = tuple[list[int], DecodingParams, list[int], str]
 
+pytestmark = pytest.mark.slow
+
 
 class Pair:
     """The loop over two fake executors."""
