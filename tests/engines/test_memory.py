@@ -12,6 +12,8 @@ from engines.memory import format_bytes, parse_bytes
 from mtad.errors import InvalidInput
 from runtime import LLM, RuntimeConfig
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]) -> None:
     folder = pair_folders("onnx")

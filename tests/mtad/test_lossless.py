@@ -19,6 +19,8 @@ VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
 FREE = DecodingParams(method="speculative", draft_len=2, top_k=0, top_p=1.0)
 
+pytestmark = pytest.mark.slow
+
 
 def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
     """Chi-square of the first tokens of many texts against the target's enumerated joint."""

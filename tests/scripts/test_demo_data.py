@@ -16,6 +16,8 @@ from scripts.demo.schemas import make_schema
 from scripts.scoring.sql_result import run
 from scripts.scoring.sqlite import QueryError, is_ordered, same_result
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sql() -> list[Example]:

@@ -33,6 +33,8 @@ from tests.support.checkpoints import TEXT
 
 PROMPTS = [text[start : start + 20] for text in TEXT for start in (0, 9)]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def twins(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:

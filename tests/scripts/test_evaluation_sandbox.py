@@ -13,6 +13,8 @@ from scripts.scoring.sandbox import Sandbox
 
 LIMITS = Sandbox(seconds=120.0, cpu_seconds=10, memory=256 << 20, file_size=1 << 16)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "program",

@@ -21,6 +21,8 @@ from scripts.gpu.setup import Setup
 from scripts.gpu.supervisor import BROKEN, Supervisor
 from scripts.gpu.timing import HostTimer, Spread, Timer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:

@@ -24,6 +24,8 @@ from scripts.gpu.report import Report
 
 LIBRARY = Path(json.__file__).parent.parent
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,6 +20,8 @@ from scripts.bench.load_figures import Figures, Job, drive
 from scripts.bench.server_load import SYSTEMS, Served, percentiles, plot, summarise, table
 from tests.support.live_server import COSTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def jobs(plain: LLM) -> list[Job]:

@@ -17,6 +17,8 @@ from tests.support.live_server import MODEL, PATIENCE, LiveServer, ask, live, ow
 
 HELD = "never compiled"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def trying(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
