@@ -40,7 +40,8 @@ class ExportOptions:
         calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. Required if and
             only if something is quantized.
         format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
-            tensorrt-rtx for GPUs of the compute capabilities given.
+            tensorrt-rtx for GPUs of the compute capabilities given; tensorrt-llm for that library's engines, which
+            `export.tensorrt_llm` builds.
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
         compute_capabilities: of tensorrt-rtx, such as 8.6; by default, all that it knows.
         defaults: decoding parameters to put into pair.json.

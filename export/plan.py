@@ -16,6 +16,7 @@ from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, STATIC, ExportOptions
 from export.quantization.model_optimizer import check_installed, optimizer_version
 from export.quantization.report import Calibration, read_calibration
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
 
@@ -45,6 +46,8 @@ def plan_pair(
     Raises:
         InvalidInput: something is wrong with it.
     """
+    if options.format == "tensorrt-llm":
+        raise InvalidInput("to", options.format, "export.tensorrt_llm.build builds its engines")
     precisions = options.precisions
     for name, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
         if value in STATIC:

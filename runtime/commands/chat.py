@@ -76,7 +76,7 @@ async def converse(
 def _has_template(engine: Path) -> bool:
     """Whether an engine's tokenizer brings a chat template; read off its files, without opening it."""
     config = engine / "tokenizer_config.json"
-    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
+    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
     return named or (engine / "chat_template.jinja").is_file()
 
 

@@ -83,10 +83,10 @@ class Guard:
             self._held -= held.total()
 
     def _client(self, scope: Scope, headers: Headers) -> Client:
-        """Who asks. Below `/v1/`, wherever the application is mounted, it must be somebody who may."""
+        """Who asks. For models and tokens, wherever the application is mounted, it must be somebody who may."""
         address = scope.get("client")
         client = Client(_network(address[0]) if address else "")
-        if "/v1/" not in scope["path"]:
+        if "/v1/" not in scope["path"] and not scope["path"].endswith(("/tokenize", "/detokenize")):
             return client
         if not self._digests:
             self._check_host(headers.get("host", ""))

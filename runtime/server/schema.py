@@ -154,7 +154,7 @@ class Body(_Parameters):
             if not (name in UNHEEDED and isinstance(value, str))
             and not any(type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
         }
-        if type(found.get("best_of")) is int and found["best_of"] == found.get("n", 1):
+        if type(found.get("best_of")) is int and found["best_of"] == (found.get("n") or 1):
             del found["best_of"]
         for name, ours in OFF.items():
             if type(found.get(name)) is int and found[name] == -1:
@@ -162,7 +162,8 @@ class Body(_Parameters):
         temperature = found.get("temperature")
         if isinstance(temperature, float) and 0 < temperature < COLDEST:
             found["temperature"] = 0.0
-        structured = found.pop("structured_outputs", None) or {}
+        structured = found.pop("structured_outputs", None)
+        structured = {} if structured is None else structured
         if not isinstance(structured, dict):
             raise InvalidInput("structured_outputs", structured, "give an object with json, regex or grammar")
         for theirs, known in LANGUAGES_ELSEWHERE.items():

@@ -8,11 +8,10 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -35,13 +34,14 @@ from runtime.server.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Message,
     TokenizeRequest,
     advertised,
 )
 from runtime.server.streaming import Responder, attended
 from runtime.server.tracing import Span, Tracing
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
 
 
 class Service:
@@ -68,14 +68,9 @@ class Service:
         """Check a request for text and queue it; what cannot be used is answered with an error."""
         span, names = self._tracing.begin(request.scope["path"], request.headers), dict[str, str]()
         try:
-            declared = request.headers.get("content-type", "").partition(";")[0]
-            if declared.strip().lower() != "application/json":
-                raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
             body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
-            if body.model != self.options.model:
-                raise _no_model(body.model, f"; this server has {self.options.model!r}")
             data, defaults = await request.body(), self.engine.llm.pair.defaults
             params = await self._bodies.run(data, body.parameters, defaults)
             # a grammar may take its time to be compiled
@@ -92,11 +87,10 @@ class Service:
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a chat, as vLLM's route of that name answers."""
         body = await self._read(request, TokenizeRequest)
-        prompt: Prompt = body.prompt or ""
-        if body.messages is not None:
-            prompt = self._template.render([message.plain() for message in body.messages])
-        special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        ids = await self._tokenized(prompt, special)
+        if body.prompt is not None:
+            ids = await self._tokenized(body.prompt, body.add_special_tokens is not False)
+        else:
+            ids = await self._chat(body.messages or [], body.add_special_tokens or False)
         room = self.engine.llm.loop.scheduler.room_for_tokens
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": room})
 
@@ -106,16 +100,25 @@ class Service:
         size, tokenizer = self.engine.llm.pair.vocab_size, self.engine.llm.pair.tokenizer.backend_tokenizer
         if wrong := next((token for token in body.tokens if token >= size), None):
             raise InvalidInput("tokens", wrong, f"token ids are integers from 0 to {size - 1}")
-        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        text = await self.engine.in_thread(
+            len(body.tokens), partial(tokenizer.decode, skip_special_tokens=False), body.tokens
+        )
+        return JSONResponse({"prompt": text})
 
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": version("mtad")})
 
     async def _read(self, request: Request, kind: type[Model]) -> Model:
-        """A body of JSON, checked off the event loop where it is large."""
+        """A body of JSON for this server's model, checked off the event loop where it is large."""
+        declared = request.headers.get("content-type", "").partition(";")[0]
+        if declared.strip().lower() != "application/json":
+            raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
         data = await request.body()
         check_body(data)
-        return await self._bodies.run(data, kind.model_validate_json, data)
+        body = await self._bodies.run(data, kind.model_validate_json, data)
+        if body.model not in (self.options.model, None):
+            raise _no_model(body.model, f"; this server has {self.options.model!r}")
+        return body
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model]})
@@ -161,17 +164,21 @@ class Service:
 
     async def _prompts(self, body: Body) -> Sequence[Prompt]:
         if isinstance(body, ChatCompletionRequest):
-            messages, llm = [message.plain() for message in body.messages], self.engine.llm
-
-            def tokenize() -> list[int]:
-                return llm.tokenize(self._template.render(messages), special_tokens=body.add_special_tokens or False)
-
-            return [await self.engine.in_thread(sum(len(one["content"]) for one in messages), tokenize)]
+            return [await self._chat(body.messages, body.add_special_tokens or False)]
         assert isinstance(body, CompletionRequest)
         if body.add_special_tokens is None and body.truncate_prompt_tokens is None:
             return body.prompts
         special = body.add_special_tokens is not False
         return [await self._tokenized(prompt, special) for prompt in body.prompts]
+
+    async def _chat(self, messages: Sequence[Message], special_tokens: bool) -> list[int]:
+        """Token ids of a chat's prompt."""
+        plain, llm = [message.plain() for message in messages], self.engine.llm
+
+        def tokenize() -> list[int]:
+            return llm.tokenize(self._template.render(plain), special_tokens)
+
+        return await self.engine.in_thread(sum(len(one["content"]) for one in plain), tokenize)
 
     async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
         """Token ids of a prompt."""
