@@ -19,7 +19,8 @@ from pydantic import Field, create_model, model_validator
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.config import describe
-from runtime.server.strict import HARMLESS, MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, UNHEEDED, Items, StrictModel
+from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
+from runtime.server.translation import translate
 
 Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
@@ -32,13 +33,6 @@ _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "json_schema": str | dict[str, Any],
 }
 
-
-OFF: dict[str, int | None] = {"top_k": 0, "seed": None, "truncate_prompt_tokens": None}
-"""What -1 means, by field, in clients of other engines."""
-COLDEST = 0.01
-"""Temperatures below this are some clients' way to say 0."""
-LANGUAGES_ELSEWHERE = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
-"""Fields of vLLM's `structured_outputs`, and of `guided_...`, by what they are called here."""
 
 DESCRIPTIONS = describe(DecodingParams)
 PARAMETERS = [one.name for one in fields(DecodingParams)]
@@ -147,35 +141,7 @@ class Body(_Parameters):
 
     @classmethod
     def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Other engines' words, and values by which clients say that they ask for nothing."""
-        found = {
-            name: value
-            for name, value in values.items()
-            if not (name in UNHEEDED and isinstance(value, str))
-            and not any(type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
-        }
-        if type(found.get("best_of")) is int and found["best_of"] == (found.get("n") or 1):
-            del found["best_of"]
-        for name, ours in OFF.items():
-            if type(found.get(name)) is int and found[name] == -1:
-                found[name] = ours
-        temperature = found.get("temperature")
-        if isinstance(temperature, float) and 0 < temperature < COLDEST:
-            found["temperature"] = 0.0
-        structured = found.pop("structured_outputs", None)
-        structured = {} if structured is None else structured
-        if not isinstance(structured, dict):
-            raise InvalidInput("structured_outputs", structured, "give an object with json, regex or grammar")
-        for theirs, known in LANGUAGES_ELSEWHERE.items():
-            given = {f"guided_{theirs}": found.pop(f"guided_{theirs}", None), known: structured.pop(theirs, None)}
-            for field, value in given.items():
-                if value is not None and found.get(known) is not None:
-                    raise InvalidInput(field, value, f"{known} says what is allowed already; give one of them")
-                if value is not None:
-                    found[known] = value
-        for name, value in structured.items():
-            raise InvalidInput(f"structured_outputs.{name}", value, "give json, regex or grammar")
-        return found
+        return translate(values)
 
     @property
     def limited(self) -> bool:

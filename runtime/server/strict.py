@@ -13,20 +13,6 @@ from pydantic_core import PydanticCustomError
 
 from mtad.errors import InvalidInput
 
-HARMLESS: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "metadata": ({},),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "suffix": ("",),
-}
-"""Values of fields of OpenAI's that ask for nothing; clients send them."""
-UNHEEDED = ("safety_identifier", "prompt_cache_key")
-"""Fields of OpenAI's that are about its own service; any text is taken and not looked at."""
 UNSUPPORTED = {
     "best_of": "ask for n choices and choose by their logprobs",
     "suffix": "text is continued, not filled in",

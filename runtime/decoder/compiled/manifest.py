@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import mtad
 from engines.folder import read_json, write_json
@@ -13,18 +14,8 @@ from mtad.params import Form, Rule
 
 SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "ops", "rows", "scored", "tree")
 """Modules of `mtad` that the functions are made of."""
-COMPILED: tuple[Rule, ...] = (
-    "token_wise",
-    "block",
-    "joint",
-    "joint_sample",
-    "modal",
-    "typical",
-    "threshold",
-    "bild",
-    "whole",
-)
-"""Acceptance rules that are compiled; `recursive_rejection` takes as many rounds as a node has children, and is not."""
+COMPILED: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule not in ("recursive_rejection", "beams"))
+"""Acceptance rules that are compiled; the other two take as many rounds as a node has children, or a row has levels."""
 ARGUMENT = "argument_"
 """An input's name is this and its number among the function's tensors; those that it does not use are left out."""
 GRAPHS = Path(__file__).parent / "graphs"
