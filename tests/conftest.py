@@ -223,7 +223,8 @@ def plain(pair_folders: Callable[[str], Path]) -> LLM:
 def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
     from runtime import LLM, RuntimeConfig
-    from tests.support.live_server import COSTS, live
+    from tests.support.live_server import live
+    from tests.support.waiting import COSTS
 
     with live(LLM(plain.pair, RuntimeConfig(max_waiting=64), costs=COSTS)) as running:
         yield running

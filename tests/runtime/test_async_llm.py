@@ -17,7 +17,7 @@ from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
 from runtime.scheduler.scheduler import QueueFull
-from tests.support.live_server import PATIENCE, Gate, own, until
+from tests.support.waiting import PATIENCE, Gate, own, until
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)

@@ -18,7 +18,7 @@ from scripts.bench import __main__ as bench
 from scripts.bench.load_client import _Chunks
 from scripts.bench.load_figures import Figures, Job, drive
 from scripts.bench.server_load import SYSTEMS, Served, percentiles, plot, summarise, table
-from tests.support.live_server import COSTS
+from tests.support.waiting import COSTS
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from scripts.soak.__main__ import CLIENTS_EXTRA, WAITING, check_ends, compare, s
 from scripts.soak.figures import Seen, trend
 from scripts.soak.jobs import Job, make_job
 from tests.support.checkpoints import TEXT
-from tests.support.live_server import PATIENCE
+from tests.support.waiting import PATIENCE
 
 COUNT, SEED = 100, 3
 Ran = tuple[Seen, dict[str, Any], list[Job], LLM]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
@@ -19,24 +17,18 @@ from typing import Any
 import uvicorn
 from openai import OpenAI
 
-from runtime import LLM, AsyncLLM, RuntimeConfig
+from runtime import LLM, AsyncLLM
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import DrainingServer, configure
-from runtime.speculation.step_costs import StepCosts, StepTable
 from scripts.paths import ROOT
+from tests.support.waiting import PATIENCE, STARTING, until
 
 MODEL = "small"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
-COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
-"""Known, so that nothing has to be measured."""
-PATIENCE = 120.0
-"""Seconds after which what should have happened is taken to never happen; nothing is expected to need them."""
-STARTING = 1200.0
-"""The same for processes that have to start: where cores are short, imports alone take minutes."""
 
 
 class LiveServer:
@@ -101,64 +93,6 @@ def live(llm: LLM, **options: Any) -> Iterator[LiveServer]:
         server.engine.check_integrity()
 
 
-def own(plain: LLM, **options: Any) -> LLM:
-    """An LLM of a test's own on the engines they share."""
-    return LLM(plain.pair, RuntimeConfig(**options), costs=COSTS)
-
-
-class Gate:
-    """Keeps an LLM's thread before each pass of its target until a test lets it go on, so that no request ends early.
-
-    Args:
-        llm: a test's own, not started yet.
-    """
-
-    def __init__(self, llm: LLM) -> None:
-        self._left, self._changed = 0.0, threading.Condition()
-        score = llm.loop.caches.target.score
-
-        def kept(*args: Any) -> Any:
-            with self._changed:
-                assert self._changed.wait_for(lambda: self._left > 0, PATIENCE), "the test has not opened its gate"
-                self._left -= 1
-            return score(*args)
-
-        vars(llm.loop.caches.target)["score"] = kept
-
-    def let(self, passes: float) -> None:
-        """So many passes more."""
-        with self._changed:
-            self._left += passes
-            self._changed.notify_all()
-
-    def open(self) -> None:
-        """Any number of them."""
-        self.let(math.inf)
-
-
-class Deadlines:
-    """Stands for `asyncio` in a module: what its `timeout` limits ends when a test says so, not after its seconds."""
-
-    def __init__(self) -> None:
-        self._begun: list[tuple[float, asyncio.Timeout, asyncio.AbstractEventLoop]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    def timeout(self, seconds: float) -> asyncio.Timeout:
-        limit = asyncio.timeout(None)
-        self._begun.append((seconds, limit, asyncio.get_running_loop()))
-        return limit
-
-    def end(self, seconds: float) -> None:
-        """Now the seconds of one that was given so many are over; waits for it to begin."""
-        until(lambda: any(one[0] == seconds for one in self._begun))
-        found = next(one for one in self._begun if one[0] == seconds)
-        self._begun.remove(found)
-        _, limit, loop = found
-        loop.call_soon_threadsafe(lambda: limit.reschedule(loop.time()))
-
-
 class Process:
     """A server in a process of its own."""
 
@@ -214,11 +148,3 @@ def call(
 def ask(server: LiveServer, **body: Any) -> tuple[int, Any]:
     status, _, answer = call(server, "POST", "/v1/completions", {"model": MODEL, "prompt": "S", **body})
     return status, answer
-
-
-def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    pause = 0.002 if seconds < STARTING else 0.1  # what is asked all the time is itself kept from starting
-    end = time.perf_counter() + seconds
-    while not what():
-        assert time.perf_counter() < end, "it did not happen"
-        time.sleep(pause)

@@ -23,7 +23,8 @@ from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.options import ClusterOptions
 from runtime.cluster.router import BLOCK, PrefixTable, prefix_keys
 from tests.support.held import Hold
-from tests.support.live_server import PATIENCE, STARTING, Process, until
+from tests.support.live_server import Process
+from tests.support.waiting import PATIENCE, STARTING, until
 
 PROMPTS = ["def largest(values):\n", "SELECT name FROM singer", "class Stack:\n", "import", "# naïve 日本\n", "for"]
 

@@ -23,7 +23,7 @@ from runtime.cluster.router import prefix_keys
 from runtime.cluster.run import _check_resources, watch_head
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
-from tests.support.live_server import PATIENCE
+from tests.support.waiting import PATIENCE
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 WHOLE: Message = {"type": "http.response.body", "body": b"whole"}

@@ -12,7 +12,8 @@ from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
-from tests.support.live_server import MODEL, LiveServer, call, live, own
+from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.waiting import own
 
 PROMPT = {"model": MODEL, "prompt": "SELECT"}
 

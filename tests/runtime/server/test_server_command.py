@@ -16,7 +16,8 @@ from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.server.uvicorn_server import bind
 from tests.support.held import Hold
-from tests.support.live_server import PATIENCE, Process, until
+from tests.support.live_server import Process
+from tests.support.waiting import PATIENCE, until
 
 PROMPT = "def largest(values):\n"
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from tests.support.live_server import MODEL, PATIENCE, LiveServer, ask, until
+from tests.support.live_server import MODEL, LiveServer, ask
+from tests.support.waiting import PATIENCE, until
 
 EXAMPLES = 30
 """Requests for each operation that takes a body."""

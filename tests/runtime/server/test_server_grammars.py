@@ -13,7 +13,8 @@ from openai import APIError, BadRequestError
 from runtime import LLM
 from runtime.constraints.trials import Stopped, Trial, Trials
 from scripts.soak import attacks
-from tests.support.live_server import MODEL, PATIENCE, LiveServer, ask, live, own, until
+from tests.support.live_server import MODEL, LiveServer, ask, live
+from tests.support.waiting import PATIENCE, own, until
 
 HELD = "never compiled"
 

@@ -21,7 +21,8 @@ from runtime.commands.serve import is_loopback, read_keys
 from runtime.server.app import create_app
 from runtime.server.http_limits import LimitedProtocol
 from runtime.server.options import ServerOptions
-from tests.support.live_server import MODEL, PATIENCE, Deadlines, Gate, LiveServer, call, live, own, until
+from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
 
 BEGIN = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 LONG: dict[str, Any] = {

@@ -13,7 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from runtime import LLM, DecodingParams
-from tests.support.live_server import MODEL, PATIENCE, Gate, LiveServer, live, own, until
+from tests.support.live_server import MODEL, LiveServer, live
+from tests.support.waiting import PATIENCE, Gate, own, until
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 """Names on the PATH; without any of them, playwright's own is taken."""

@@ -8,7 +8,8 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from runtime import LLM
-from tests.support.live_server import MODEL, LiveServer, ask, call, live, own
+from tests.support.live_server import MODEL, LiveServer, ask, call, live
+from tests.support.waiting import own
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from runtime.server.bodies import MOST_VALUES
 from runtime.server.http_limits import PIPELINED, LimitedProtocol
 from runtime.server.middleware import BODIES_AT_ONCE
 from scripts.soak.http_attacks import bodies, heads
-from tests.support.live_server import MODEL, PATIENCE, Gate, LiveServer, ask, call, live, own, until
+from tests.support.live_server import MODEL, LiveServer, ask, call, live
+from tests.support.waiting import PATIENCE, Gate, own, until
 
 AT_ONCE = 1.0
 """Seconds within which health is answered, whatever else the server was sent; bodies once took 17 s.

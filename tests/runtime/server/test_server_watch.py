@@ -20,7 +20,8 @@ from mtad.errors import InvalidInput
 from runtime import LLM
 from runtime.server.tracing import Tracing
 from scripts.paths import ROOT
-from tests.support.live_server import MODEL, Gate, LiveServer, call, live, own, until
+from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.waiting import Gate, own, until
 
 DASHBOARD = ROOT / "docs" / "grafana.json"
 

@@ -21,9 +21,9 @@ from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import write_model
 from tests.support.held import Hold
-from tests.support.live_server import PATIENCE, STARTING, until
 from tests.support.triton_client import ask, calling
 from tests.support.triton_server import TritonServer, make_backends, make_environment
+from tests.support.waiting import PATIENCE, STARTING, until
 
 PROMPT = "def largest(values):\n"
 PROMPTS = [PROMPT, "SELECT name FROM singer WHERE", "class Stack:\n    def push(self", "# naïve 日本\n", "import"]

@@ -26,7 +26,7 @@ from runtime.triton.repository import write_model
 from runtime.triton.request import read
 from runtime.triton.service import TritonService
 from runtime.triton.tensors import BLS, CONVENTIONS, LLMAPI
-from tests.support.live_server import PATIENCE, Deadlines, Gate, own, until
+from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
 
 DEFAULTS = DecodingParams()
 

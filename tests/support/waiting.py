@@ -1,0 +1,86 @@
+"""Waiting for engines in other threads and processes, and making them wait."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from runtime import LLM, RuntimeConfig
+from runtime.speculation.step_costs import StepCosts, StepTable
+
+COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
+"""Known, so that nothing has to be measured."""
+PATIENCE = 120.0
+"""Seconds after which what should have happened is taken to never happen; nothing is expected to need them."""
+STARTING = 1200.0
+"""The same for processes that have to start: where cores are short, imports alone take minutes."""
+
+
+def own(plain: LLM, **options: Any) -> LLM:
+    """An LLM of a test's own on the engines they share."""
+    return LLM(plain.pair, RuntimeConfig(**options), costs=COSTS)
+
+
+class Gate:
+    """Keeps an LLM's thread before each pass of its target until a test lets it go on, so that no request ends early.
+
+    Args:
+        llm: a test's own, not started yet.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._left, self._changed = 0.0, threading.Condition()
+        score = llm.loop.caches.target.score
+
+        def kept(*args: Any) -> Any:
+            with self._changed:
+                assert self._changed.wait_for(lambda: self._left > 0, PATIENCE), "the test has not opened its gate"
+                self._left -= 1
+            return score(*args)
+
+        vars(llm.loop.caches.target)["score"] = kept
+
+    def let(self, passes: float) -> None:
+        """So many passes more."""
+        with self._changed:
+            self._left += passes
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Any number of them."""
+        self.let(math.inf)
+
+
+class Deadlines:
+    """Stands for `asyncio` in a module: what its `timeout` limits ends when a test says so, not after its seconds."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[float, asyncio.Timeout, asyncio.AbstractEventLoop]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        limit = asyncio.timeout(None)
+        self._begun.append((seconds, limit, asyncio.get_running_loop()))
+        return limit
+
+    def end(self, seconds: float) -> None:
+        """Now the seconds of one that was given so many are over; waits for it to begin."""
+        until(lambda: any(one[0] == seconds for one in self._begun))
+        found = next(one for one in self._begun if one[0] == seconds)
+        self._begun.remove(found)
+        _, limit, loop = found
+        loop.call_soon_threadsafe(lambda: limit.reschedule(loop.time()))
+
+
+def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    pause = 0.002 if seconds < STARTING else 0.1  # what is asked all the time is itself kept from starting
+    end = time.perf_counter() + seconds
+    while not what():
+        assert time.perf_counter() < end, "it did not happen"
+        time.sleep(pause)
