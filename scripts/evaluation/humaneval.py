@@ -27,7 +27,7 @@ class HumanEval(PromptSet):
     """A file of problems; programs run in `sandbox`.
 
     Raises:
-        InvalidInput: the file cannot be read or is not in HumanEval's format.
+        InvalidInput: the file cannot be read, is not in HumanEval's format, or there is no sandbox.
     """
 
     name = "humaneval"
@@ -38,6 +38,7 @@ class HumanEval(PromptSet):
     def __init__(self, path: Path, limit: int | None = None, sandbox: Sandbox | None = None) -> None:
         self._problems = _read(path)[:limit]
         self._sandbox = sandbox or Sandbox()
+        self._sandbox.check()
         self._verdicts: dict[tuple[int, str], bool] = {}
         self.prompts = [Prompt(problem["task_id"], problem["prompt"]) for problem in self._problems]
         self.how = f"the problem's tests pass; {self._sandbox}"

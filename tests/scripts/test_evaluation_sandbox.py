@@ -1,21 +1,28 @@
-"""Programs of a model run within limits: what is right passes, and nothing else does, however it ends."""
+"""Programs of a model run within limits: what is right passes, nothing else does, and nothing gets out."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scripts.scoring import sandbox
+from mtad.errors import InvalidInput
+from scripts.evaluation.humaneval import HumanEval
+from scripts.scoring import sandbox, system_calls
 from scripts.scoring.sandbox import Sandbox
 
 LIMITS = Sandbox(seconds=120.0, cpu_seconds=10, memory=256 << 20, file_size=1 << 16)
 
-pytestmark = pytest.mark.slow
+sandboxed = pytest.mark.skipif(bool(sandbox._problem()), reason=f"no sandbox here: {sandbox._problem()}")
 
 
+@sandboxed
 @pytest.mark.parametrize(
     "program",
     [
@@ -23,12 +30,14 @@ pytestmark = pytest.mark.slow
         "import math, re, collections, itertools, hashlib, random, datetime\nassert hashlib.md5(b'').hexdigest()",
         "print('x' * 100_000)",
         "open('note.txt', 'w').write('x' * 100)\nassert open('note.txt').read() == 'x' * 100",
+        "import threading\nthread = threading.Thread(target=print)\nthread.start()\nthread.join()",
     ],
 )
 def test_programs_that_come_to_their_end_pass(program: str) -> None:
     assert LIMITS.run(program) == "passed"
 
 
+@sandboxed
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -37,66 +46,165 @@ def test_programs_that_come_to_their_end_pass(program: str) -> None:
         ("import sys\nsys.exit(0)", "SystemExit"),
         ("import os\nos._exit(0)", "ended early"),
         ("def f():\n    return f()\nf()", "RecursionError"),
-        ("x = bytearray(10**10)", "MemoryError"),
-        ("x = []\nwhile True:\n    x.append(bytearray(10**7))", "MemoryError"),
-        ("import socket\ntry:\n    socket.socket()\nexcept BaseException:\n    pass", "forbidden: socket"),
-        (
-            "import socket\ntry:\n    socket.getaddrinfo('localhost', 80)\nexcept OSError:\n    pass",
-            "forbidden: socket",
-        ),
-        ("import os\nos.system('true')", "forbidden: os.system"),
-        ("import subprocess\nsubprocess.run(['true'])", "forbidden: subprocess"),
-        ("import os\nos.fork()", "forbidden: os.fork"),
-        ("import ctypes", "forbidden: ctypes"),
-        ("open('../escaped', 'w')", "forbidden: writing"),
-        ("import os\nos.open('/tmp/escaped', os.O_WRONLY | os.O_CREAT)", "forbidden: writing"),
-        ("f = open('big', 'wb')\nf.write(bytes(10**6))\nf.flush()", "OSError"),
+        ("import ctypes\nctypes.string_at(0)", "signal 11"),
     ],
 )
 def test_everything_else_fails_and_says_why(program: str, said: str) -> None:
-    assert LIMITS.run(program).startswith(said)
+    assert LIMITS.run(program) == said
 
 
-def test_an_endless_loop_ends_by_cpu_time_and_an_endless_sleep_by_the_clock() -> None:
-    assert replace(LIMITS, cpu_seconds=1).run("while True:\n    pass") in ("signal 9", "signal 24")
-    assert replace(LIMITS, seconds=0.5).run("import time\ntime.sleep(1000)") == "timeout"
+@pytest.fixture
+def secret(tmp_path: Path) -> Iterator[Path]:
+    """A file in this account's home folder that holds the word `secret`."""
+    path = Path.home() / f".sandbox-test-{os.getpid()}"
+    path.write_text("secret")
+    yield path
+    path.unlink()
 
 
+HELD = {  # each is right if what it tries does not work
+    "a file in the home folder": "try:\n    open(SECRET)\nexcept OSError:\n    pass\nelse:\n    raise SystemError",
+    "a link to it": (
+        "import os\nos.symlink(SECRET, 'link')\ntry:\n    open('link').read()\nexcept OSError:\n    pass\n"
+        "else:\n    raise SystemError"
+    ),
+    "a link out of its folder": (
+        "import os\nos.symlink('/', 'root')\n"
+        "try:\n    open('root/escaped', 'w')\nexcept OSError:\n    pass\nelse:\n    raise SystemError"
+    ),
+    "writing elsewhere": (
+        "import sys\nfor path in ('/', '/dev/', '/dev/shm/', '/usr/', '../', sys.base_prefix + '/'):\n"
+        "    try:\n        open(path + 'escaped', 'w')\n    except OSError:\n        pass\n"
+        "    else:\n        raise SystemError(path)"
+    ),
+    "changing the interpreter's rights": (
+        "import os, sys\ntry:\n    os.chmod(sys.executable, 0o777)\nexcept OSError:\n    pass\n"
+        "else:\n    raise SystemError"
+    ),
+    "a server of this machine": (
+        "import socket\ntry:\n    socket.create_connection(('127.0.0.1', PORT), 5)\nexcept OSError:\n    pass\n"
+        "else:\n    raise SystemError"
+    ),
+    "other kinds of sockets": (
+        "import socket\nfor family in (1, 2, 10, 16, 17, 38, 40):\n"
+        "    try:\n        socket.socket(family, socket.SOCK_RAW if family in (16, 17) else socket.SOCK_STREAM)\n"
+        "    except OSError:\n        pass\n    else:\n        raise SystemError(family)"
+    ),
+    "another process": (
+        "import os, subprocess\nfor start in (os.fork, os.forkpty, lambda: subprocess.run(['/bin/true']),\n"
+        "              lambda: os.posix_spawn('/bin/true', ['true'], {})):\n"
+        "    try:\n        child = start()\n    except OSError:\n        pass\n    else:\n        raise SystemError"
+    ),
+    "its parent, and all other processes": (
+        "import os\nassert (os.getpid(), os.getppid()) == (1, 0)\nassert not os.path.exists('/proc/1')\n"
+        "try:\n    os.kill(PARENT, 9)\nexcept OSError:\n    pass\nelse:\n    raise SystemError\n"
+        "try:\n    os.kill(-1, 9)\nexcept OSError:\n    pass"
+    ),
+    "tracing": (
+        "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "assert libc.ptrace(16, PARENT, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM"
+    ),
+    "namespaces and privileges": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "assert libc.unshare(0x10000000) == -1\nassert libc.mount(b'none', b'/tmp', b'tmpfs', 0, 0) == -1\n"
+        "assert libc.prctl(39, 0, 0, 0, 0) == 1, 'privileges may be gained'\n"
+        "for act in (lambda: os.setuid(0), lambda: os.chroot('/')):\n"
+        "    try:\n        act()\n    except OSError:\n        pass\n    else:\n        raise SystemError"
+    ),
+    "memory of many threads": (
+        "import threading\ndef grow():\n    kept = []\n    while True:\n        kept.append(bytearray(10**6))\n"
+        "def ends():\n    try:\n        grow()\n    except MemoryError:\n        pass\n"
+        "threads = [threading.Thread(target=ends) for _ in range(4)]\n"
+        "for one in threads:\n    one.start()\nfor one in threads:\n    one.join()"
+    ),
+    "memory that counts as nobody's": (
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) == -1\n"
+        "try:\n    for number in range(10**4):\n        open(str(number), 'wb').write(bytes(60_000))\n"
+        "except OSError:\n    pass\nelse:\n    raise SystemError"
+    ),
+    "environment, arguments, input": (
+        "import os, sys\nassert set(os.environ) <= {'PWD', 'LC_ALL', 'PYTHONHASHSEED'}, os.environ\n"
+        "assert sys.stdin.read() == ''\nassert os.listdir('.') == []"
+    ),
+    "packages of this environment": (
+        "try:\n    import torch\nexcept ModuleNotFoundError:\n    pass\nelse:\n    raise SystemError"
+    ),
+}
+
+
+@sandboxed
+@pytest.mark.parametrize("what", HELD)
+def test_a_hostile_program_does_not_get(what: str, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        known = {"SECRET": str(secret), "PORT": listening.getsockname()[1], "PARENT": os.getpid()}
+        values = "".join(f"{name} = {value!r}\n" for name, value in known.items())
+        assert LIMITS.run(values + HELD[what]) == "passed"
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("while True:\n    pass", "signal 9"),
+        ("x = bytearray(10**10)", "MemoryError"),
+        ("x = []\nwhile True:\n    x.append(bytearray(10**7))", "MemoryError"),
+        ("import os\nwhile True:\n    os.fork()", "PermissionError"),
+        ("f = open('big', 'wb')\nf.write(bytes(10**6))\nf.flush()", "OSError"),
+        (
+            "import sys\nsys.path.insert(0, '/usr/lib/python3/dist-packages')\nraise ValueError('x' * 10**7)",
+            "ValueError",
+        ),
+    ],
+)
+def test_a_bomb_ends_by_its_limit(program: str, said: str) -> None:
+    assert replace(LIMITS, cpu_seconds=1).run(program) == said
+
+
+@sandboxed
+def test_an_endless_sleep_ends_by_the_clock_with_all_its_threads() -> None:
+    program = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\ntime.sleep(1000)"
+    assert replace(LIMITS, seconds=0.5).run(program) == "timeout"
+
+
+@sandboxed
+def test_endless_output_is_cut_off() -> None:
+    write = "    try:\n        while True:\n            os.write(file, b'x' * 4096)\n    except OSError:\n        pass"
+    said = LIMITS.run(f"import os\nfor file in (0, *range(3, 64)):\n{write}")
+    assert said != "passed"
+    assert len(said) <= 400
+
+
+@sandboxed
 def test_the_word_that_means_passed_cannot_be_guessed_or_printed() -> None:
     words = "import sys\nsys.stdout.write('passed')\nsys.stdout.flush()\nraise SystemExit(0)"
     assert not LIMITS.passes(words)
     assert not LIMITS.passes("import os\nos.write(1, b'passed')\nos._exit(0)")
 
 
-def test_a_program_sees_no_environment_input_or_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_TOKEN", "x")
-    assert LIMITS.passes("import os\nassert 'SECRET_TOKEN' not in os.environ")
-    assert LIMITS.passes("import sys\nassert sys.stdin.read() == ''")
-    assert LIMITS.run("import torch") == "ModuleNotFoundError"
-
-
-def test_without_a_network_namespace_the_guard_holds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_prefix", lambda: ())
-    assert "guard" in str(LIMITS)
-    assert LIMITS.run("import socket\nsocket.create_connection(('127.0.0.1', 9))").startswith("forbidden: socket")
-    assert LIMITS.passes("pass")
-
-
-@pytest.mark.skipif(not sandbox._prefix(), reason="this system does not permit network namespaces")
-def test_a_namespace_has_no_network_even_without_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unguarded = tmp_path / "guest.py"
-    source = sandbox.GUEST.read_text().replace("sys.addaudithook(guard)", "")
-    unguarded.write_text(source)
-    program = (
-        "import socket\n"
-        "assert [name for _, name in socket.if_nameindex()] == ['lo']\n"
-        "try:\n    socket.create_connection(('1.1.1.1', 80), timeout=1)\n"
-        "except OSError as error:\n    assert error.errno == 101, error\n"
-        "else:\n    raise AssertionError\n"
-    )
-    monkeypatch.setattr(sandbox, "GUEST", unguarded)
-    assert LIMITS.run(program) == "passed"
-
-
+@sandboxed
 def test_the_interpreter_is_the_one_that_runs_the_tests() -> None:
     assert LIMITS.passes(f"import sys\nassert sys.version_info[:2] == {sys.version_info[:2]!r}")
+
+
+@pytest.mark.parametrize("missing", ["bubblewrap", "namespaces", "known calls"])
+def test_where_there_is_no_sandbox_nothing_is_evaluated(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unable = tmp_path / "bwrap"
+    unable.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n")
+    unable.chmod(0o755)
+    found = {"bubblewrap": None, "namespaces": str(unable), "known calls": shutil.which("bwrap")}
+    monkeypatch.setattr(shutil, "which", lambda _: found[missing])
+    if missing == "known calls":
+        monkeypatch.setattr(sandbox, "seccomp_filter", lambda: system_calls.seccomp_filter("riscv64"))
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"task_id": "0", "prompt": "p", "entry_point": "f", "test": "t"}\n')
+    sandbox._problem.cache_clear()
+    try:
+        with pytest.raises(InvalidInput, match={"bubblewrap": "apt-get install bubblewrap"}.get(missing, missing)):
+            LIMITS.run("raise SystemExit")
+        with pytest.raises(InvalidInput):
+            HumanEval(problems)
+    finally:
+        sandbox._problem.cache_clear()
