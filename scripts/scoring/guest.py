@@ -23,9 +23,10 @@ def main() -> None:
         (resource.RLIMIT_NOFILE, 64),
     ):
         resource.setrlimit(limit, (value, value))
-    out = os.dup(1)
+    out, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        os.dup2(nowhere, output)
+    os.close(nowhere)
     sys.stdin, sys.stdout, sys.stderr = io.StringIO(), io.StringIO(), io.StringIO()
     words, code = request["word"], 0
     try:
