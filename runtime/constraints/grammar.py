@@ -31,7 +31,7 @@ QUICK_SECONDS, SECONDS = 0.2, 2.0
 """Of the processor, that a trial may take. What needs more than the first waits for others of its kind, and is tried
 again: no other grammar then waits long behind it."""
 
-_REMEDY = {
+REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
     "regex": "give a regular expression in Rust's syntax, without look-around and back-references",
     "grammar": "give a grammar in llguidance's Lark syntax, with a rule `start`",
@@ -142,11 +142,11 @@ class Grammars:
                 matcher, problems = compile_grammar(field, text, tokenizer)
         if matcher is None or problems:
             message = short("; ".join(" ".join(problem.split()) for problem in problems), 500)
-            raise InvalidInput(field, short(text), f"{message}; {_REMEDY[field]}")
+            raise InvalidInput(field, short(text), f"{message}; {REMEDY[field]}")
         grammar = Grammar(matcher, compiled=taken)
         problem = self._follow(grammar, replace(params, min_tokens=0)).failure(())
         if problem is not None:
-            raise InvalidInput(field, short(text), f"no text satisfies it: {problem.problem}; {_REMEDY[field]}")
+            raise InvalidInput(field, short(text), f"no text satisfies it: {problem.problem}; {REMEDY[field]}")
         grammar.empty = self._follow(grammar, replace(params, min_tokens=1)).failure(()) is not None
         self._keep((field, text), grammar)
         return grammar

@@ -68,7 +68,10 @@ def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMa
     except ValueError as error:
         return None, [str(error)]
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-    return matcher, [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+    if matcher.is_error():
+        return matcher, [matcher.get_error()]
+    # a schema inside a grammar says itself where it may be ignored (`lenient`)
+    return matcher, [] if field == "grammar" else matcher.get_grammar_warnings()
 
 
 def serve(control: socket.socket) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -28,8 +30,18 @@ class ChatTemplate:
         """Whether there is a template at all."""
         return bool(self._source or self._tokenizer.chat_template)
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+    def source(self, tools: Sequence[Any]) -> str:
+        """The template that is used with or without tools: some tokenizers have one for each; empty without any."""
+        if not self.available:
+            return ""
+        return str(self._tokenizer.get_chat_template(self._source, tools=list(tools) or None))
+
+    def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The prompt, up to where the assistant's answer begins; special tokens are in the text.
+
+        Args:
+            messages: role and content of each, and what else OpenAI's have.
+            tools: that the model is told of, in OpenAI's shape.
 
         Raises:
             InvalidInput: there is no template, or it refuses these messages.
@@ -37,9 +49,13 @@ class ChatTemplate:
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
             raise InvalidInput("messages", self._pair, problem)
+        source = self.source(tools)
+        if "tool_calls" not in source and any(one["role"] == "tool" or "tool_calls" in one for one in messages):
+            problem = "the chat template has no place for calls and their results; give another with --chat-template"
+            raise InvalidInput("messages", "tool_calls", problem)
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._source, tokenize=False, add_generation_prompt=True
+                messages, list(tools) or None, chat_template=source, tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             roles = [message["role"] for message in messages]

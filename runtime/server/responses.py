@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Counts, Statistics
+from runtime.server.calling import Calling, CallReader
 from runtime.server.logprobs import TokenNames
 from runtime.server.schema import Body, ChatCompletionRequest
 
@@ -61,18 +62,27 @@ class OpenAIResponse:
         echoes: text to repeat before each prompt's choices, or none.
         names: of tokens, prepared if the request wants log-probabilities.
         fingerprint: of engines and software.
+        calling: how answers call functions; None if they do not.
 
     Attributes:
         statistics: of the choices that have ended, by index.
     """
 
     def __init__(
-        self, body: Body, requests: Sequence[Request], n: int, echoes: list[str], names: TokenNames, fingerprint: str
+        self,
+        body: Body,
+        requests: Sequence[Request],
+        n: int,
+        echoes: list[str],
+        names: TokenNames,
+        fingerprint: str,
+        calling: Calling | None = None,
     ) -> None:
         self._body, self._requests, self._n, self._echoes, self._names = body, requests, n, echoes, names
         self._chat, self._logprobs_wanted = isinstance(body, ChatCompletionRequest), body.alternatives is not None
         self._begun: set[int] = set()
         self._origins = [Origins() for _ in requests]
+        self._readers = [CallReader(calling) for _ in requests] if calling else []
         self.statistics: dict[int, Statistics] = {}
         kind = "chat.completion" if self._chat else "text_completion"
         # the id is no secret: asking the system for randomness would hand the interpreter's lock to the engine's thread
@@ -129,10 +139,16 @@ class OpenAIResponse:
                 choice["prompt_token_ids"] = request.prompt
         if not self._chat:
             choice["text"] = text
-        elif chunk:
-            choice["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
         else:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            said = {"content": text}
+            if self._readers:
+                said = self._said(index, text, delta.finish_reason is not None, chunk)
+                if self._readers[index].calls and delta.finish_reason == "stop":
+                    choice["finish_reason"] = "tool_calls"
+            if chunk:
+                choice["delta"] = {"role": "assistant", **said} if first else said
+            else:
+                choice["message"] = {"role": "assistant", **said, "refusal": None}
         extension: dict[str, Any] = {}
         if chunk:
             extension |= {
@@ -145,6 +161,15 @@ class OpenAIResponse:
             self.statistics[index] = delta.statistics
             extension |= {"seed": request.seed, "statistics": delta.statistics.to_dict()}
         return choice | {"mtad": extension}
+
+    def _said(self, index: int, text: str, ended: bool, chunk: bool) -> dict[str, Any]:
+        """The content of a choice's new text, and its calls."""
+        content, calls = self._readers[index].read(text, ended)
+        if not calls:
+            return {"content": content}
+        if not chunk:
+            calls = [{name: value for name, value in call.items() if name != "index"} for call in calls]
+        return {"content": content or None, "tool_calls": calls}
 
     def _usage(self) -> dict[str, Any]:
         """OpenAI's usage and, under `mtad`, what the drafts did. A prompt counts once, as its first choice met it."""

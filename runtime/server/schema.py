@@ -20,6 +20,7 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.config import describe
 from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
+from runtime.server.tools import ToolCalls, ToolChoice, Tools
 from runtime.server.translation import translate
 
 Token = Annotated[int, Field(ge=0)]
@@ -90,20 +91,26 @@ class ChatMessagePart(StrictModel):
 class Message(StrictModel):
     """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
-    role: Literal["developer", "system", "user", "assistant"]
+    role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | Items[ChatMessagePart] | None = None
     name: str | None = None
     refusal: None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[Items[Any], Field(max_length=0)] | None = None
+    tool_calls: ToolCalls | None = Field(None, description="what the assistant called")
+    tool_call_id: str | None = Field(None, description="the call that a tool's message is the result of")
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """What a chat template gets."""
         if self.content is None and self.role != "assistant":
             raise InvalidInput("messages", self.role, "the message has no content; give text")
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+        others = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [one.plain() for one in self.tool_calls or []],
+        }
+        return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
 
 
 if TYPE_CHECKING:
@@ -141,7 +148,7 @@ class Body(_Parameters):
 
     @classmethod
     def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return translate(values)
+        return translate(values, cls.model_fields)
 
     @property
     def limited(self) -> bool:
@@ -212,6 +219,9 @@ class ChatCompletionRequest(Body):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, description=DESCRIPTIONS["top_logprobs"])
     max_completion_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
+    tools: Tools = Field([], description="functions that the model may call")
+    tool_choice: ToolChoice = Field("auto", description="whether it may, must not or must call one, or which one")
+    parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
 
     @property
     def renamed(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -22,6 +23,7 @@ from runtime.async_llm import AsyncLLM
 from runtime.llm import Prompt
 from runtime.pair import ROLES
 from runtime.server.bodies import BodyReader, check_body
+from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import TokenNames
@@ -39,6 +41,7 @@ from runtime.server.schema import (
     advertised,
 )
 from runtime.server.streaming import Responder, attended
+from runtime.server.tools import Tool
 from runtime.server.tracing import Span, Tracing
 
 Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
@@ -71,10 +74,9 @@ class Service:
             body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
-            data, defaults = await request.body(), self.engine.llm.pair.defaults
-            params = await self._bodies.run(data, body.parameters, defaults)
+            params, calling = await self._bodies.run(await request.body(), self._parameters, body)
             # a grammar may take its time to be compiled
-            submitted = self._submit(body, params, request.scope[CLIENT], span)
+            submitted = self._submit(body, params, calling, request, span)
             return await attended(request.receive, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
@@ -90,7 +92,8 @@ class Service:
         if body.prompt is not None:
             ids = await self._tokenized(body.prompt, body.add_special_tokens is not False)
         else:
-            ids = await self._chat(body.messages or [], body.add_special_tokens or False)
+            size = len(await request.body())
+            ids = await self._chat(body.messages or [], body.add_special_tokens or False, size)
         room = self.engine.llm.loop.scheduler.room_for_tokens
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": room})
 
@@ -143,11 +146,26 @@ class Service:
         content, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    async def _submit(self, body: Body, params: DecodingParams, client: Client, span: Span) -> Responder:
+    def _parameters(self, body: Body) -> tuple[DecodingParams, Calling | None]:
+        """What a request asks of the decoder, and how its answers may call functions."""
+        pair = self.engine.llm.pair
+        params = body.parameters(pair.defaults)
+        if not isinstance(body, ChatCompletionRequest):
+            return params, None
+        template = self._template.source(body.tools)
+        calling = Calling.of(body.tools, body.tool_choice, body.parallel_tool_calls, template)
+        if calling:
+            params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
+        return params, calling
+
+    async def _submit(
+        self, body: Body, params: DecodingParams, calling: Calling | None, request: Request, span: Span
+    ) -> Responder:
+        client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
             raise InvalidInput("priority", body.priority, problem)
-        prompts = [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in await self._prompts(body)]
+        prompts = [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in await self._prompts(body, request)]
         if len(prompts) * params.n > self.options.max_choices:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
@@ -156,29 +174,34 @@ class Service:
             await asyncio.to_thread(self._names.prepare)
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
-        stream = await self.engine.submit_many(prompts, params, body.priority, **others)
+        with calling.blamed() if calling else nullcontext():
+            stream = await self.engine.submit_many(prompts, params, body.priority, **others)
         echoes = await self._echoes(prompts) if isinstance(body, CompletionRequest) and body.echo else []
-        response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint)
+        response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         return Responder(stream, response, body.stream, span, self.metrics.gaps, self.options.request_seconds)
 
-    async def _prompts(self, body: Body) -> Sequence[Prompt]:
+    async def _prompts(self, body: Body, request: Request) -> Sequence[Prompt]:
         if isinstance(body, ChatCompletionRequest):
-            return [await self._chat(body.messages, body.add_special_tokens or False)]
+            tools, size = [] if body.tool_choice == "none" else body.tools, len(await request.body())
+            return [await self._chat(body.messages, body.add_special_tokens or False, size, tools)]
         assert isinstance(body, CompletionRequest)
         if body.add_special_tokens is None and body.truncate_prompt_tokens is None:
             return body.prompts
         special = body.add_special_tokens is not False
         return [await self._tokenized(prompt, special) for prompt in body.prompts]
 
-    async def _chat(self, messages: Sequence[Message], special_tokens: bool) -> list[int]:
-        """Token ids of a chat's prompt."""
-        plain, llm = [message.plain() for message in messages], self.engine.llm
+    async def _chat(
+        self, messages: Sequence[Message], special_tokens: bool, size: int, tools: Sequence[Tool] = ()
+    ) -> list[int]:
+        """Token ids of a chat's prompt; `size` is that of the request."""
 
         def tokenize() -> list[int]:
-            return llm.tokenize(self._template.render(plain), special_tokens)
+            told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+            text = self._template.render([message.plain() for message in messages], told)
+            return self.engine.llm.tokenize(text, special_tokens)
 
-        return await self.engine.in_thread(sum(len(one["content"]) for one in plain), tokenize)
+        return await self.engine.in_thread(size, tokenize)
 
     async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
         """Token ids of a prompt."""

@@ -16,7 +16,8 @@ from mtad.errors import InvalidInput
 UNSUPPORTED = {
     "best_of": "ask for n choices and choose by their logprobs",
     "suffix": "text is continued, not filled in",
-    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"), "no tools here"),
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), "only chats have tools"),
+    **dict.fromkeys(("functions", "function_call"), "give tools and tool_choice"),
     **dict.fromkeys(("audio", "modalities"), "text only"),
     **dict.fromkeys(("store", "metadata"), "nothing is stored"),
     **dict.fromkeys(("reasoning_effort", "verbosity"), "the model has no such setting"),

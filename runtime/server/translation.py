@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from mtad.errors import InvalidInput
@@ -28,8 +29,12 @@ LANGUAGES_ELSEWHERE = {"json": "json_schema", "regex": "regex", "grammar": "gram
 """Fields of vLLM's `structured_outputs`, and of `guided_...`, by what they are called here."""
 
 
-def translate(values: dict[str, Any]) -> dict[str, Any]:
+def translate(values: dict[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
     """A request's fields under our names, without those by which clients say that they ask for nothing.
+
+    Args:
+        values: the fields.
+        known: those that the request has a meaning for.
 
     Raises:
         InvalidInput: one thing is asked for under two names, or in a form that is not known.
@@ -38,7 +43,7 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
         name: value
         for name, value in values.items()
         if not (name in UNHEEDED and isinstance(value, str))
-        and not any(type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
+        and not any(name not in known and type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
     }
     if type(found.get("best_of")) is int and found["best_of"] == (found.get("n") or 1):
         del found["best_of"]
