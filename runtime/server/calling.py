@@ -52,6 +52,10 @@ class Form:
         """What tells a call from other text."""
         return self.before.strip() or self.opening
 
+    def taught(self, template: str) -> bool:
+        """Whether a chat template shows the model this form."""
+        return re.search(self.sign, template) is not None
+
 
 HERMES = Form(r"<tool_call>(?:\\n|\s)*\{", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
 LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters")
@@ -86,7 +90,7 @@ class Calling:
         Raises:
             InvalidInput: the template has no form that is known, or the choice is not among the tools.
         """
-        form = next((form for form in FORMS if re.search(form.sign, template)), None)
+        form = next((form for form in FORMS if form.taught(template)), None)
         functions = [tool.function for tool in tools]
         if isinstance(choice, NamedTool):
             name, several = choice.function.name, False

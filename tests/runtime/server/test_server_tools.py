@@ -7,17 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer
 from openai import BadRequestError
-from tokenizers import AddedToken, Tokenizer
 
-from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.constraints.trial_process import compile_grammar
-from runtime.server.calling import HERMES, LLAMA, Calling, CallReader, Form
-from runtime.server.schema import ChatCompletionRequest
-from runtime.server.tools import Function
-from tests.support.checkpoints import make_tokenizer
 from tests.support.live_server import MODEL, LiveServer, call, live, own
 
 UNIT = {
@@ -30,91 +22,20 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "description": "Tells it.", "parameters": UNIT}}
     for name in ("weather", "heat")
 ]
-FUNCTIONS = [Function.model_validate(tool["function"]) for tool in TOOLS]
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} Answer with <tool_call>\n{'name': .., 'arguments': ..}\n</tool_call>\n{% endif %}"
+    "{% if tools %}{{ tools | tojson }} Answer with <tool_call>\n{'name': .., 'arguments': ..}</tool_call>\n{% endif %}"
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
     "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments.unit }}>{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 MESSAGES: Any = [{"role": "user", "content": "How warm?"}]
 ASKED: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "seed": 3, "max_tokens": 100}
-SAID = 'Let me <tool see. {"name": '
-ONE, TWO = '{"name": "weather", "arguments": {"unit": "C"}}', '{"name": "heat", "arguments": {"unit":"F"}}'
-CALLS = [("weather", '{"unit": "C"}'), ("heat", '{"unit":"F"}')]
 
 
 @pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
     with live(own(plain), chat_template=TEMPLATE) as running:
         yield running
-
-
-def calling(form: Form, forced: bool = False, several: bool = True) -> Calling:
-    return Calling(form, FUNCTIONS, forced, several)
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "said", "expected"),
-    [
-        (HERMES, SAID, SAID, []),
-        (HERMES, f"{SAID}\n<tool_call>\n{ONE}\n</tool_call>", f"{SAID}\n", CALLS[:1]),
-        (HERMES, f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>", "", CALLS),
-        (HERMES, f"<tool_call>\n{ONE[:-6]}", "", [("weather", '{"unit": ')]),
-        (HERMES, '<tool_call>\n{"name', '<tool_call>\n{"name', []),
-        (LLAMA, ONE.replace("arguments", "parameters"), "", CALLS[:1]),
-        (LLAMA, '{"name": "Alice"}', '{"name": "Alice"}', []),
-        (LLAMA, f"So: {ONE}", f"So: {ONE}", []),
-    ],
-)
-def test_a_text_is_read_the_same_in_whatever_pieces_it_comes(
-    form: Form, text: str, said: str, expected: list[tuple[str, str]]
-) -> None:
-    for size in (1, 2, 7, len(text)):
-        reader, told, found = CallReader(calling(form)), "", dict[int, list[str]]()
-        for at in range(0, len(text), size):
-            more, calls = reader.read(text[at : at + size], at + size >= len(text))
-            assert said.startswith(told := told + more), "what was told stays"
-            for one in calls:
-                assert ("id" in one) == (one["index"] not in found), "the first delta of a call has its id"
-                name, arguments = found.setdefault(one["index"], [one["function"].get("name"), ""])
-                found[one["index"]] = [name, arguments + one["function"]["arguments"]]
-        assert told == said
-        assert [tuple(one) for one in found.values()] == expected
-
-
-@pytest.mark.parametrize("tokens", [[], ["<tool_call>", "</tool_call>", "<think>"]], ids=["texts", "tokens"])
-@pytest.mark.parametrize("form", [HERMES, LLAMA], ids=["hermes", "llama"])
-def test_the_grammar_allows_any_text_and_keeps_calls_to_their_schemas(form: Form, tokens: list[str]) -> None:
-    tokenizer = make_tokenizer().backend_tokenizer
-    tokenizer.add_tokens([AddedToken(token) for token in tokens])
-    first = form.opening + f'weather", "{form.key}": {{"unit": "C"}}}}{form.after}'
-    several = [first + first, f"{first}\n{first}"][form is HERMES :]
-    free, forced = calling(form), calling(form, forced=True)
-    assert follows(free, tokenizer, "", SAID, first, *([f"{SAID}{first}"] if form is HERMES else []))
-    assert follows(forced, tokenizer, first) == follows(calling(form, several=False), tokenizer, first) == 1
-    for text in (first.replace("weather", "wether"), first.replace('"C"', '"K"'), first[:-1], f"{first} so"):
-        assert not follows(free, tokenizer, text)
-        assert not follows(forced, tokenizer, text)
-    assert not follows(forced, tokenizer, "")
-    assert follows(forced, tokenizer, several[-1]) == (form is HERMES)
-    assert not follows(calling(form, several=False), tokenizer, several[-1])
-    if tokens and form is HERMES:
-        assert follows(free, tokenizer, f"<think>{SAID}")
-
-
-def follows(calling: Calling, tokenizer: Tokenizer, *texts: str) -> bool:
-    """Whether all texts are complete under the grammar of calls."""
-    made = LLTokenizer(tokenizer.to_str(), eos_token=[0])
-    matcher, problems = compile_grammar("grammar", calling.grammar(tokenizer, [0]), made)
-    assert matcher is not None
-    assert not problems
-    for text in texts:
-        matcher.reset()
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        if matcher.try_consume_tokens(ids) < len(ids) or not matcher.is_accepting():
-            return False
-    return True
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "heat"}}])
@@ -221,10 +142,3 @@ def test_a_template_without_tools_can_only_be_made_to_call(plain: LLM) -> None:
         assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["unit"] in ("C", "F")
         with pytest.raises(BadRequestError, match="no place for calls"):
             server.client.chat.completions.create(model=MODEL, messages=[{"role": "tool", "content": "20"}])
-
-
-def test_tools_that_ask_for_nothing_change_nothing() -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "tools": [], "tool_choice": "none", "parallel_tool_calls": True}
-    body = ChatCompletionRequest.model_validate_json(json.dumps(asked))
-    assert body.parameters(DecodingParams()) == DecodingParams()
-    assert Calling.of(body.tools, body.tool_choice, body.parallel_tool_calls, "") is None

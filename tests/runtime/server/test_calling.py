@@ -1,0 +1,126 @@
+"""Calls of functions: the grammar they follow, and how they are read off a text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from mtad.params import DecodingParams
+from runtime.constraints.trial_process import compile_grammar
+from runtime.server.calling import FORMS, HERMES, LLAMA, Calling, CallReader, Form
+from runtime.server.schema import ChatCompletionRequest
+from runtime.server.tools import Function
+
+UNIT = {"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"], "additionalProperties": False}
+FUNCTIONS = [Function.model_validate({"name": name, "parameters": UNIT}) for name in ("weather", "heat")]
+SAID = 'Let me <tool see. {"name": '
+ONE, TWO = '{"name": "weather", "arguments": {"unit": "C"}}', '{"name": "heat", "arguments": {"unit":"F"}}'
+CALLS = [("weather", '{"unit": "C"}'), ("heat", '{"unit":"F"}')]
+
+
+def calling(form: Form, forced: bool = False, several: bool = True) -> Calling:
+    return Calling(form, FUNCTIONS, forced, several)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "said", "expected"),
+    [
+        (HERMES, SAID, SAID, []),
+        (HERMES, f"{SAID}\n<tool_call>\n{ONE}\n</tool_call>", f"{SAID}\n", CALLS[:1]),
+        (HERMES, f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>", "", CALLS),
+        (HERMES, f"<tool_call>\n{ONE[:-5]}", "", [("weather", '{"unit": ')]),
+        (HERMES, '<tool_call>\n{"name', '<tool_call>\n{"name', []),
+        (LLAMA, ONE.replace("arguments", "parameters"), "", CALLS[:1]),
+        (LLAMA, '{"name": "Alice"}', '{"name": "Alice"}', []),
+        (LLAMA, f"So: {ONE}", f"So: {ONE}", []),
+    ],
+)
+def test_a_text_is_read_the_same_in_whatever_pieces_it_comes(
+    form: Form, text: str, said: str, expected: list[tuple[str, str]]
+) -> None:
+    for size in (1, 2, 7, len(text)):
+        reader, told, found = CallReader(calling(form)), "", dict[int, list[str]]()
+        for at in range(0, len(text), size):
+            more, calls = reader.read(text[at : at + size], at + size >= len(text))
+            assert said.startswith(told := told + more), "what was told stays"
+            for one in calls:
+                assert ("id" in one) == (one["index"] not in found), "the first delta of a call has its id"
+                name, arguments = found.setdefault(one["index"], [one["function"].get("name"), ""])
+                found[one["index"]] = [name, arguments + one["function"]["arguments"]]
+        assert told == said
+        assert [tuple(one) for one in found.values()] == expected
+
+
+@pytest.mark.parametrize("tokens", [[], ["<tool_call>", "</tool_call>", "<think>"]], ids=["texts", "tokens"])
+@pytest.mark.parametrize("form", [HERMES, LLAMA], ids=["hermes", "llama"])
+def test_the_grammar_allows_any_text_and_keeps_calls_to_their_schemas(form: Form, tokens: list[str]) -> None:
+    tokenizer = byte_tokenizer(*tokens)
+    first = form.opening + f'weather", "{form.key}": {{"unit": "C"}}}}{form.after}'
+    several = [first + first, f"{first}\n{first}"][form is HERMES :]
+    free, forced = calling(form), calling(form, forced=True)
+    assert follows(free, tokenizer, "", SAID, first, *([f"{SAID}{first}"] if form is HERMES else []))
+    assert follows(forced, tokenizer, first) == follows(calling(form, several=False), tokenizer, first) == 1
+    for text in (first.replace("weather", "wether"), first.replace('"C"', '"K"'), first[:-1], f"{first} so"):
+        assert not follows(free, tokenizer, text)
+        assert not follows(forced, tokenizer, text)
+    assert not follows(forced, tokenizer, "")
+    assert follows(forced, tokenizer, several[-1]) == (form is HERMES)
+    assert not follows(calling(form, several=False), tokenizer, several[-1])
+    if tokens and form is HERMES:
+        assert follows(free, tokenizer, f"<think>{SAID}")
+
+
+def byte_tokenizer(*added: str) -> Tokenizer:
+    """A token per byte, and some more; the first of them, 256, ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.add_tokens([AddedToken(token) for token in added])
+    return tokenizer
+
+
+def follows(calling: Calling, tokenizer: Tokenizer, *texts: str) -> bool:
+    """Whether all texts are complete under the grammar of calls."""
+    made = LLTokenizer(tokenizer.to_str(), eos_token=[256])
+    matcher, problems = compile_grammar("grammar", calling.grammar(tokenizer, [256]), made)
+    assert matcher is not None
+    assert not problems
+    for text in texts:
+        matcher.reset()
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if matcher.try_consume_tokens(ids) < len(ids) or not matcher.is_accepting():
+            return False
+    return True
+
+
+def test_tools_that_ask_for_nothing_change_nothing() -> None:
+    asked = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+    }
+    body = ChatCompletionRequest.model_validate_json(json.dumps(asked))
+    assert body.parameters(DecodingParams()) == DecodingParams()
+    assert Calling.of(body.tools, body.tool_choice, body.parallel_tool_calls, "") is None
+
+
+# how the templates of released models show their form; the tests have no such model
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ('return a json object within <tool_call></tool_call>:\\n<tool_call>\\n{\\"name\\": <function-name>', HERMES),
+        ("tags as follows:\n<tool_call>\n{'arguments': <args-dict>, 'name': <function-name>}\n</tool_call>", HERMES),
+        ('Respond in the format {"name": function name, "parameters": dictionary of argument name', LLAMA),
+        ("<tool_call>\n<function=example_function_name>", None),
+        ("{{ tools | tojson }}", None),
+    ],
+)
+def test_the_form_of_calls_is_read_off_the_template(template: str, form: Form | None) -> None:
+    assert next((one for one in FORMS if one.taught(template)), None) is form
