@@ -16,6 +16,7 @@ from runtime.async_llm import AsyncLLM
 from runtime.server.middleware import Guard
 from runtime.server.openapi import ERRORS, document
 from runtime.server.options import ServerOptions
+from runtime.server.response_request import ResponseRequest
 from runtime.server.routes import Endpoint
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from runtime.server.service import Service
@@ -85,6 +86,7 @@ def table(service: Service) -> list[Endpoint]:
     rows = [
         text("/v1/completions", CompletionRequest, "Continue prompts."),
         text("/v1/chat/completions", ChatCompletionRequest, "Answer the last message of a chat."),
+        text("/v1/responses", ResponseRequest, "Answer the last item of an input."),
         Endpoint("/v1/models", service.models, models, keys),
         Endpoint("/v1/models/{model:path}", service.model, "One model.", names, label="/v1/models"),
         Endpoint("/tokenize", service.tokenize, "Token ids of a text or a chat.", ERRORS, TokenizeRequest, ("POST",)),

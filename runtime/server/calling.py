@@ -22,7 +22,7 @@ from mtad.params import DecodingParams
 from runtime.constraints.follower import language, short
 from runtime.constraints.grammar import REMEDY
 from runtime.constraints.trial_process import WHITE_SPACE
-from runtime.server.tools import Function, NamedTool, Tool, ToolChoice
+from runtime.server.messages import Chat, Function, NamedTool
 
 
 @dataclass(frozen=True)
@@ -80,27 +80,27 @@ class Calling:
     several: bool
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], choice: ToolChoice, several: bool, template: str) -> Calling | None:
+    def of(cls, chat: Chat, template: str) -> Calling | None:
         """What a request asks for; None if nothing may be called.
 
         Args:
-            tools, choice, several: the request's `tools`, `tool_choice` and `parallel_tool_calls`.
+            chat: with its tools.
             template: source of the chat template.
 
         Raises:
             InvalidInput: the template has no form that is known, or the choice is not among the tools.
         """
         form = next((form for form in FORMS if form.taught(template)), None)
-        functions = [tool.function for tool in tools]
+        choice, functions = chat.choice, [tool.function for tool in chat.tools]
+        if choice == "none" or (not functions and choice == "auto"):
+            return None
+        if not functions:
+            raise InvalidInput("tool_choice", choice, "give tools")
         if isinstance(choice, NamedTool):
-            name, several = choice.function.name, False
+            name = choice.function.name
             functions = [function for function in functions if function.name == name]
             if not functions:
                 raise InvalidInput("tool_choice", name, "it is not the name of one of the tools")
-        if choice == "none" or (not tools and choice == "auto"):
-            return None
-        if not tools:
-            raise InvalidInput("tool_choice", choice, "give tools")
         if form is None and choice == "auto":
             problem = (
                 "the chat template shows the model no form of calls that is known here, which are those of Hermes and "
@@ -108,7 +108,7 @@ class Calling:
                 'in any case, with tool_choice "required" or a function'
             )
             raise InvalidInput("tools", [function.name for function in functions], problem)
-        return cls(form or LLAMA, functions, choice != "auto", several)
+        return cls(form or LLAMA, functions, choice != "auto", chat.several and not isinstance(choice, NamedTool))
 
     def constrain(self, params: DecodingParams, tokenizer: Tokenizer, eos: Sequence[int]) -> DecodingParams:
         """Decoding parameters under which answers follow the grammar; see there.

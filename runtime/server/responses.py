@@ -17,7 +17,7 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Counts, Statistics
 from runtime.server.calling import Calling, CallReader
 from runtime.server.logprobs import TokenNames
-from runtime.server.schema import Body, ChatCompletionRequest
+from runtime.server.schema import Body, CompletionRequest
 
 
 @dataclass
@@ -79,7 +79,7 @@ class OpenAIResponse:
         calling: Calling | None = None,
     ) -> None:
         self._body, self._requests, self._n, self._echoes, self._names = body, requests, n, echoes, names
-        self._chat, self._logprobs_wanted = isinstance(body, ChatCompletionRequest), body.alternatives is not None
+        self._chat, self._logprobs_wanted = not isinstance(body, CompletionRequest), body.alternatives is not None
         self._begun: set[int] = set()
         self._origins = [Origins() for _ in requests]
         self._readers = [CallReader(calling) for _ in requests] if calling else []

@@ -19,8 +19,8 @@ from pydantic import Field, create_model, model_validator
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.config import describe
+from runtime.server.messages import Chat, Message, ToolChoice, Tools
 from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
-from runtime.server.tools import ToolCalls, ToolChoice, Tools
 from runtime.server.translation import translate
 
 Token = Annotated[int, Field(ge=0)]
@@ -46,6 +46,10 @@ def _of_json(hint: Any) -> Any:
     if isinstance(hint, UnionType):
         return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
     return hint
+
+
+LONGEST = ("max_completion_tokens", "max_output_tokens")
+"""What kinds of request call max_tokens beside its own name."""
 
 
 class StreamOptions(StrictModel):
@@ -79,38 +83,6 @@ class ResponseFormat(StrictModel):
         if self.type == "text":
             return None
         return json.dumps(self.json_schema.schema_) if self.json_schema else '{"type": "object"}'
-
-
-class ChatMessagePart(StrictModel):
-    """Part of a message; text only."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(StrictModel):
-    """One message of a chat, with those fields of OpenAI's that its own answers have."""
-
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | Items[ChatMessagePart] | None = None
-    name: str | None = None
-    refusal: None = None
-    annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
-    tool_calls: ToolCalls | None = Field(None, description="what the assistant called")
-    tool_call_id: str | None = Field(None, description="the call that a tool's message is the result of")
-
-    def plain(self) -> dict[str, Any]:
-        """What a chat template gets."""
-        if self.content is None and self.role != "assistant":
-            raise InvalidInput("messages", self.role, "the message has no content; give text")
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        others = {
-            "name": self.name,
-            "tool_call_id": self.tool_call_id,
-            "tool_calls": [one.plain() for one in self.tool_calls or []],
-        }
-        return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
 
 
 if TYPE_CHECKING:
@@ -153,17 +125,23 @@ class Body(_Parameters):
     @property
     def limited(self) -> bool:
         """Whether it says how many new tokens it wants; otherwise it gets what fits."""
-        return bool(self.model_fields_set & {"max_tokens", "max_completion_tokens"})
+        return not self.model_fields_set.isdisjoint(("max_tokens", *LONGEST))
 
     @property
     def renamed(self) -> dict[str, str]:
         """What fields of `DecodingParams` are called here, where it differs."""
-        return {"json_schema": "response_format"} if self.response_format else {}
+        longest = [("max_tokens", name) for name in LONGEST if name in self.model_fields_set]
+        return dict(longest) | ({"json_schema": "response_format"} if self.response_format else {})
+
+    @property
+    def chat(self) -> Chat | None:
+        """The chat that it continues; None where it continues prompts."""
+        return None
 
     @property
     def alternatives(self) -> int | None:
         """Likeliest tokens to report at each token; None for no log-probabilities at all."""
-        raise NotImplementedError
+        return None
 
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
         """The decoding parameters it asks for, on top of the pair's.
@@ -173,6 +151,9 @@ class Body(_Parameters):
         """
         values = {name: getattr(self, name) for name in self.model_fields_set.intersection(PARAMETERS)}
         values["top_logprobs"] = self.alternatives or 0
+        for name in self.model_fields_set.intersection(LONGEST):
+            if values.setdefault("max_tokens", getattr(self, name)) != getattr(self, name):
+                raise InvalidInput(name, getattr(self, name), "max_tokens says something else; give one of them")
         if isinstance(values.get("json_schema"), Mapping):
             values["json_schema"] = json.dumps(values["json_schema"])
         if self.response_format and self.response_format.language is not None:
@@ -225,22 +206,17 @@ class ChatCompletionRequest(Body):
 
     @property
     def renamed(self) -> dict[str, str]:
-        longest = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
-        return super().renamed | {"prompt": "messages"} | longest
+        return super().renamed | {"prompt": "messages"}
+
+    @property
+    def chat(self) -> Chat:
+        return Chat(self.messages, self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def alternatives(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             raise InvalidInput("top_logprobs", self.top_logprobs, "only with logprobs = true")
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    def parameters(self, defaults: DecodingParams) -> DecodingParams:
-        params, longest = super().parameters(defaults), self.max_completion_tokens
-        if longest is None:
-            return params
-        if getattr(self, "max_tokens", None) not in (None, longest):
-            raise InvalidInput("max_completion_tokens", longest, "max_tokens says something else; give one of them")
-        return DecodingParams.from_dict({"max_tokens": longest}, params)
 
 
 class TokenizeRequest(StrictModel):

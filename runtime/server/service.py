@@ -27,21 +27,21 @@ from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import TokenNames
+from runtime.server.messages import Chat, Message, Tool
 from runtime.server.metrics import Metrics
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
+from runtime.server.response_objects import ResponseObjects
+from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import (
     Body,
-    ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Message,
     TokenizeRequest,
     advertised,
 )
 from runtime.server.streaming import Responder, attended
-from runtime.server.tools import Tool
 from runtime.server.tracing import Span, Tracing
 
 Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
@@ -74,9 +74,9 @@ class Service:
             body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
-            params, calling = await self._bodies.run(await request.body(), self._parameters, body)
+            params, chat, calling = await self._bodies.run(await request.body(), self._parameters, body)
             # a grammar may take its time to be compiled
-            submitted = self._submit(body, params, calling, request, span)
+            submitted = self._submit(body, params, chat, calling, request, span)
             return await attended(request.receive, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
@@ -146,26 +146,29 @@ class Service:
         content, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    def _parameters(self, body: Body) -> tuple[DecodingParams, Calling | None]:
-        """What a request asks of the decoder, and how its answers may call functions."""
-        pair = self.engine.llm.pair
+    def _parameters(self, body: Body) -> tuple[DecodingParams, Chat | None, Calling | None]:
+        """What a request asks of the decoder, the chat it continues, and how its answers may call functions."""
+        pair, chat = self.engine.llm.pair, body.chat
         params = body.parameters(pair.defaults)
-        if not isinstance(body, ChatCompletionRequest):
-            return params, None
-        template = self._template.source(body.tools)
-        calling = Calling.of(body.tools, body.tool_choice, body.parallel_tool_calls, template)
+        calling = Calling.of(chat, self._template.source(chat.tools)) if chat else None
         if calling:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
-        return params, calling
+        return params, chat, calling
 
     async def _submit(
-        self, body: Body, params: DecodingParams, calling: Calling | None, request: Request, span: Span
+        self,
+        body: Body,
+        params: DecodingParams,
+        chat: Chat | None,
+        calling: Calling | None,
+        request: Request,
+        span: Span,
     ) -> Responder:
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
             raise InvalidInput("priority", body.priority, problem)
-        prompts = [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in await self._prompts(body, request)]
+        prompts = [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in await self._prompts(body, chat, request)]
         if len(prompts) * params.n > self.options.max_choices:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
@@ -177,14 +180,15 @@ class Service:
         with calling.blamed() if calling else nullcontext():
             stream = await self.engine.submit_many(prompts, params, body.priority, **others)
         echoes = await self._echoes(prompts) if isinstance(body, CompletionRequest) and body.echo else []
-        response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
+        kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
+        response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         return Responder(stream, response, body.stream, span, self.metrics.gaps, self.options.request_seconds)
 
-    async def _prompts(self, body: Body, request: Request) -> Sequence[Prompt]:
-        if isinstance(body, ChatCompletionRequest):
-            tools, size = [] if body.tool_choice == "none" else body.tools, len(await request.body())
-            return [await self._chat(body.messages, body.add_special_tokens or False, size, tools)]
+    async def _prompts(self, body: Body, chat: Chat | None, request: Request) -> Sequence[Prompt]:
+        if chat:
+            tools, size = () if chat.choice == "none" else chat.tools, len(await request.body())
+            return [await self._chat(chat.messages, body.add_special_tokens or False, size, tools)]
         assert isinstance(body, CompletionRequest)
         if body.add_special_tokens is None and body.truncate_prompt_tokens is None:
             return body.prompts

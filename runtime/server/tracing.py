@@ -89,7 +89,7 @@ class Tracing:
         from opentelemetry import propagate
         from opentelemetry.trace import SpanKind
 
-        operation = "chat" if route == "/v1/chat/completions" else "text_completion"
+        operation = "text_completion" if route == "/v1/completions" else "chat"
         attributes = {"gen_ai.operation.name": operation, "http.route": route}
         context = propagate.extract(dict(headers))
         return Span(self._tracer.start_span(f"POST {route}", context, kind=SpanKind.SERVER, attributes=attributes))

@@ -17,6 +17,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "suffix": ("",),
+    "background": (False,),
+    "include": ([],),
+    "truncation": ("disabled",),
+    "text": ({"format": {"type": "text"}},),
 }
 """Values of fields of OpenAI's that ask for nothing; clients send them."""
 UNHEEDED = ("safety_identifier", "prompt_cache_key")

@@ -1,19 +1,22 @@
-"""What clients say about functions that a chat's model may call, and about calls that it made before."""
+"""Messages of a chat, the functions that its model may call, and the calls that it made before."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from mtad.errors import InvalidInput
 from runtime.server.strict import Items, StrictModel
 
 MOST_TOOLS = 128
 """Functions per request, and calls per message; OpenAI's limit."""
 
 
-def _of_an_object(text: str) -> str:
+def _checked(text: str) -> str:
     """The arguments of a call; a chat template is given them as an object."""
     try:
         fine = isinstance(from_json(text or "{}"), dict)
@@ -22,6 +25,9 @@ def _of_an_object(text: str) -> str:
     if not fine:
         raise PydanticCustomError("arguments", "give a JSON object, as text")
     return text
+
+
+Arguments = Annotated[str, AfterValidator(_checked)]
 
 
 class Function(StrictModel):
@@ -66,7 +72,7 @@ class FunctionCall(StrictModel):
     """A call that the model made before."""
 
     name: str
-    arguments: Annotated[str, AfterValidator(_of_an_object)]
+    arguments: Arguments
 
 
 class ToolCall(StrictModel):
@@ -82,6 +88,54 @@ class ToolCall(StrictModel):
         return {"id": self.id, "type": "function", "function": function}
 
 
+class ChatMessagePart(StrictModel):
+    """Part of a message; text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(StrictModel):
+    """One message of a chat, with those fields of OpenAI's that its own answers have."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | Items[ChatMessagePart] | None = None
+    name: str | None = None
+    refusal: None = None
+    annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
+    tool_call_id: str | None = Field(None, description="the call that a tool's message is the result of")
+
+    def plain(self) -> dict[str, Any]:
+        """What a chat template gets."""
+        if self.content is None and self.role != "assistant":
+            raise InvalidInput("messages", self.role, "the message has no content; give text")
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        others = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [one.plain() for one in self.tool_calls or []],
+        }
+        return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
+
+
 Tools = Annotated[Items[Tool], Field(max_length=MOST_TOOLS)]
-ToolCalls = Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat that is to be continued.
+
+    Attributes:
+        messages: so far.
+        tools: functions that the model may call.
+        choice: whether it may, must not or must call one, or which one.
+        several: whether an answer may have several calls.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    choice: ToolChoice
+    several: bool

@@ -1,0 +1,124 @@
+"""Bodies of `/v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime.server.messages import (
+    MOST_TOOLS,
+    Arguments,
+    Chat,
+    Function,
+    FunctionCall,
+    FunctionName,
+    Message,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
+from runtime.server.schema import DESCRIPTIONS, Body
+from runtime.server.strict import Items, StrictModel
+
+
+class ItemPart(StrictModel):
+    """Part of a message or a result; text only."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+    logprobs: Annotated[list[None], Field(max_length=0)] | None = None
+
+
+class Item(StrictModel):
+    """A message, a call that the model made before, or the result of one."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    id: str | None = Field(None, description="taken and not heeded, like `status`: nothing is stored")
+    status: str | None = None
+    role: Literal["developer", "system", "user", "assistant"] | None = None
+    content: str | Items[ItemPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: Arguments | None = None
+    output: str | Items[ItemPart] | None = None
+
+    @property
+    def message(self) -> Message:
+        """The same as a message of a chat.
+
+        Raises:
+            InvalidInput: something is missing.
+        """
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+        }[self.type]
+        for name in needed:
+            if getattr(self, name) is None:
+                raise InvalidInput("input", self.type, f"the item has no {name}; give {', '.join(needed)}")
+        if self.type == "function_call":
+            function = FunctionCall.model_construct(name=self.name, arguments=self.arguments)
+            call = ToolCall.model_construct(id=self.call_id, type="function", function=function)
+            return Message.model_construct(role="assistant", tool_calls=[call])
+        given = (self.content if self.type == "message" else self.output) or ""
+        text = given if isinstance(given, str) else "".join(part.text for part in given)
+        return Message.model_construct(role=self.role or "tool", content=text, tool_call_id=self.call_id)
+
+
+class ResponseTool(Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class ResponseToolChoice(FunctionName):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+
+
+class ResponseRequest(Body):
+    """Body of `/v1/responses`."""
+
+    input: Annotated[Items[Item], Field(min_length=1, description="or a text, a user's")]
+    instructions: str | None = Field(None, description="a system message before the input")
+    max_output_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
+    tools: Annotated[Items[ResponseTool], Field(max_length=MOST_TOOLS)] = Field([])
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
+    parallel_tool_calls: bool = True
+
+    @classmethod
+    def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
+        found = super().translated(values)
+        if isinstance(found.get("input"), str):
+            found["input"] = [{"role": "user", "content": found["input"]}]
+        return found
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        return super().renamed | {"prompt": "input", "messages": "input"}
+
+    @property
+    def chat(self) -> Chat:
+        found = [Message.model_construct(role="system", content=self.instructions)] if self.instructions else []
+        for message in (item.message for item in self.input):
+            if message.tool_calls and found and found[-1].tool_calls:  # calls of one answer
+                found[-1].tool_calls += message.tool_calls
+            else:
+                found.append(message)
+        tools = [Tool.model_construct(type="function", function=tool) for tool in self.tools]
+        choice = self.tool_choice
+        if isinstance(choice, ResponseToolChoice):
+            choice = NamedTool.model_construct(type="function", function=choice)
+        return Chat(found, tools, choice, self.parallel_tool_calls)
+
+    def parameters(self, defaults: DecodingParams) -> DecodingParams:
+        params = super().parameters(defaults)
+        if params.n > 1:
+            raise InvalidInput("n", params.n, "a response has one answer; leave it out, or use chat completions")
+        return params

@@ -1,0 +1,135 @@
+"""`/v1/responses`, as the official client reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime import LLM, DecodingParams
+from tests.runtime.server.test_server_tools import TEMPLATE, UNIT
+from tests.support.live_server import MODEL, LiveServer, call, live, own
+
+ASKED: Any = {"model": MODEL, "max_output_tokens": 16, "extra_body": {"seed": 5, "ignore_eos": True}}
+TOOL: Any = {"type": "function", "name": "weather", "parameters": UNIT}
+
+
+@pytest.fixture(scope="module")
+def server(plain: LLM) -> Iterator[LiveServer]:
+    with live(own(plain), chat_template=TEMPLATE) as running:
+        yield running
+
+
+def test_a_response_is_the_chat_of_its_input(server: LiveServer, plain: LLM) -> None:
+    parts = [{"type": "input_text", "text": "How "}, {"type": "input_text", "text": "many"}]
+    expected = plain.generate("[system] Be brief.\n[user] How many\n[assistant] ", BASE)[0]
+    for given in ("How many", [{"role": "user", "content": parts}]):
+        answer = server.client.responses.create(input=given, instructions="Be brief.", **ASKED)
+        assert (answer.output_text, answer.status) == (expected.text, "incomplete")
+        assert answer.incomplete_details.reason == "max_output_tokens"
+        assert answer.usage.input_tokens == len(expected.prompt_token_ids)
+        assert answer.usage.output_tokens == 16
+        assert answer.id.startswith("resp_")
+        assert answer.to_dict()["mtad"]["statistics"]["tokens"] == 16
+    again = [{"role": "user", "content": "How many"}, *answer.to_dict()["output"], {"role": "user", "content": "So?"}]
+    answer = server.client.responses.create(input=again, **ASKED)
+    prompt = f"[user] How many\n[assistant] {expected.text}\n[user] So?\n[assistant] "
+    assert answer.output_text == plain.generate(prompt, BASE)[0].text
+
+
+def test_the_events_of_a_stream_come_in_the_official_order(server: LiveServer, plain: LLM) -> None:
+    expected = plain.generate("[user] How many\n[assistant] ", BASE)[0]
+    with server.client.responses.stream(input="How many", **ASKED) as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+    kinds = [event.type.removeprefix("response.") for event in events]
+    texts = kinds.count("output_text.delta")
+    assert texts > 1
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * texts,
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert whole.output_text == expected.text
+    assert [event.response.status for event in (events[0], events[1], events[-1])] == [
+        "in_progress",
+        "in_progress",
+        "incomplete",
+    ]
+    assert whole.usage.output_tokens == 16
+
+
+def test_a_response_calls_functions(server: LiveServer, plain: LLM) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "input": "How warm?",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "weather"},
+        "extra_body": {"seed": 5},
+    }
+    answer = server.client.responses.create(**asked)
+    (made,) = answer.output
+    assert (made.type, made.name, answer.status) == ("function_call", "weather", "completed")
+    assert json.loads(made.arguments)["unit"] in ("C", "F")
+    events = list(server.client.responses.create(**asked, stream=True))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    pieces = kinds.count("function_call_arguments.delta")
+    assert kinds == [
+        *("created", "in_progress", "output_item.added"),
+        *["function_call_arguments.delta"] * pieces,
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    assert "".join(event.delta for event in events[3 : 3 + pieces]) == made.arguments
+    result = {"type": "function_call_output", "call_id": made.call_id, "output": "20"}
+    given = [{"role": "user", "content": "How warm?"}, made.to_dict(), result]
+    extra = {**ASKED["extra_body"], "return_token_ids": True}
+    unit = json.loads(made.arguments)["unit"]
+    prompt = f"[user] How warm?\n[assistant] <weather {unit}>\n[tool] 20\n[assistant] "
+    answer = server.client.responses.create(**{**ASKED, "extra_body": extra}, input=given)
+    assert answer.output_text == plain.generate(prompt, BASE)[0].text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        ({"input": [{"role": "user"}]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, None),
+        ({"input": "word " * 999}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 3, "max_tokens": 4}, "max_output_tokens"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"store": True}, "store"),
+        ({"n": 2}, "n"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_what_a_response_cannot_be_is_refused_by_field(body: dict[str, Any], param: str, server: LiveServer) -> None:
+    given = {"model": MODEL, "input": "S", "max_output_tokens": 2, "store": False, **body}
+    if "max_tokens" in body:
+        given["max_output_tokens"] = 3
+    status, _, answer = call(server, "POST", "/v1/responses", given)
+    assert (status, status == 400 and answer["error"]["param"]) == ((400, param) if param else (200, False)), answer
+
+
+def test_responses_are_guarded_as_chats_are(plain: LLM) -> None:
+    with live(own(plain), api_keys=("k",)) as server:
+        body = {"model": MODEL, "input": "S", "max_output_tokens": 1}
+        assert call(server, "POST", "/v1/responses", body)[0] == 401
+        assert call(server, "POST", "/v1/responses", body, authorization="Bearer k")[0] == 200
+        assert call(server, "POST", "/v1/responses", {**body, "model": "x"}, authorization="Bearer k")[0] == 404
+        data = json.dumps(body).encode()
+        assert (
+            call(server, "POST", "/v1/responses", data, authorization="Bearer k", content_type="text/plain")[0] == 415
+        )
+
+
+BASE = DecodingParams(max_tokens=16, seed=5, ignore_eos=True)
