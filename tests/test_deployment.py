@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.commands import serve
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.triton.options import TritonOptions
@@ -70,3 +73,30 @@ def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) 
     (model,) = set(re.findall(r"/v2/models/(\w+)", (DOCS / "kubernetes.yaml").read_text()))
     assert f"--load-model={model}" in container["command"]
     assert f'name: "{model}"' in config(model, TritonOptions("pair"))
+
+
+def test_what_the_image_copies_installs_and_starts_exists() -> None:
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [path for kind, rest in steps if kind == "COPY" for path in rest.split()[:-1]]
+    assert set(copied) == allowed, "nothing else is sent to Docker"
+    assert all((ROOT / path).exists() for path in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {name.removesuffix("*") for name in packages} <= set(copied)
+    assert {project["project"]["readme"], *project["project"]["license-files"], "constraints.txt"} <= set(copied)
+    (run,) = [rest for kind, rest in steps if kind == "RUN"]
+    extras = re.findall(r"'\.\[(\w+)\]'", run)
+    assert extras == ["serve"]
+    assert set(extras) <= project["project"]["optional-dependencies"].keys()
+    given = {kind: json.loads(rest) for kind, rest in steps if kind in ("ENTRYPOINT", "CMD")}
+    command, subcommand = given["ENTRYPOINT"]
+    assert command in project["project"]["scripts"]
+    assert subcommand == "serve"
+    options = serve.parser().parse_args(given["CMD"])
+    exposed, health = (next(rest for kind, rest in steps if kind == name) for name in ("EXPOSE", "HEALTHCHECK"))
+    assert f"127.0.0.1:{options.port}/ping" in health
+    assert int(exposed) == options.port
+    (python,) = [rest for kind, rest in steps if kind == "FROM"]
+    assert python.removeprefix("python:").startswith(project["tool"]["mypy"]["python_version"])

@@ -252,9 +252,12 @@ def test_the_document_describes_the_bodies_and_nothing_is_loaded_from_elsewhere(
     assert "top_logprobs" in schemas["ChatCompletionRequest"]["properties"]
     for reference in re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)):
         assert reference in schemas
-    for path in ("/", "/page.js", "/page.css"):
+    for path in ("/", "/page.js", "/page.css", "/docs"):
         status, headers, content = call(server, "GET", path)
         assert status == 200
         assert b"http://" not in content
         assert b"https://" not in content
         assert "default-src 'none'" in headers["content-security-policy"]
+    shown = content.decode()
+    assert all(f" {path}</h2>" in shown for path in document["paths"])
+    assert set(re.findall(r'href="#(\w+)"', shown)) <= set(re.findall(r'id="(\w+)"', shown)) == schemas.keys()

@@ -49,7 +49,7 @@ def test_no_request_breaks_the_server(mode: GenerationMode, server: LiveServer) 
             seen[response.status_code] += 1
 
         fuzz()
-    assert len(statuses) == (13 if mode is GenerationMode.POSITIVE else 4)
+    assert len(statuses) == (14 if mode is GenerationMode.POSITIVE else 5)
     for label in ("POST /v1/completions", "POST /v1/chat/completions"):
         assert statuses[label].total() >= EXAMPLES
         assert statuses[label][400] > 0

@@ -1,0 +1,17 @@
+# The HTTP server, on a CPU: docs/deployment.md says how it is built and run, and what to change for a GPU.
+FROM python:3.11-slim
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY engines engines
+COPY export export
+COPY mtad mtad
+COPY runtime runtime
+RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$TORCH_INDEX" '.[serve]' \
+    && useradd --create-home mtad
+USER mtad
+WORKDIR /home/mtad
+EXPOSE 8000
+HEALTHCHECK --start-period=60s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ping', timeout=5)"]
+ENTRYPOINT ["mtad", "serve"]
+CMD ["/pair", "--host", "0.0.0.0"]
