@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from mtad.params import DecodingParams
 from runtime.constraints.trial_process import compile_grammar
 from runtime.server.calling import FORMS, HERMES, LLAMA, Calling, CallReader, Form
+from runtime.server.messages import Function
 from runtime.server.schema import ChatCompletionRequest
-from runtime.server.tools import Function
 
 UNIT = {"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"], "additionalProperties": False}
 FUNCTIONS = [Function.model_validate({"name": name, "parameters": UNIT}) for name in ("weather", "heat")]

@@ -10,7 +10,8 @@ import pytest
 
 from runtime import LLM, DecodingParams
 from tests.runtime.server.test_server_tools import TEMPLATE, UNIT
-from tests.support.live_server import MODEL, LiveServer, call, live, own
+from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.waiting import own
 
 ASKED: Any = {"model": MODEL, "max_output_tokens": 16, "extra_body": {"seed": 5, "ignore_eos": True}}
 TOOL: Any = {"type": "function", "name": "weather", "parameters": UNIT}

@@ -10,7 +10,8 @@ import pytest
 from openai import BadRequestError
 
 from runtime import LLM
-from tests.support.live_server import MODEL, LiveServer, call, live, own
+from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.waiting import own
 
 UNIT = {
     "type": "object",
