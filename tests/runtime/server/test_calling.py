@@ -108,7 +108,7 @@ def test_tools_that_ask_for_nothing_change_nothing() -> None:
     }
     body = ChatCompletionRequest.model_validate_json(json.dumps(asked))
     assert body.parameters(DecodingParams()) == DecodingParams()
-    assert Calling.of(body.tools, body.tool_choice, body.parallel_tool_calls, "") is None
+    assert Calling.of(body.chat, "") is None
 
 
 # how the templates of released models show their form; the tests have no such model
