@@ -48,10 +48,15 @@ class Function(StrictModel):
         return schema
 
 
-class Tool(StrictModel):
-    """Something that the model may call; functions only."""
+class OfFunction(StrictModel):
+    """What OpenAI has several types of; here, functions only."""
 
     type: Literal["function"]
+
+
+class Tool(OfFunction):
+    """Something that the model may call."""
+
     function: Function
 
 
@@ -61,10 +66,9 @@ class FunctionName(StrictModel):
     name: str
 
 
-class NamedTool(StrictModel):
+class NamedTool(OfFunction):
     """The function that is to be called."""
 
-    type: Literal["function"]
     function: FunctionName
 
 
@@ -75,11 +79,10 @@ class FunctionCall(StrictModel):
     arguments: Arguments
 
 
-class ToolCall(StrictModel):
+class ToolCall(OfFunction):
     """The same, with the id that its result refers to."""
 
     id: str
-    type: Literal["function"]
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from runtime.server.messages import (
     FunctionName,
     Message,
     NamedTool,
+    OfFunction,
     Tool,
     ToolCall,
 )
@@ -70,16 +71,12 @@ class Item(StrictModel):
         return Message.model_construct(role=self.role or "tool", content=text, tool_call_id=self.call_id)
 
 
-class ResponseTool(Function):
+class ResponseTool(Function, OfFunction):
     """A function that the model may call."""
 
-    type: Literal["function"]
 
-
-class ResponseToolChoice(FunctionName):
+class ResponseToolChoice(FunctionName, OfFunction):
     """The function that is to be called."""
-
-    type: Literal["function"]
 
 
 class ResponseRequest(Body):
