@@ -231,6 +231,8 @@ class CallReader:
 
     def _end(self) -> int | None:
         """Where the arguments end; None if they go on."""
+        if "}" not in self._text[self._shown :]:
+            return None
         try:
             return _JSON.raw_decode(self._text)[1]
         except (ValueError, RecursionError):

@@ -117,7 +117,7 @@ class ResponseObjects(OpenAIResponse):
             "previous_response_id": None,
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}},
             "tool_choice": body.model_dump(include={"tool_choice"})["tool_choice"],
             "tools": [tool.model_dump() for tool in body.tools],
             "top_p": params.top_p,

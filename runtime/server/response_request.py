@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -21,7 +21,7 @@ from runtime.server.messages import (
     Tool,
     ToolCall,
 )
-from runtime.server.schema import DESCRIPTIONS, Body
+from runtime.server.schema import DESCRIPTIONS, Body, JsonSchema, ResponseFormat
 from runtime.server.strict import Items, StrictModel
 
 
@@ -79,12 +79,30 @@ class ResponseToolChoice(FunctionName, OfFunction):
     """The function that is to be called."""
 
 
+class TextFormat(JsonSchema):
+    """Which texts are allowed: any, JSON objects, or those of a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+    @property
+    def of_chats(self) -> ResponseFormat:
+        """The same in the envelope that chats have."""
+        return ResponseFormat.model_construct(type=self.type, json_schema=self if self.type == "json_schema" else None)
+
+
+class TextOptions(StrictModel):
+    """What the text is to be."""
+
+    format: TextFormat | None = None
+
+
 class ResponseRequest(Body):
     """Body of `/v1/responses`."""
 
     input: Annotated[Items[Item], Field(min_length=1, description="or a text, a user's")]
     instructions: str | None = Field(None, description="a system message before the input")
     max_output_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
+    text: TextOptions | None = None
     tools: Annotated[Items[ResponseTool], Field(max_length=MOST_TOOLS)] = Field([])
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -98,7 +116,16 @@ class ResponseRequest(Body):
 
     @property
     def renamed(self) -> dict[str, str]:
-        return super().renamed | {"prompt": "input", "messages": "input"}
+        format = {"json_schema": "text"} if self.text else {}
+        return super().renamed | {"prompt": "input", "messages": "input"} | format
+
+    @model_validator(mode="after")
+    def _formatted(self) -> ResponseRequest:
+        if self.text and self.text.format:
+            if self.response_format:
+                raise InvalidInput("text", self.text.format.type, "give it or response_format, not both")
+            self.response_format = self.text.format.of_chats
+        return self
 
     @property
     def chat(self) -> Chat:

@@ -20,7 +20,6 @@ UNSUPPORTED = {
     **dict.fromkeys(("functions", "function_call"), "give tools and tool_choice"),
     **dict.fromkeys(("audio", "modalities"), "text only"),
     **dict.fromkeys(("store", "metadata", "background", "conversation", "previous_response_id"), "nothing is stored"),
-    "text": "give response_format",
     **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), "the model has no such setting"),
     "prediction": "drafts come from the auxiliary model; see draft_len and beam_width",
     "service_tier": "see priority",

@@ -20,7 +20,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([],),
     "truncation": ("disabled",),
-    "text": ({"format": {"type": "text"}},),
 }
 """Values of fields of OpenAI's that ask for nothing; clients send them."""
 UNHEEDED = ("safety_identifier", "prompt_cache_key")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from runtime import LLM, DecodingParams
 from tests.runtime.server.test_server_tools import TEMPLATE, UNIT
@@ -38,6 +39,14 @@ def test_a_response_is_the_chat_of_its_input(server: LiveServer, plain: LLM) -> 
     answer = server.client.responses.create(input=again, **ASKED)
     prompt = f"[user] How many\n[assistant] {expected.text}\n[user] So?\n[assistant] "
     assert answer.output_text == plain.generate(prompt, BASE)[0].text
+
+
+def test_a_response_keeps_to_the_format_that_is_asked_for(server: LiveServer) -> None:
+    class Age(BaseModel):
+        age: Literal[7, 42]
+
+    answer = server.client.responses.parse(model=MODEL, input="How many", text_format=Age, max_output_tokens=60)
+    assert answer.output_parsed.age in (7, 42)
 
 
 def test_the_events_of_a_stream_come_in_the_official_order(server: LiveServer, plain: LLM) -> None:
@@ -101,6 +110,8 @@ def test_a_response_calls_functions(server: LiveServer, plain: LLM) -> None:
         ({"background": True}, "background"),
         ({"store": True}, "store"),
         ({"n": 2}, "n"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "nothing"}}}}, "text"),
+        ({"text": {"format": {"type": "text"}}}, None),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"messages": []}, "messages"),
     ],

@@ -25,7 +25,7 @@ TOOLS: Any = [
 ]
 TEMPLATE = (
     "{# <tool_call>\n{'name': .. #}"
-    "{% for t in tools or [] %}{{ t.function.name }} {{ t.function.parameters.properties.unit.enum }} {% endfor %}"
+    "{% for t in tools or [] %}{{ t.function.name }} {{ t.function.parameters.required }} {% endfor %}"
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
     "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments.unit }}>{% endfor %}{{ '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -61,10 +61,10 @@ def test_a_call_that_is_asked_for_is_made(choice: Any, server: LiveServer) -> No
 def test_a_model_that_may_call_sees_the_tools_and_may_answer(server: LiveServer, plain: LLM) -> None:
     answer = server.client.chat.completions.create(**{**ASKED, "max_tokens": 12}, extra_body={"return_token_ids": True})
     (choice,) = answer.choices
-    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+    assert (choice.finish_reason in ("stop", "length"), choice.message.tool_calls) == (True, None)
     assert choice.message.content
     prompt = plain.pair.tokenizer.decode(choice.to_dict()["prompt_token_ids"])
-    assert prompt == "weather ['C', 'F'] heat ['C', 'F'] [user] How warm?\n[assistant] "
+    assert prompt == "weather ['unit'] heat ['unit'] [user] How warm?\n[assistant] "
     chunks = list(server.client.chat.completions.create(**{**ASKED, "max_tokens": 12}, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
     asked = {**ASKED, "max_tokens": 12, "tool_choice": "none"}
