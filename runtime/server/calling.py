@@ -111,7 +111,7 @@ class Calling:
         return cls(form or LLAMA, functions, choice != "auto", chat.several and not isinstance(choice, NamedTool))
 
     def constrain(self, params: DecodingParams, tokenizer: Tokenizer, eos: Sequence[int]) -> DecodingParams:
-        """Decoding parameters under which answers follow the grammar; see there.
+        """Decoding parameters under which answers follow `grammar`.
 
         Raises:
             InvalidInput: they have a language of their own.
@@ -148,15 +148,11 @@ class Calling:
         if self.forced:
             return "\n".join([f"start: {literal(form.opening)} {calls}", *rules])
         mark = re.escape(form.mark).replace("/", r"\/")
-        others = ",".join(str(id) for name, id in added.items() if id not in eos and name not in marks)
-        if not form.before:
-            rules.append(f"TEXT: /(?s:.*)/ & ~/{mark}(?s:.*)/")
-            rules.append(f"opening: {literal(form.opening)}")
-            others = ""  # a call is a whole answer
-        else:
-            rules.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/")
-            # where the mark is no token, it ends the text before it at once
-            rules.append(f"opening{'' if marks else '[lazy]'}: TEXT {literal(form.opening)}")
+        anywhere, text = ("(?s:.*)", "TEXT ") if form.before else ("", "")
+        rules.append(f"TEXT: /(?s:.*)/ & ~/{anywhere}{mark}(?s:.*)/")
+        # where the mark is no token, it ends the text before it at once
+        rules.append(f"opening{'[lazy]' if text and not marks else ''}: {text}{literal(form.opening)}")
+        others = ",".join(str(id) for name, id in added.items() if text and id not in eos and name not in marks)
         if others:  # they are no text to llguidance
             rules.append(f"other: TEXT <[{others}]>")
         return "\n".join([f"start: {'other* ' if others else ''}(TEXT | opening {calls})", *rules])
