@@ -54,7 +54,7 @@ class Terms(NamedTuple):
     """What the rows of a batch ask; a field is None where no row asks for it.
 
     Attributes:
-        bias: float32 [R, V], finite, 0 for none.
+        bias: float32 [R, V], finite or -inf, 0 for none.
         penalties: of each row; off for rows that ask for none.
         end: int64 [E], tokens that end a text.
         min_left: int64 [R], tokens the text needs before one of `end` may follow; <= 0 for none.

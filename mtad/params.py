@@ -122,7 +122,7 @@ class DecodingParams:
             most likely one.
         min_p: Both models then drop tokens less likely than min_p times the most likely one, from 0 to 1; 0 drops none.
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
-        max_tokens: Maximum number of new tokens, at least 1.
+        max_tokens: Maximum number of new tokens, at least 1; with prompt_logprobs, also 0, which decodes nothing.
         stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         stop_token_ids: Tokens that end the text where they first appear, as an end-of-sequence token does. They give no
@@ -134,6 +134,11 @@ class DecodingParams:
         n: Number of independent texts per prompt, at least 1. The first uses the request's seed, the others seeds
             derived from it.
         top_logprobs: Number of most likely alternatives reported per token, from 0 to 20.
+        prompt_logprobs: Report the target's log-probability of each prompt token, and this many of the most likely
+            alternatives to it, from 0 to 20. The prompt is then prefilled without the prefix cache. By default, nothing
+            is reported about the prompt.
+        bad_words: Words that the text must not contain, as token sequences with and without a space before them: the
+            last token of a sequence is masked where the others precede it in the text.
         logit_bias: Finite numbers added to the logits of tokens, by token id, in both models and before all other
             processing.
         repetition_penalty: Divides the positive logits of tokens that are in the prompt or the text, and multiplies the
@@ -170,6 +175,8 @@ class DecodingParams:
     min_tokens: int = 0
     n: int = 1
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    bad_words: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -185,7 +192,7 @@ class DecodingParams:
         _integer("draft_len", self.draft_len, 1, 128)
         _integer("beam_width", self.beam_width, 1, 64)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("max_tokens", self.max_tokens, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
@@ -219,9 +226,13 @@ class DecodingParams:
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _integer("n", self.n, 1, 1024)
         _integer("top_logprobs", self.top_logprobs, 0, 20)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, 20)
         _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0 and finite", open_low=True)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2")
+        if not isinstance(self.bad_words, tuple) or any(not isinstance(w, str) or not w for w in self.bad_words):
+            raise InvalidInput("bad_words", self.bad_words, "give a sequence of texts that are not empty")
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidInput("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
         for token, bias in self.logit_bias.items():
@@ -323,7 +334,7 @@ class DecodingParams:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
-        for name in ("branching", "stop_token_ids"):
+        for name in ("branching", "stop_token_ids", "bad_words"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys

@@ -35,7 +35,7 @@ from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop, RunBlock
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
-from runtime.scheduler.request import Request, Result
+from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
 from runtime.speculation.cost_cache import CostCache, machine
 from runtime.speculation.planner import Planner
@@ -228,8 +228,9 @@ class LLM:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
         salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest()) + 1 if cache_salt else 0
+        scores: list[TokenScore] = []
         requests = [
-            Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar)
+            Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar, prompt_scores=scores)
             for i, s in enumerate(seeds)
         ]
         self.loop.scheduler.check(requests[0])

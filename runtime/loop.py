@@ -93,7 +93,11 @@ class DecodingLoop:
                 continue
             self.output.record_prefill(request, began)
             if min(request.target_held, request.auxiliary_held if both else math.inf) == len(request.prompt) - 1:
-                self.scheduler.join()
+                if request.params.max_tokens:
+                    self.scheduler.join()
+                else:
+                    request.finish_reason = "length"
+                    self._release(request)
         return budget
 
     def _run(self, requests: list[Request], budget: int) -> None:
@@ -162,7 +166,8 @@ class DecodingLoop:
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
         adaptive = request.params.adaptive and self.planner is not None
-        return request.params.assisted and (not adaptive or self.planner.drafting)  # type: ignore[union-attr]
+        drafted = request.params.assisted and request.params.max_tokens > 0
+        return drafted and (not adaptive or self.planner.drafting)  # type: ignore[union-attr]
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, all or none.

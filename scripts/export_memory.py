@@ -51,6 +51,7 @@ def write_checkpoint(folder: Path, layers: int, dtype: torch.dtype) -> int:
         places.update(dict.fromkeys(shard, name))
         save_file(shard, folder / name, metadata={"format": "pt"})
         shard.clear()
+        print(f"checkpoint: {total / 1e9:.1f} GB written", file=sys.stderr, flush=True)
 
     for name, parameter in model.named_parameters():
         scale = 0.02 if parameter.ndim > 1 else 1.0
@@ -85,8 +86,12 @@ def export(folder: Path, checkpoint: Path, precision: str, format: str) -> dict[
         arguments += ["--calibration", DEMO / "data" / "development.jsonl"]
     began, peak = time.perf_counter(), 0
     process = subprocess.Popen([sys.executable, "-c", main, str(folder), *map(str, arguments)])
+    said = began
     while process.poll() is None:
         peak = max(peak, anonymous(process.pid))
+        if time.perf_counter() > said + 30:
+            said = time.perf_counter()
+            print(f"export: {said - began:.0f} s, at most {peak / 1e9:.1f} GB so far", file=sys.stderr, flush=True)
         time.sleep(0.05)
     if process.returncode:
         raise SystemExit(process.returncode)

@@ -68,6 +68,7 @@ class Gateway:
         self._retries = self._broken = 0
         own = {
             "/health/live": self._live,
+            "/ping": self._live,
             "/health/ready": self._ready,
             "/health": self._ready,
             "/metrics": self._scrape,

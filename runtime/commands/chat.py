@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_options, command, given_options, use_torch
-from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer
 from runtime.config import RuntimeConfig
 
@@ -31,13 +31,14 @@ def main() -> None:
     add_pair(parser)
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
     parser.add_argument("--system", help="a system message that the conversation begins with")
-    add_options(parser.add_argument_group("decoding"), DecodingParams, but=("n", "top_logprobs"))
+    add_options(parser.add_argument_group("decoding"), DecodingParams, but=("n", "top_logprobs", "prompt_logprobs"))
     add_options(parser.add_argument_group("runtime"), RuntimeConfig)
     options = parser.parse_args()
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)
     folder = find_pair(options)
+    check_room(folder, config, given.get("max_tokens", 0))
     if options.chat_template is None and not _has_template(folder / "target"):
         problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
         raise InvalidInput("chat-template", None, problem)

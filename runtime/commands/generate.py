@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
-from runtime.commands.pair_source import add_pair, find_pair, open_llm
+from runtime.commands.pair_source import add_pair, check_room, find_pair, open_llm
 from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig
 
@@ -45,9 +45,10 @@ def main() -> None:
         follow_if_told()  # one process prints
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
-    if "top_logprobs" in given and not options.json:
-        print(f"{parser.prog}: warning: --top-logprobs has no effect without --json", file=sys.stderr)
+    for name in {"top_logprobs", "prompt_logprobs"} & given.keys() if not options.json else ():
+        print(f"{parser.prog}: warning: --{name.replace('_', '-')} has no effect without --json", file=sys.stderr)
     folder = find_pair(options, executors=True)
+    check_room(folder, config, given.get("max_tokens", 0))
     prompts = [*options.prompt, *(read_text("file", path) for path in options.file)] or [_read_standard_input()]
 
     from runtime.async_llm import AsyncLLM

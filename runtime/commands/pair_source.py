@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.options import ExportOptions
-from mtad.errors import InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.commands.entry import add_options, given_options
 from runtime.config import RuntimeConfig
 
@@ -92,18 +92,37 @@ def check_pair(folder: Path, executors: bool = False) -> None:
     problem = "it has no pair.json: not written by mtad export"
     if (folder / "engine.json").is_file() and (folder.parent / "pair.json").is_file():
         problem = f"one engine of a pair; give {folder.parent}"
+    elif inside := sorted(str(file.parent) for file in folder.glob("*/pair.json")):
+        problem = f"it holds pairs; give one of {', '.join(inside[:10])}"
     elif (folder / "config.json").is_file():
         problem = "a checkpoint; give --auxiliary as well, or export both with mtad export"
     raise InvalidInput("pair", str(folder), problem)
 
 
+def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
+    """Refuse, without torch, more new tokens than a row of a pair has room for.
+
+    Raises:
+        CapacityExceeded: they do not fit behind even the shortest prompt.
+    """
+    capacity = _target(folder).get("capacity")
+    if isinstance(capacity, int) and _format(folder) != "tensorrt-llm" and max_tokens >= capacity - config.nodes:
+        problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
+        raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
+
+
 def _format(folder: Path) -> str | None:
     """What a pair's engines are made for; None where that cannot be read: opening the pair says what is wrong."""
+    return _target(folder).get("format")
+
+
+def _target(folder: Path) -> dict[str, Any]:
+    """What a pair says of its target; nothing where that cannot be read."""
     try:
-        made_for: str | None = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8")).get("format")
-        return made_for
-    except (OSError, ValueError, AttributeError):
-        return None
+        values = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:

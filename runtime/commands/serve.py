@@ -138,6 +138,13 @@ def main() -> None:
         serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
         return
     engine = AsyncLLM(open_llm(folder, config))
+    scheduler = engine.llm.loop.scheduler
+    log.info(
+        "largest batch: %d requests, each of up to %d tokens, prompt and text together; keys and values of %d tokens",
+        scheduler.rows,
+        scheduler.room_for_tokens,
+        scheduler.rows * scheduler.capacity,
+    )
     app = create_app(engine, settings)
     serve(app, engine, bound, settings, options.log_level, options.access_log)
     if engine.cause is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 LARGEST = 8
 """`draft_len` and `beam_width` that `LLM` takes without being told to."""
+PAUSE = 30.0
+"""Seconds between two lines about progress, where there is no terminal."""
 
 
 @command
@@ -104,11 +107,16 @@ def main() -> None:
     base = DecodingParams.from_dict({**exported, **given, "method": options.method})
     prompts = [example.prompt for example in examples]
     verdict = Verdict(False, "no setting keeps the bounds")
+    said = time.monotonic()
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
+            nonlocal said
             bar.total = total
             bar.update(done - bar.n)
+            if bar.disable and (done == total or time.monotonic() > said + PAUSE):  # a log file gets lines
+                said = time.monotonic()
+                print(f"tuning: {done} of {total} answers of this sweep", file=sys.stderr, flush=True)
 
         def right(number: int, text: str) -> bool | None:
             return examples[number].right(text)

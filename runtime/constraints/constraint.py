@@ -1,20 +1,22 @@
 """What each request asks of both models' logits, kept up with its text.
 
-A `Constrainer` serves a pair, a `Constraint` one request that asks for something, a `Constraints` one block.
+A `Constrainer` serves a pair, a `Constraint` one request that asks for something; `runtime.constraints.adjust` puts
+those of a block together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.constrain import Paths, Penalties, Terms, barrier, constrain
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.constraints.bad_words import BadWords
 from runtime.constraints.follower import Follower, Grammar
 from runtime.constraints.grammar import Grammars
 
@@ -55,6 +57,7 @@ class Constrainer:
         self.zeros = torch.zeros(vocab_size, device=device)
         self.unseen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.grammars = Grammars(tokenizer, vocab_size, eos)
+        self._words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
 
     def check(self, params: DecodingParams) -> Grammar | None:
         """Refuse constraints that cannot be kept; to be called before a request is queued.
@@ -63,7 +66,8 @@ class Constrainer:
             the compiled language of a constrained request.
 
         Raises:
-            InvalidInput: a biased token does not exist; a number would overflow; or as in `Grammars.compile`.
+            InvalidInput: a biased token does not exist; a bad word has no tokens; a number would overflow; or as in
+                `Grammars.compile`.
         """
         self._check_numbers(params)
         return self.grammars.compile(params) if params.constrained else None
@@ -88,6 +92,8 @@ class Constrainer:
         if not 1 / _LARGEST_REPETITION <= params.repetition_penalty <= _LARGEST_REPETITION:
             problem = f"give a number from {1 / _LARGEST_REPETITION:g} to {_LARGEST_REPETITION:g}"
             raise InvalidInput("repetition_penalty", params.repetition_penalty, problem)
+        if params.bad_words:
+            self._words(params.bad_words)
 
     def constraint(
         self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
@@ -100,13 +106,14 @@ class Constrainer:
             prompt: token ids.
             grammar: what `check` returned; None asks it again.
         """
-        if not (params.constrained or params.logit_bias or params.min_tokens or _penalises(params)):
+        asks = params.logit_bias or params.min_tokens or params.bad_words
+        if not (params.constrained or asks or _penalises(params)):
             return None
-        follower = None
+        follower, words = None, self._words(params.bad_words) if params.bad_words else None
         if params.constrained:
             grammar = grammar or self.grammars.compile(params)
-            follower = Follower(grammar, self.vocab_size, self.grammars.eos, params)
-        return Constraint(name, params, prompt, follower, self)
+            follower, words = Follower(grammar, self.vocab_size, self.grammars.eos, params, words), None
+        return Constraint(name, params, prompt, follower, words, self)
 
 
 class Constraint:
@@ -115,11 +122,13 @@ class Constraint:
     Attributes:
         name, params: of the request.
         generated: tokens of the text so far.
-        bias: float32 [V], `logit_bias`; None without.
+        bias: float32 [V], `logit_bias`, -inf for bad words of one token; None without.
         counts: float32 [V], how often each token is in the text; None without penalties.
         seen: bool [V], whether it is in prompt or text; None without penalties.
         distinct: tokens in prompt or text, in the order they came; empty without penalties.
         follower: of the grammar; None without.
+        words: bad words that no follower sees to; None without.
+        tail: the text's last tokens, as many as matter for those.
         constrainer: that made it.
     """
 
@@ -129,17 +138,21 @@ class Constraint:
         params: DecodingParams,
         prompt: Sequence[int],
         follower: Follower | None,
+        words: BadWords | None,
         constrainer: Constrainer,
     ) -> None:
-        self.name, self.params, self.follower, self.constrainer = name, params, follower, constrainer
+        self.name, self.params, self.follower, self.words, self.constrainer = name, params, follower, words, constrainer
         self.generated = 0
+        self.tail: tuple[int, ...] = ()
         self.bias: Tensor | None = None
         self.counts: Tensor | None = None
         self.seen: Tensor | None = None
         self.distinct: dict[int, None] = {}
-        if params.logit_bias:
+        if params.logit_bias or words:
             self.bias = constrainer.zeros.clone()
             self.bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values())).to(self.bias)
+        if words:
+            self.bias[words.single_tokens] = -math.inf
         if _penalises(params):
             self.counts, self.seen = constrainer.zeros.clone(), constrainer.unseen.clone()
             self.seen[list(prompt)] = True
@@ -153,6 +166,8 @@ class Constraint:
                 request must be finished with this error; others are not affected.
         """
         self.generated += len(tokens)
+        if self.words:
+            self.tail = (*self.tail, *tokens)[-self.words.window :]
         if self.counts is not None and self.seen is not None:
             at = torch.tensor(tokens, dtype=torch.int64, device=self.counts.device)
             self.counts.index_add_(0, at, torch.ones_like(at, dtype=self.counts.dtype))
@@ -167,82 +182,6 @@ class Constraint:
     def min_left(self) -> int:
         """Tokens needed before an end may follow; 0 with a grammar, which sees to it where an end is all it has."""
         return max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
-
-
-class Constraints:
-    """The constraints of one block's rows, until one of them advances.
-
-    Both models' logits go through `adjust` at every node of the token tree, before `mtad.distribution.process`.
-    """
-
-    def __init__(self, constraints: Sequence[Constraint | None]) -> None:
-        rows = [row for row, constraint in enumerate(constraints) if constraint is not None]
-        self._members = [constraint for constraint in constraints if constraint is not None]
-        shared = self._shared = self._members[0].constrainer
-        self._rows = None if len(rows) == len(constraints) else torch.tensor(rows, device=shared.device)
-        bias = min_left = None
-        if any(member.bias is not None for member in self._members):
-            bias = torch.stack([shared.zeros if m.bias is None else m.bias for m in self._members])
-        if any(member.min_left for member in self._members):
-            min_left = torch.tensor([member.min_left for member in self._members], device=shared.device)
-        self._terms = Terms(bias, self._penalties(), shared.eos, min_left)
-
-    @classmethod
-    def of(cls, constraints: Sequence[Constraint | None]) -> Constraints | None:
-        """The constraints of rows 0 .. R-1; None where no row has any."""
-        return cls(constraints) if any(constraint is not None for constraint in constraints) else None
-
-    def adjust(self, logits: Tensor, path_tokens: Tensor, valid: Tensor, out: Tensor | None = None) -> Tensor:
-        """Logits under each row's constraints: float32 [R, S, V]; the argument is not written to.
-
-        A row's result does not depend, to the bit, on the other rows; rows without a constraint are unchanged.
-
-        Args:
-            logits: float [R, S, V], of either model, after S nodes.
-            path_tokens, valid: int64 and bool [R, S, D], `mtad.constrain.Paths` of the nodes; the valid ones first.
-            out: float32 [R, S, V], where the result is written; None for new memory.
-        """
-        out = torch.empty(logits.shape, device=logits.device) if out is None else out
-        if self._rows is None:
-            paths = Paths(path_tokens, valid)
-            return constrain(logits.float(), paths, self._terms, self._barrier(paths), out)
-        paths, own = Paths(path_tokens[self._rows], valid[self._rows]), logits[self._rows].float()
-        out.copy_(logits)
-        return out.index_copy_(0, self._rows, constrain(own, paths, self._terms, self._barrier(paths), own))
-
-    def _penalties(self) -> Penalties | None:
-        members, shared = self._members, self._shared
-        if all(member.counts is None for member in members):
-            return None
-        params = [member.params for member in members]
-        numbers = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
-        repetition, presence, frequency = torch.tensor(numbers, dtype=torch.float32, device=shared.device).unbind(1)
-        # padded to a power of two, so that a text that grows brings few shapes
-        length = 1 << max(len(member.distinct) for member in members).bit_length()
-        tokens = np.zeros((len(members), length), dtype=np.int64)
-        for row, member in zip(tokens, members, strict=True):
-            row[: len(member.distinct)] = list(member.distinct)
-        return Penalties(
-            repetition,
-            presence,
-            frequency,
-            counts=torch.stack([shared.zeros if m.counts is None else m.counts for m in members]),
-            seen=torch.stack([shared.unseen if m.seen is None else m.seen for m in members]),
-            tokens=torch.from_numpy(tokens).to(shared.device),
-        )
-
-    def _barrier(self, paths: Paths) -> Tensor | None:
-        """What the grammars forbid after each node, `mtad.constrain.barrier`; None where no row has a grammar."""
-        if all(member.follower is None for member in self._members):
-            return None
-        rows, nodes, _ = paths.tokens.shape
-        bits = np.full((rows, nodes, -(-self._shared.vocab_size // 8)), 255, dtype=np.uint8)
-        table = zip(self._members, bits, paths.tokens.tolist(), paths.valid.sum(-1).tolist(), strict=True)
-        for member, row, tokens, lengths in table:
-            if member.follower is not None:
-                for node, (path, length) in enumerate(zip(tokens, lengths, strict=True)):
-                    row[node] = member.follower.allowed(tuple(path[:length]))
-        return barrier(torch.from_numpy(bits).to(self._shared.device), self._shared.vocab_size)
 
 
 def _penalises(params: DecodingParams) -> bool:

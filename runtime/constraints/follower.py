@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mtad.errors import InvalidInput
 from mtad.params import LANGUAGES, DecodingParams
+from runtime.constraints.bad_words import BadWords
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -72,9 +73,9 @@ class Follower:
 
     Where the grammar leaves no choice, the tokenizer's own encoding of what must follow is the only one allowed.
     End-of-sequence tokens are allowed where the grammar may end and the text has `min_tokens`. A *dead end* is a point
-    where no token is allowed: the grammar ends before `min_tokens`, wants bytes that no token has, or exceeds
-    llguidance's limits. A draft may touch a dead end and lose nothing. There, end-of-sequence tokens alone are allowed;
-    when one of them is committed, `advance` says what is wrong.
+    where no token is allowed: the grammar ends before `min_tokens`, wants bytes that no token has, exceeds llguidance's
+    limits, or wants what is a bad word. A draft may touch a dead end and lose nothing. There, end-of-sequence tokens
+    alone are allowed; when one of them is committed, `advance` says what is wrong.
 
     A grammar that takes too long to follow (`MASK_SECONDS`) ends at once, in the middle of a block: from then on all is
     a dead end, and the next `advance` says so, whatever it is given. Time is the processor's, spent by this thread, so
@@ -85,10 +86,18 @@ class Follower:
         vocab_size: V.
         eos: tokens that end a text.
         params: of the request.
+        words: that the text must not have.
     """
 
-    def __init__(self, grammar: Grammar, vocab_size: int, eos: Sequence[int], params: DecodingParams) -> None:
-        self._grammar, self._eos, self._params = grammar, frozenset(eos), params
+    def __init__(
+        self,
+        grammar: Grammar,
+        vocab_size: int,
+        eos: Sequence[int],
+        params: DecodingParams,
+        words: BadWords | None = None,
+    ) -> None:
+        self._grammar, self._eos, self._params, self._words = grammar, frozenset(eos), params, words
         self._spare, self._over = SPARE_SECONDS, ""  # why the text cannot be followed any further
         self._matcher = grammar.start.deep_copy()
         ends = np.zeros(vocab_size, dtype=np.bool_)
@@ -173,7 +182,13 @@ class Follower:
         if problem is None and reached:
             early = length < self._params.min_tokens
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
-            if not self._possible(bits):
+            possible = self._possible(bits)
+            if possible and self._words:
+                bits = self._words.without(bits, (*self._text[-self._words.window :], *path))
+                if not bits.any():
+                    words = ", ".join(self._params.bad_words)
+                    problem = InvalidInput("bad_words", short(words), f"no other token can follow the first {length}")
+            elif not possible:
                 problem = self._problem(f"no token can follow the first {length}")
                 if early and ends:
                     most, (field, _) = self._params.min_tokens, language(self._params)

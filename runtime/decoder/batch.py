@@ -12,7 +12,7 @@ from mtad.draft import Level
 from mtad.live import Live
 from mtad.noise import Noise
 from mtad.rows import Place, Rows, Shape
-from runtime.constraints.constraint import Constraints
+from runtime.constraints.adjust import Constraints
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from mtad.live import Beams, Live
 from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise
 from mtad.params import DecodingParams
 from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
-from runtime.constraints.constraint import Constraint, Constraints
+from runtime.constraints.adjust import Constraints
+from runtime.constraints.constraint import Constraint
 from runtime.decoder.batch import Batch, Padded
 
 _content = attrgetter(

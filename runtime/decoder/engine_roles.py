@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,10 +18,15 @@ from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distribution import Candidates
 from mtad.draft import Level, root
+from mtad.ops import largest
 from mtad.rows import Shape, choose_rows
 from mtad.tree import TokenTree
 from runtime.decoder.batch import Batch
 from runtime.decoder.eager import TorchFunctions
+from runtime.scheduler.request import TokenScore
+
+PIECE = 64
+"""Tokens of a prompt that are scored at once: their logits take no more memory than those of a wide tree."""
 
 STEPS = 64
 """Steps kept for inputs that come again in the same memory."""
@@ -58,11 +64,15 @@ class EngineRole:
 
         Columns 0 .. start - 1 must hold what precedes them.
         """
+        self._store(row, tokens, start, self._nothing)
+
+    def _store(self, row: int, tokens: Sequence[int], start: int, keep: Tensor) -> Tensor:
+        """The step of `prefill`; its logits [1, N, V] after the tokens `keep`, V the engine's."""
         end = start + len(tokens)
         positions = self._columns[None, start:end]
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
         given = torch.tensor([tokens], device=self.device)
-        self.engine.step(Step(given, positions, positions[:, 0], mask, self._nothing, first_row=row))
+        return self.engine.step(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         self.engine.copy_row(source, to, columns)
@@ -228,6 +238,26 @@ class EngineTarget(EngineRole):
 
     Cache invariant: columns 0 .. committed - 2 hold the committed tokens; the last committed token is the root.
     """
+
+    def score_prompt(self, row: int, tokens: Sequence[int], start: int, count: int) -> list[TokenScore]:
+        """See `runtime.decoder.roles.Target`.
+
+        Raises:
+            ArithmeticError: a log-probability is not a finite number.
+        """
+        found: list[TokenScore] = []
+        for at in range(0, len(tokens) - 1, PIECE):
+            piece = tokens[at : at + PIECE + 1]
+            logits = self._store(row, piece[:-1], start + at, self._columns[: len(piece) - 1])
+            log_p = logits[0, :, : self.vocab_size].float().log_softmax(-1)
+            own = log_p.gather(1, torch.tensor(piece[1:], device=log_p.device)[:, None])
+            likely, ids = largest(log_p, min(count, self.vocab_size))
+            columns = own[:, 0], (log_p > own).sum(1) + 1, ids, likely
+            for value, rank, top, values in zip(*map(Tensor.tolist, columns), strict=True):
+                found.append(TokenScore(value, rank, list(zip(top, values, strict=True))))
+        if not all(math.isfinite(score.logprob) for score in found):
+            raise ArithmeticError("logits of the target are not finite numbers")
+        return found
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         nodes = batch.shape.scored

@@ -28,6 +28,8 @@ class KvCaches:
     def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
         """Prefill up to `budget` more tokens of a prompt in `row`; returns how many.
 
+        A request with `prompt_logprobs` prefills its whole prompt, unless another choice of the prompt has done so.
+
         Args:
             request: not running yet.
             both: in the auxiliary's cache as well, not in the target's only.
@@ -36,7 +38,9 @@ class KvCaches:
             running: requests whose rows may be copied from, by row.
         """
         prompt, end = request.prompt, len(request.prompt) - 1
-        if not request.target_held:
+        at, scores = request.target_held, request.prompt_scores
+        count = request.params.prompt_logprobs if len(scores) < end else None
+        if not at and count is None:
             request.target_held = self._reuse(self.target, request, row, running)
             request.statistics.reused_tokens = request.target_held
         if both and not request.auxiliary_held:
@@ -44,7 +48,10 @@ class KvCaches:
         held = min(request.target_held, request.auxiliary_held) if both else request.target_held
         upto = min(end, held + budget)
         if request.target_held < upto:
-            self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
+            if count is None:
+                self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
+            else:
+                scores[at:] = self.target.score_prompt(row, prompt[at : upto + 1], at, count)
             request.target_held = upto
             if upto == end and self.prefixes:
                 self.prefixes[1].store(row, prompt[:end], request.salt)

@@ -11,6 +11,7 @@ from mtad.accept import Accepted
 from mtad.block import Draft
 from mtad.tree import TokenTree
 from runtime.decoder.batch import Batch
+from runtime.scheduler.request import TokenScore
 
 
 class Role(Protocol):
@@ -42,6 +43,12 @@ class Auxiliary(Role, Protocol):
 
 class Target(Role, Protocol):
     """Scores a draft in one pass and decides what is accepted."""
+
+    def score_prompt(self, row: int, tokens: Sequence[int], start: int, count: int) -> list[TokenScore]:
+        """Store all of `tokens` but the last, as `prefill` does; returns the score of each but the first.
+
+        `count` likeliest alternatives are reported at each.
+        """
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
         """Logits after the root and after each node, float32 [R, 1 + N, V], in one pass; valid until the next."""

@@ -160,7 +160,7 @@ class OutputProcessor:
             self.totals.alarm(request.id, alarm)
         if gained and request.statistics.first_token_seconds is None:
             request.statistics.first_token_seconds = now - request.arrived
-        self.totals.record_row(drafted, accepted, gained, passes)
+        self.totals.add(drafted, accepted, gained, passes)
 
 
 def _top_tokens(requests: Iterable[Request], logits: Tensor, path: Tensor) -> list[TopTokens]:

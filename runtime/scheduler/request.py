@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
@@ -18,6 +18,20 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 class RequestFailed(Failed):
     """A request that ended because something broke under it; the cause is chained."""
+
+
+class TokenScore(NamedTuple):
+    """What the target says of a token of a prompt, at temperature 1 without filters, penalties, constraints.
+
+    Attributes:
+        logprob: its log-probability.
+        rank: 1 if it is the likeliest, 2 if one is likelier, ..
+        top_logprobs: as many of the likeliest tokens as were asked for, likeliest first: (token id, log-probability).
+    """
+
+    logprob: float
+    rank: int
+    top_logprobs: list[tuple[int, float]]
 
 
 @dataclass(eq=False)
@@ -38,6 +52,7 @@ class Request:
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
+        prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
         beams: live beams, of a method that keeps some: tokens behind `tokens` and joint log-likelihood of each.
         target_held, auxiliary_held: leading columns of its row that are right in either cache.
@@ -62,6 +77,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
     blocks: int = 0
     beams: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
     target_held: int = 0
@@ -104,6 +120,8 @@ class Result:
         logprobs: the target's log-probability of each token, at temperature 1 without filters, penalties, constraints.
         top_logprobs: with the parameter of that name, as many of the target's likeliest tokens at each, likeliest
             first: (token id, log-probability); else empty.
+        prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
+            empty.
         index: which of the prompt's `n` choices it is.
         statistics: what it cost.
         seed: reproduces the result, unless its drafts were adaptive and its temperature above 0.
@@ -115,6 +133,7 @@ class Result:
     finish_reason: FinishReason
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
+    prompt_logprobs: list[TokenScore]
     statistics: Statistics
     seed: int
     index: int
@@ -136,6 +155,7 @@ class Result:
             finish_reason=request.finish_reason,
             logprobs=request.log_probs,
             top_logprobs=request.top_log_probs,
+            prompt_logprobs=request.prompt_scores,
             statistics=request.statistics,
             seed=request.seed,
             index=request.index,
@@ -144,4 +164,5 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**self.__dict__, "statistics": self.statistics.to_dict()}
+        scores = [score._asdict() for score in self.prompt_logprobs]
+        return {**self.__dict__, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}

@@ -34,6 +34,7 @@ class Counts:
         target_passes: forward passes of the target that scored a request (prefill not counted).
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
+        accepted_lengths: blocks with a draft, by how many of its tokens were accepted: at index 0 those with none.
         prefill_seconds, draft_seconds, score_seconds, commit_seconds: see the classes.
     """
 
@@ -43,6 +44,7 @@ class Counts:
     target_passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     score_seconds: float = 0.0
@@ -54,6 +56,9 @@ class Counts:
         self.accepted += accepted
         self.tokens += tokens
         self.target_passes += passes
+        if drafted:
+            self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
+            self.accepted_lengths[accepted] += 1
 
     @property
     def block_efficiency(self) -> float:
@@ -137,9 +142,9 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
     @property
     def count(self) -> int:
@@ -150,6 +155,7 @@ class Histogram:
 
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+LENGTHS = (*range(17), 24, 32, 48, 64)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -166,7 +172,6 @@ class Totals(Counts):
         queue, first_token, total: seconds a request.
         per_token: seconds between a request's tokens, its mean after the first.
         prompt, output: tokens a request.
-        accepted_lengths: accepted tokens of each drafted block, by row.
     """
 
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
@@ -179,7 +184,6 @@ class Totals(Counts):
     per_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     prompt: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output: Histogram = field(default_factory=lambda: Histogram(TOKENS))
-    accepted_lengths: Histogram = field(default_factory=lambda: Histogram((*range(17), 24, 32, 48, 64)))
 
     def record_block(self, draft: float, score: float, commit: float) -> None:
         """Count one block's seconds, however many rows it has."""
@@ -187,11 +191,6 @@ class Totals(Counts):
         self.draft_seconds += draft
         self.score_seconds += score
         self.commit_seconds += commit
-
-    def record_row(self, drafted: int, accepted: int, tokens: int, passes: int = 1) -> None:
-        self.add(drafted, accepted, tokens, passes)
-        if drafted:
-            self.accepted_lengths.add(accepted)
 
     def alarm(self, request_id: int, kind: Alarm) -> None:
         """Count an acceptance alarm and say it once, loudly."""

@@ -4,15 +4,48 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
+from mtad.errors import InvalidInput
 from runtime.output.stream import OutputDelta
+from runtime.scheduler.request import Request
 
 LOWEST = -9999.0
 """What OpenAI reports for a log-probability that is (nearly) minus infinity; JSON has no infinity."""
+
+
+MOST_PROMPT_LOGPROBS = 2**19
+"""Most log-probabilities of prompts in an answer, with alternatives and for each choice: 50 MB while it is made."""
+
+
+def check_size(values: int) -> None:
+    """Refuse an answer with too many log-probabilities of prompts.
+
+    Raises:
+        InvalidInput: there are more than `MOST_PROMPT_LOGPROBS`.
+    """
+    if values > MOST_PROMPT_LOGPROBS:
+        problem = f"at most {MOST_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
+        raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
+
+
+class Echo(NamedTuple):
+    """A prompt that is repeated: its text, and where in it each of its tokens begins, in characters."""
+
+    text: str
+    offsets: list[int]
+
+    @classmethod
+    def of(cls, text: str, ids: Iterable[int], tokenizer: Tokenizer) -> Echo:
+        stream, offsets, at = DecodeStream(skip_special_tokens=True), list[int](), 0
+        for token in ids:
+            offsets.append(min(at, len(text)))
+            at += len(stream.step(tokenizer, token) or "")
+        return cls(text, offsets)
 
 
 class TokenNames:
@@ -49,18 +82,47 @@ class TokenNames:
         text, raw = self.name(token)
         return "bytes:" + "".join(rf"\x{byte:02x}" for byte in raw) if "�" in text else text
 
-    def completion(self, delta: OutputDelta) -> dict[str, Any]:
-        """Log-probabilities in the shape of `/v1/completions`; alternatives hold the token itself as well."""
+    def completion(self, delta: OutputDelta, count: int, echo: Echo | None, prompt: Request | None) -> dict[str, Any]:
+        """Log-probabilities in the shape of `/v1/completions`; alternatives hold the token itself as well.
+
+        Args:
+            count: alternatives that are wanted.
+            echo: what stands before the choice's text.
+            prompt: whose prompt stands before this delta.
+        """
+        tokens: list[tuple[int, float | None, list[tuple[int, float]]]] = list(_tokens(delta))
+        offsets = [at + len(echo.text) for at in delta.offsets] if echo else delta.offsets
+        if echo and prompt:
+            told = zip(prompt.prompt[1:], prompt.prompt_scores, strict=True)
+            others = [(token, score.logprob, score.top_logprobs[:count]) for token, score in told]
+            tokens, offsets = [(prompt.prompt[0], None, []), *others, *tokens], [*echo.offsets, *offsets]
         likely = [
-            {self.key(other): max(value, LOWEST) for other, value in reversed([*some, (token, own)])}
-            for token, own, some in _tokens(delta)
+            None
+            if own is None
+            else {self.key(other): max(value, LOWEST) for other, value in (*some[::-1], (token, own))}
+            for token, own, some in tokens
         ]
         return {
-            "tokens": [self.key(token) for token in delta.token_ids],
-            "token_logprobs": [max(value, LOWEST) for value in delta.logprobs],
-            "top_logprobs": likely if delta.top_logprobs else None,
-            "text_offset": delta.offsets,
+            "tokens": [self.key(token) for token, _, _ in tokens],
+            "token_logprobs": [None if own is None else max(own, LOWEST) for _, own, _ in tokens],
+            "top_logprobs": likely if count else None,
+            "text_offset": offsets,
         }
+
+    def prompt(self, request: Request, count: int) -> list[dict[str, Any] | None]:
+        """What the target says of a prompt, in the shape of vLLM's `prompt_logprobs`: nothing of its first token."""
+
+        def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+            return {"logprob": max(value, LOWEST), "rank": rank, "decoded_token": self.name(token)[0]}
+
+        return [
+            None,
+            *(
+                {str(token): entry(token, score.logprob, score.rank)}
+                | {str(o): entry(o, value, rank) for rank, (o, value) in enumerate(score.top_logprobs[:count], 1)}
+                for token, score in zip(request.prompt[1:], request.prompt_scores, strict=True)
+            ),
+        ]
 
     def chat(self, delta: OutputDelta) -> dict[str, Any]:
         """Log-probabilities in the shape of `/v1/chat/completions`."""

@@ -13,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from runtime.scheduler.statistics import SECONDS, Histogram
+from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
 from runtime.server.energy import EnergyMeter
+from runtime.server.vllm_names import WithVllmNames
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
@@ -57,7 +58,7 @@ class Metrics(Collector):
         self._responses[route, str(status)] += 1
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        return exposition(accept, self, self._process)
+        return exposition(accept, WithVllmNames(self, self._model), self._process)
 
     def collect(self) -> Iterator[Metric]:
         loop = self._engine.llm.loop
@@ -75,6 +76,11 @@ class Metrics(Collector):
         yield _counter("mtad_generated_tokens", "new tokens", totals.tokens)
         yield _counter("mtad_drafted_tokens", "tokens drafted along one path", totals.drafted)
         yield _counter("mtad_accepted_tokens", "drafted tokens that became part of a text", totals.accepted)
+        lengths = list(totals.accepted_lengths)
+        positions = {str(at): sum(lengths[at + 1 :]) for at in range(scheduler.max_draft_len)}
+        words = "drafted tokens that became part of a text, by their place in the draft"
+        yield _counter("mtad_accepted_tokens_per_position", words, positions, "position")
+        yield _counter("mtad_drafted_blocks", "blocks with a draft, of each row counted", sum(lengths))
         yield _counter("mtad_target_passes", "passes of the target, each of each row counted", totals.target_passes)
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
         yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
@@ -95,7 +101,10 @@ class Metrics(Collector):
         yield _histogram("mtad_request_seconds", "from submission to the end", totals.total)
         yield _histogram("mtad_request_prompt_tokens", "prompt tokens per request", totals.prompt)
         yield _histogram("mtad_request_generated_tokens", "new tokens per request", totals.output)
-        yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", totals.accepted_lengths)
+        accepted = Histogram(LENGTHS)
+        for length, blocks in enumerate(lengths):
+            accepted.add(length, blocks)
+        yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", accepted)
         joules = self._meter.joules("gpu")
         if joules:
             yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")

@@ -127,7 +127,8 @@ class ResponseObjects(OpenAIResponse):
         }
         if not ended:
             return found
-        usage, statistics = self._usage(), self.statistics[0]
+        costs, statistics = self._costs(), self.statistics[0]
+        usage = costs.pop("usage")
         found["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
@@ -136,4 +137,4 @@ class ResponseObjects(OpenAIResponse):
             "total_tokens": usage["total_tokens"],
             "mtad": usage["mtad"],
         }
-        return found | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict()}}
+        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict()}}

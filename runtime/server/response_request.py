@@ -115,6 +115,13 @@ class ResponseRequest(Body):
         return found
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        wanted = super().prompt_alternatives
+        if wanted is not None:
+            raise InvalidInput("prompt_logprobs", wanted, "responses have no place for them; ask for a completion")
+        return None
+
+    @property
     def renamed(self) -> dict[str, str]:
         format = {"json_schema": "text"} if self.text else {}
         return super().renamed | {"prompt": "input", "messages": "input"} | format

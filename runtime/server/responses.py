@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Counts, Statistics
 from runtime.server.calling import Calling, CallReader
-from runtime.server.logprobs import TokenNames
+from runtime.server.logprobs import Echo, TokenNames
 from runtime.server.schema import Body, CompletionRequest
 
 
@@ -49,7 +49,8 @@ class Origins:
 def summed(statistics: Iterable[Statistics]) -> Counts:
     """Tokens, drafts and passes of several choices together."""
     ended, names = list(statistics), ("tokens", "target_passes", "drafted", "accepted")
-    return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names})
+    lengths = map(sum, zip_longest(*(one.accepted_lengths for one in ended), fillvalue=0))
+    return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names}, accepted_lengths=list(lengths))
 
 
 class OpenAIResponse:
@@ -59,7 +60,7 @@ class OpenAIResponse:
         body: the request.
         requests: one per choice.
         n: choices per prompt.
-        echoes: text to repeat before each prompt's choices, or none.
+        echoes: what to repeat before each prompt's choices, or none.
         names: of tokens, prepared if the request wants log-probabilities.
         fingerprint: of engines and software.
         calling: how answers call functions; None if they do not.
@@ -73,13 +74,14 @@ class OpenAIResponse:
         body: Body,
         requests: Sequence[Request],
         n: int,
-        echoes: list[str],
+        echoes: list[Echo],
         names: TokenNames,
         fingerprint: str,
         calling: Calling | None = None,
     ) -> None:
         self._body, self._requests, self._n, self._echoes, self._names = body, requests, n, echoes, names
         self._chat, self._logprobs_wanted = not isinstance(body, CompletionRequest), body.alternatives is not None
+        self._prompt_logprobs: int | None = getattr(body, "prompt_logprobs", None)
         self._begun: set[int] = set()
         self._origins = [Origins() for _ in requests]
         self._readers = [CallReader(calling) for _ in requests] if calling else []
@@ -113,24 +115,31 @@ class OpenAIResponse:
 
     def last_events(self) -> bytes:
         """What ends a stream: the chunk that has the usage and no choice, if it is wanted, and OpenAI's mark."""
-        usage = sent_event({**self._chunk_frame, "choices": [], "usage": self._usage()}) if self._usage_wanted else b""
+        usage = sent_event({**self._chunk_frame, "choices": [], **self._costs()}) if self._usage_wanted else b""
         return usage + b"data: [DONE]\n\n"
 
     def whole(self, choices: Sequence[OutputDelta]) -> bytes:
         """The answer at once, as JSON, when all choices have ended; seconds for many with log-probabilities."""
         shown = b",".join(to_json(self._choice(one, chunk=False)) for one in choices)
-        frame = to_json({**self._frame, "usage": self._usage()}).removesuffix(b"}")
+        values = {**self._frame, **self._costs()}
+        if self._chat and self._prompt_logprobs is not None:
+            values["prompt_logprobs"] = self._names.prompt(self._requests[0], self._prompt_logprobs)
+        frame = to_json(values).removesuffix(b"}")
         return b'%b,"choices":[%b]}' % (frame, shown)
+
+    def long(self, delta: OutputDelta) -> bool:
+        """Whether a delta takes long to write down, so that others should not wait for it."""
+        return bool(delta.index not in self._begun and self._requests[delta.index].prompt_scores)
 
     def _choice(self, delta: OutputDelta, chunk: bool) -> dict[str, Any]:
         index, request = delta.index, self._requests[delta.index]
         first = index not in self._begun
         self._begun.add(index)
-        text = self._echoes[index // self._n] + delta.text if first and self._echoes else delta.text
-        logprobs = self._names.chat if self._chat else self._names.completion
+        echo = self._echoes[index // self._n] if self._echoes else None
+        text = echo.text + delta.text if first and echo else delta.text
         choice: dict[str, Any] = {
             "index": index,
-            "logprobs": logprobs(delta) if self._logprobs_wanted else None,
+            "logprobs": self._logprobs(delta, echo, request if first else None) if self._logprobs_wanted else None,
             "finish_reason": delta.finish_reason,
         }
         if self._body.return_token_ids:
@@ -139,6 +148,8 @@ class OpenAIResponse:
                 choice["prompt_token_ids"] = request.prompt
         if not self._chat:
             choice["text"] = text
+            if self._prompt_logprobs is not None:
+                choice["prompt_logprobs"] = self._names.prompt(request, self._prompt_logprobs)
         else:
             said = {"content": text}
             if self._readers:
@@ -171,9 +182,31 @@ class OpenAIResponse:
             calls = [{name: value for name, value in call.items() if name != "index"} for call in calls]
         return {"content": content or None, "tool_calls": calls}
 
-    def _usage(self) -> dict[str, Any]:
+    def _logprobs(self, delta: OutputDelta, echo: Echo | None, prompt: Request | None) -> dict[str, Any]:
+        if self._chat:
+            return self._names.chat(delta)
+        return self._names.completion(delta, self._body.alternatives or 0, echo, prompt)
+
+    def _costs(self) -> dict[str, Any]:
+        """OpenAI's usage and vLLM's metrics of what the drafts did, which aiperf reads."""
+        total, params = summed(self.statistics.values()), self._requests[0].params
+        if not params.assisted:
+            return {"usage": self._usage(total)}
+        lengths = total.accepted_lengths + [0] * (params.drafted + 1 - len(total.accepted_lengths))
+        steps = sum(lengths)
+        drafts = {
+            "mean_acceptance_length": 1 + total.accepted / max(steps, 1),
+            "draft_acceptance_rate": total.acceptance_rate,
+            "acceptance_histogram": lengths,
+            "num_accepted_draft_tokens": total.accepted,
+            "num_draft_tokens": total.drafted,
+            "num_spec_steps": steps,
+            "num_spec_tokens": params.drafted,
+        }
+        return {"usage": self._usage(total), "metrics": {"speculative_decoding": drafts}}
+
+    def _usage(self, total: Counts) -> dict[str, Any]:
         """OpenAI's usage and, under `mtad`, what the drafts did. A prompt counts once, as its first choice met it."""
-        total = summed(self.statistics.values())
         reused = sum(one.reused_tokens for index, one in self.statistics.items() if index % self._n == 0)
         return {
             **self._counts(total.tokens),

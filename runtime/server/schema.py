@@ -30,6 +30,7 @@ _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "method": Literal[tuple(METHODS)],
     "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
     "stop_token_ids": Annotated[Items[Token], Field(max_length=MOST_BIASES)],
+    "bad_words": Annotated[Items[str], Field(max_length=MOST_BIASES)],
     "logit_bias": Annotated[dict[str, float], Field(max_length=MOST_BIASES)],
     "json_schema": str | dict[str, Any],
 }
@@ -143,6 +144,14 @@ class Body(_Parameters):
         """Likeliest tokens to report at each token; None for no log-probabilities at all."""
         return None
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """Likeliest tokens to report at each token of the prompts; None for no log-probabilities of prompts."""
+        wanted: int | None = getattr(self, "prompt_logprobs", None)
+        if wanted is not None and self.stream:
+            raise InvalidInput("prompt_logprobs", wanted, "only with stream = false")
+        return wanted
+
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
         """The decoding parameters it asks for, on top of the pair's.
 
@@ -154,6 +163,8 @@ class Body(_Parameters):
         for name in self.model_fields_set.intersection(LONGEST):
             if values.setdefault("max_tokens", getattr(self, name)) != getattr(self, name):
                 raise InvalidInput(name, getattr(self, name), "max_tokens says something else; give one of them")
+        if self.prompt_alternatives is not None:
+            values["prompt_logprobs"] = self.prompt_alternatives
         if isinstance(values.get("json_schema"), Mapping):
             values["json_schema"] = json.dumps(values["json_schema"])
         if self.response_format and self.response_format.language is not None:
@@ -162,9 +173,10 @@ class Body(_Parameters):
             values["json_schema"] = self.response_format.language
         if self.stream_options and not self.stream:
             raise InvalidInput("stream_options", self.stream_options.model_dump(), "only with stream = true")
-        stops = values.get("stop") or []
-        if sum(map(len, stops)) > STOP_CHARACTERS:
-            raise InvalidInput("stop", stops, f"at most {STOP_CHARACTERS} characters, of all strings together")
+        for name in ("stop", "bad_words"):
+            if sum(map(len, values.get(name) or [])) > STOP_CHARACTERS:
+                problem = f"at most {STOP_CHARACTERS} characters, of all strings together"
+                raise InvalidInput(name, values[name], problem)
         return DecodingParams.from_dict(values, defaults)
 
 
@@ -172,18 +184,24 @@ class CompletionRequest(Body):
     """Body of `/v1/completions`."""
 
     prompt: Prompt
-    echo: bool = Field(False, description="repeat the prompt before the text; not with logprobs")
+    echo: bool = Field(False, description="repeat the prompt before the text, with its logprobs where those are wanted")
     logprobs: int | None = Field(None, ge=0, le=20, description="log-probabilities, with so many alternatives each")
 
     @property
     def renamed(self) -> dict[str, str]:
-        return super().renamed | {"top_logprobs": "logprobs"}
+        echoed = {"prompt_logprobs": "echo"} if self.echo and "prompt_logprobs" not in self.model_fields_set else {}
+        return super().renamed | {"top_logprobs": "logprobs"} | echoed
 
     @property
     def alternatives(self) -> int | None:
-        if self.echo and self.logprobs is not None:
-            raise InvalidInput("echo", True, "log-probabilities of prompts are not computed; leave logprobs out")
         return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        wanted = super().prompt_alternatives
+        if self.echo and (self.logprobs is not None or getattr(self, "max_tokens", None) == 0):
+            return max(wanted or 0, self.logprobs or 0)
+        return wanted
 
     @property
     def prompts(self) -> list[str | list[int]]:

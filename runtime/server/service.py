@@ -8,11 +8,12 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -22,11 +23,12 @@ from mtad.params import METHODS, DecodingParams
 from runtime.async_llm import AsyncLLM
 from runtime.llm import Prompt
 from runtime.pair import ROLES
+from runtime.scheduler.request import Request as EngineRequest
 from runtime.server.bodies import BodyReader, check_body
 from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
-from runtime.server.logprobs import TokenNames
+from runtime.server.logprobs import Echo, TokenNames, check_size
 from runtime.server.messages import Chat, Message, Tool
 from runtime.server.metrics import Metrics
 from runtime.server.middleware import CLIENT, Client
@@ -70,14 +72,15 @@ class Service:
     async def complete(self, kind: type[Body], request: Request) -> ASGIApp:
         """Check a request for text and queue it; what cannot be used is answered with an error."""
         span, names = self._tracing.begin(request.scope["path"], request.headers), dict[str, str]()
+        arrived = asyncio.get_running_loop().time()
         try:
             body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
             params, chat, calling = await self._bodies.run(await request.body(), self._parameters, body)
             # a grammar may take its time to be compiled
-            submitted = self._submit(body, params, chat, calling, request, span)
-            return await attended(request.receive, self.options.request_seconds, submitted)
+            submitted = self._submit(body, params, chat, calling, request, span, arrived)
+            return await attended(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
             raise
@@ -118,7 +121,14 @@ class Service:
             raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
         data = await request.body()
         check_body(data)
-        body = await self._bodies.run(data, kind.model_validate_json, data)
+        try:
+            body = await self._bodies.run(data, kind.model_validate_json, data)
+        except ValidationError as error:
+            shown = api_error(error)
+            if (shown.code, shown.param) == ("missing_required_parameter", "model"):
+                message = f"'model' is required; this server serves {self.options.model!r}"
+                raise replace(shown, message=message) from None
+            raise shown from None
         if body.model not in (self.options.model, None):
             raise _no_model(body.model, f"; this server has {self.options.model!r}")
         return body
@@ -163,6 +173,7 @@ class Service:
         calling: Calling | None,
         request: Request,
         span: Span,
+        arrived: float,
     ) -> Responder:
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
@@ -173,17 +184,24 @@ class Service:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
-        if body.alternatives is not None:  # log-probabilities are wanted
+        if body.alternatives is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(self._names.prepare)
+        texts = prompts
+        if params.prompt_logprobs is not None:
+            prompts = [await self._tokenized(prompt) for prompt in prompts]
+            check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
         with calling.blamed() if calling else nullcontext():
             stream = await self.engine.submit_many(prompts, params, body.priority, **others)
-        echoes = await self._echoes(prompts) if isinstance(body, CompletionRequest) and body.echo else []
+        echoes: list[Echo] = []
+        if isinstance(body, CompletionRequest) and body.echo:
+            echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
         kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
         response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
-        return Responder(stream, response, body.stream, span, self.metrics.gaps, self.options.request_seconds)
+        seconds = self.options.request_seconds
+        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
 
     async def _prompts(self, body: Body, chat: Chat | None, request: Request) -> Sequence[Prompt]:
         if chat:
@@ -213,10 +231,11 @@ class Service:
             return prompt
         return await self.engine.in_thread(len(prompt), self.engine.llm.tokenize, prompt, special_tokens)
 
-    async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
-        """Prompts as text."""
+    def _echoes(self, prompts: Sequence[Prompt], requests: Sequence[EngineRequest]) -> list[Echo]:
+        """What is repeated of prompts, each with the first of its requests."""
         tokenizer = self.engine.llm.pair.tokenizer
-        return await asyncio.to_thread(lambda: [prompt_text(tokenizer, prompt) for prompt in prompts])
+        each = zip(prompts, requests, strict=True)
+        return [Echo.of(prompt_text(tokenizer, one), r.prompt, tokenizer.backend_tokenizer) for one, r in each]
 
     @cached_property
     def _model(self) -> dict[str, Any]:

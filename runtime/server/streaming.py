@@ -27,11 +27,12 @@ _EVENTS = [
 ]
 
 
-async def attended(receive: Receive, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def attended(receive: Receive, arrived: float, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns, for as long as somebody waits for it; else it is cancelled.
 
     Args:
         receive: of a request that has been read.
+        arrived: when it came, on the event loop's clock.
         seconds: after which it is given up.
         work: what is done for it.
 
@@ -41,7 +42,8 @@ async def attended(receive: Receive, seconds: float, work: Coroutine[Any, Any, T
     """
     task, gone = asyncio.create_task(work), asyncio.create_task(client_left(receive))
     try:
-        done, _ = await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        left = max(0.0, arrived + seconds - asyncio.get_running_loop().time())
+        done, _ = await asyncio.wait({task, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
         raise ClientDisconnect if done else timed_out(seconds)
@@ -63,14 +65,22 @@ class Responder:
         events: whether each delta is sent as it comes.
         span: of the request; ends with it.
         gaps: seconds between two deltas of a choice are added to it.
+        arrived: when the request came, on the event loop's clock.
         seconds: after which the request is given up.
     """
 
     def __init__(
-        self, stream: Stream, response: OpenAIResponse, events: bool, span: Span, gaps: Histogram, seconds: float
+        self,
+        stream: Stream,
+        response: OpenAIResponse,
+        events: bool,
+        span: Span,
+        gaps: Histogram,
+        arrived: float,
+        seconds: float,
     ) -> None:
         self._stream, self._response, self._send = stream, response, self._events if events else self._whole
-        self._span, self._gaps, self._seconds = span, gaps, seconds
+        self._span, self._gaps, self._arrived, self._seconds = span, gaps, arrived, seconds
         self._last: dict[int, float] = {}  # when each choice had its last delta
         self._begun = False
 
@@ -79,7 +89,7 @@ class Responder:
         gone.add_done_callback(lambda _: self._stream.cancel())  # its last deltas come with the engine's next block
         problem: str | None = None
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout_at(self._arrived + self._seconds):
                 try:  # a task of its own: each delta wakes it alone, not all the calls it was reached through
                     await asyncio.create_task(self._send(send))
                 except Exception as error:
@@ -104,7 +114,7 @@ class Responder:
                     raise cancelled()
                 self._clock(delta)
         choices = self._stream.whole()
-        if len(choices) > 8 or any(one.top_logprobs for one in choices):  # to write those down takes long
+        if len(choices) > 8 or any(one.top_logprobs or self._response.long(one) for one in choices):
             data = await asyncio.to_thread(self._response.whole, choices)
         else:
             data = self._response.whole(choices)
@@ -124,7 +134,8 @@ class Responder:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     raise cancelled()
                 self._clock(delta)
-                data += self._response.event(delta)
+                event = self._response.event
+                data += await asyncio.to_thread(event, delta) if self._response.long(delta) else event(delta)
             ended = self._stream.ended
             data += self._response.last_events() if ended else b""
             await send({"type": "http.response.body", "body": data, "more_body": not ended})

@@ -81,12 +81,16 @@ class ExecutorLLM(LLM):
         """See `LLM.requests`.
 
         Raises:
-            InvalidInput: also where adaptive drafts are asked for by name, or a tree that the target has no room for.
+            InvalidInput: also where adaptive drafts are asked for by name, log-probabilities of prompts, or a tree that
+                the target has no room for.
         """
         asked = self.pair.defaults if params is None else params
         if isinstance(asked, DecodingParams):
             if asked.speculation == "adaptive":
                 raise InvalidInput("speculation", "adaptive", "not over TensorRT-LLM executors; leave it out")
+            if asked.prompt_logprobs is not None:
+                problem = "not over TensorRT-LLM executors; leave it out"
+                raise InvalidInput("prompt_logprobs", asked.prompt_logprobs, problem)
             if paths(asked) > (built := self.clients[0].spec.paths):
                 problem = f"the target has {built} path per row, not {paths(asked)}; export with --defaults for it"
                 raise InvalidInput("method", asked.method, problem)

@@ -12,9 +12,10 @@ from mtad import block
 from mtad.accept import Accepted
 from mtad.block import Draft
 from mtad.constrain import root_paths, tree_paths
+from mtad.errors import InvalidInput
 from mtad.tree import TokenTree
 from runtime.decoder.batch import Batch
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import Request, TokenScore
 from runtime.tensorrt_llm.executor import Client
 
 
@@ -36,6 +37,14 @@ class ExecutorTarget:
         held = self.tokens.get(row, [])
         assert start <= len(held), "columns before them are not there"
         self.tokens[row] = [*held[:start], *tokens]
+
+    def score_prompt(self, row: int, tokens: Sequence[int], start: int, count: int) -> list[TokenScore]:
+        """Refused: what is known of a text's beginning is not computed again, and its logits are not returned.
+
+        Raises:
+            InvalidInput: always; `ExecutorLLM.requests` refuses such requests before they are queued.
+        """
+        raise InvalidInput("prompt_logprobs", count, "not over TensorRT-LLM executors; leave it out")
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         """Move a request's first `columns` columns to another row; fewer, of one that was cleared."""

@@ -78,6 +78,9 @@ class TritonResponse:
             "total_draft_tokens": [one.drafted for one in ended],
             "output_seed": [self._requests[delta.index].seed for delta in choices],
         }
+        scores = [self._requests[delta.index].prompt_scores for delta in choices]
+        if any(scores):
+            values["output_prompt_logprobs"] = [json.dumps([s._asdict() for s in some]).encode() for some in scores]
         if self._settings.return_perf_metrics:
             values["statistics"] = [json.dumps(one.to_dict()).encode() for one in ended]
             values["arrival_time_ns"] = [self._arrived]

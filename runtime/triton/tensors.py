@@ -118,6 +118,7 @@ _OUTPUTS = (
     TritonTensor("output_log_probs", "FP32", (-1, -1)),
     TritonTensor("output_ids", "INT32", (-1, -1)),
     TritonTensor("output_top_logprobs", "STRING", (-1,)),
+    TritonTensor("output_prompt_logprobs", "STRING", (-1,)),
     TritonTensor("batch_index", "INT32"),
     TritonTensor("sequence_index", "INT32", (-1,)),
     TritonTensor("finish_reason", "STRING", (-1,)),
@@ -163,7 +164,6 @@ BLS = Convention(
     parameters={"stop": ("stop", "stop_words"), "n": ("n", "num_return_sequences")},
     settings={},
     neutral=(
-        _neutral("bad_words", "STRING", ("",), "not supported; forbid tokens with logit_bias"),
         _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),
         _neutral("return_context_logits", "BOOL", (False,), _NO_LOGITS),
         _neutral("return_generation_logits", "BOOL", (False,), _NO_LOGITS),

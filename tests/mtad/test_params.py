@@ -33,6 +33,8 @@ INVALID: dict[str, list[Any]] = {
     "min_tokens": [-1, 129, 1.0, True, None],
     "n": [0, 1025, 1.5, True, None],
     "top_logprobs": [-1, 21, 1.5, True, None],
+    "prompt_logprobs": [-1, 21, 1.5, True],
+    "bad_words": ["a", ("a", ""), (1,), None],
     "logit_bias": [
         None,
         [1, 2],

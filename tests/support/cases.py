@@ -26,7 +26,7 @@ from mtad.params import METHODS, DecodingParams
 from mtad.reference.request import Model, Random, Request, Tokens
 from mtad.rows import Rows, Shape, block_shape, places, stack_rows
 from mtad.tree import TokenTree, keep_best
-from runtime.constraints.constraint import Constraints
+from runtime.constraints.adjust import Constraints
 from tests.support.mock_models import Pair, mock_pair
 from tests.support.noise import draw_noise
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 from mtad.live import Beams
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
-from runtime.constraints.constraint import Constraint, ConstraintFailed, Constraints
+from runtime.constraints.adjust import Constraints
+from runtime.constraints.constraint import Constraint, ConstraintFailed
 from tests.support import cases
 from tests.support.mock_models import Pair
 

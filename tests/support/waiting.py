@@ -56,21 +56,30 @@ class Gate:
 
 
 class Deadlines:
-    """Stands for `asyncio` in a module: what its `timeout` limits ends when a test says so, not after its seconds."""
+    """Stands for `asyncio` in a module: what its timeouts limit ends when a test says so, not when time is up.
+
+    Attributes:
+        at: the times that `timeout_at` was given.
+    """
 
     def __init__(self) -> None:
-        self._begun: list[tuple[float, asyncio.Timeout, asyncio.AbstractEventLoop]] = []
+        self._begun: list[tuple[float | None, asyncio.Timeout, asyncio.AbstractEventLoop]] = []
+        self.at: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
 
-    def timeout(self, seconds: float) -> asyncio.Timeout:
+    def timeout_at(self, when: float) -> asyncio.Timeout:
+        self.at.append(when)
+        return self.timeout(None)
+
+    def timeout(self, seconds: float | None) -> asyncio.Timeout:
         limit = asyncio.timeout(None)
         self._begun.append((seconds, limit, asyncio.get_running_loop()))
         return limit
 
-    def end(self, seconds: float) -> None:
-        """Now the seconds of one that was given so many are over; waits for it to begin."""
+    def end(self, seconds: float | None = None) -> None:
+        """Now the seconds of one that was given so many, or a time, are over; waits for it to begin."""
         until(lambda: any(one[0] == seconds for one in self._begun))
         found = next(one for one in self._begun if one[0] == seconds)
         self._begun.remove(found)

@@ -199,9 +199,16 @@ def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones() -> No
     assert gateway._draining
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/version"])
+def test_routes_for_tokens_are_a_replicas(path: str) -> None:
+    replicas = Replicas([START, WHOLE])
+    assert ask(replicas, path)[:2] == (200, b"whole")
+    assert replicas.calls[0][0]["path"] == path
+
+
 def test_health_metrics_and_keys_are_the_gateways_own() -> None:
     assert json.loads(ask(Replicas(), "/health")[1]) == {"status": "ready", "replicas": 1}
-    assert ask(Replicas(), "/health/live")[0] == 200
+    assert ask(Replicas(), "/health/live")[0] == ask(Replicas(), "/ping")[0] == 200
     assert b'mtad_replica{generation="1",host="host",pid="1",replica="a"} 1.0' in ask(Replicas(), "/metrics")[1]
     replicas = Replicas([START, WHOLE])
     assert ask(replicas, keys=("secret",))[0] == 401

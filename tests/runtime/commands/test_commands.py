@@ -208,6 +208,18 @@ def test_generate_refuses_folders_that_are_no_pair(run: Run, tmp_path: Path) -> 
     assert_refused(run("mtad generate"), "mtad generate", "pair")
     assert_refused(run("mtad generate", tmp_path, "S"), "mtad generate", "no pair.json")
     assert_refused(run("mtad generate", tmp_path / "nowhere", "S"), "mtad generate", "no such folder")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pair.json").touch()
+    inside = f"it holds pairs; give one of {tmp_path / 'a'}, {tmp_path / 'b'}"
+    assert_refused(run("mtad generate", tmp_path, "S"), "mtad generate", inside)
+
+
+def test_more_tokens_than_a_row_holds_are_refused_before_the_pair_is_opened(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.commands.generate.open_llm", None)
+    assert_refused(run("mtad generate", pair, "S", "--max-tokens", "192"), "mtad generate", "must fit in 192")
 
 
 def export_options(checkpoints: tuple[Path, Path], folder: Path) -> list[str]:

@@ -24,6 +24,8 @@ ASKED: dict[str, Asked] = {
     "penalties": {"repetition_penalty": 1.6, "presence_penalty": 0.4, "frequency_penalty": -0.7, "min_tokens": 1},
     "bias and earliest end": {"logit_bias": {2: 1.5, 0: 2.0}, "min_tokens": 2},
     "grammar": {"regex": WORDS.pattern},
+    "bad words": {"bad_words": ("bc", "c", "aba"), "logit_bias": {0: -1.0}},
+    "bad words of a grammar": {"bad_words": ("bc", "aca"), "regex": WORDS.pattern},
     "all": {"regex": WORDS.pattern, "frequency_penalty": 0.9, "logit_bias": {1: -1.0}, "min_tokens": 2},
 }
 
@@ -45,6 +47,7 @@ def constrained(model: Model, params: DecodingParams) -> Model:
                 possible = len(text) >= params.min_tokens and (params.regex is None or letters in words)
             else:
                 possible = params.regex is None or (*letters, LETTERS[token - 1]) in prefixes
+                possible &= not "".join((*letters, LETTERS[token - 1])).endswith(params.bad_words)
             found.append(value if possible else -math.inf)
         return np.array(found)
 

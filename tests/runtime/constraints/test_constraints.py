@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.request import Tokens
-from runtime.constraints.constraint import Constrainer, ConstraintFailed, Constraints
+from runtime.constraints.adjust import Constraints
+from runtime.constraints.constraint import Constrainer, ConstraintFailed
 from runtime.constraints.follower import Follower
 from runtime.constraints.trial_process import compile_grammar
 from scripts.soak.attacks import AMBIGUOUS

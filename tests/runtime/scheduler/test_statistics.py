@@ -66,12 +66,12 @@ def test_totals_are_sums_over_requests_and_turns() -> None:
         totals.ended(reason, s)
     totals.ended("error", Statistics(prompt_tokens=3))
     totals.record_block(*SECONDS)
-    totals.record_row(4, 2, 3)
-    totals.record_row(0, 0, 1)
+    totals.add(4, 2, 3, passes=1)
+    totals.add(0, 0, 1, passes=1)
     assert totals.requests == {"stop": 2, "length": 0, "cancelled": 1, "error": 1}
     assert (totals.prompt_tokens, totals.reused_tokens, totals.turns) == (33, 12, 1)
     assert (totals.block_efficiency, totals.acceptance_rate) == (2.0, 0.5)
     assert totals.per_token.sum == 3 * 0.5
     assert totals.total.count == totals.first_token.count == 3, "a request that never began has no latency"
-    assert totals.accepted_lengths.count == 1
+    assert totals.accepted_lengths == [0, 0, 1]
     assert json.loads(json.dumps(totals.to_dict()))["queue"]["count"] == 3

@@ -51,6 +51,9 @@ def test_the_real_pair_is_served_and_sigterm_drains(
     plain = LLM(demo_pair, RuntimeConfig(threads=1))
     client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=PATIENCE)
     assert "memory: weights" in server.log
+    capacity = plain.pair.target.spec.capacity
+    assert "largest batch: 4 requests, each of up to " in server.log
+    assert f"keys and values of {4 * capacity} tokens" in server.log
     assert [model.id for model in client.models.list()] == ["demo"]
     expected = plain.generate(PROMPT, DecodingParams.from_dict({"seed": 7, "max_tokens": 40}, plain.pair.defaults))[0]
     answer = client.completions.create(model="demo", prompt=PROMPT, seed=7, max_tokens=40)

@@ -215,7 +215,7 @@ def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pyt
     gate = Gate(llm)
     monkeypatch.setattr("runtime.server.streaming.asyncio", deadlines)
     with live(llm, request_seconds=0.3) as server:
-        ending = threading.Thread(target=deadlines.end, args=(0.3,))
+        ending = threading.Thread(target=deadlines.end)
         ending.start()
         with pytest.raises(InternalServerError) as caught:
             server.client.completions.create(**LONG)
@@ -225,11 +225,28 @@ def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pyt
         gate.let(2)  # the pass it was in, and one of the next request
         stream = server.client.completions.create(stream=True, **LONG)
         assert next(stream).choices
-        deadlines.end(0.3)
+        deadlines.end()
         with pytest.raises(APIError, match=r"not finished after 0\.3 s"):
             list(stream)
         gate.open()
         until(lambda: llm.loop.totals.requests["cancelled"] == 2)
+
+
+def test_time_is_counted_from_a_requests_arrival(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it waited for before it was queued, such as a grammar, is not given back."""
+    llm, deadlines, queued = own(plain), Deadlines(), list[float]()
+    monkeypatch.setattr("runtime.server.streaming.asyncio", deadlines)
+    with live(llm, request_seconds=9.0) as server:
+        submit = server.engine.submit_many
+
+        async def late(*args: Any, **others: Any) -> Any:
+            queued.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.05)
+            return await submit(*args, **others)
+
+        monkeypatch.setattr(server.engine, "submit_many", late)
+        assert server.client.completions.create(model=MODEL, prompt="S", max_tokens=2).choices
+    assert deadlines.at[0] <= queued[0] + 9.0
 
 
 def test_draining_finishes_what_was_accepted_and_refuses_the_rest(plain: LLM) -> None:

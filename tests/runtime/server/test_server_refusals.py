@@ -31,7 +31,8 @@ from tests.support.waiting import own
         ({"seed": -2}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"logprobs": 99}, "logprobs"),
-        ({"logprobs": 1, "echo": True}, "echo"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
@@ -72,6 +73,13 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
     assert error["code"]
     assert param in error["message"]
     assert len(error["message"]) < 1000
+
+
+def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServer) -> None:
+    status, _, answer = call(server, "POST", "/v1/completions", {"prompt": "S"})
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert answer["error"]["message"] == f"'model' is required; this server serves {MODEL!r}"
+    assert answer["error"]["code"] == "missing_required_parameter"
 
 
 @pytest.mark.parametrize(

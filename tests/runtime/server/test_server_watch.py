@@ -112,6 +112,57 @@ def test_open_metrics_are_served_to_those_who_ask(server: LiveServer) -> None:
     assert {family.name for family in families} >= {"mtad_generated_tokens", "mtad_accepted_length"}
 
 
+def test_vllms_names_tell_the_same(server: LiveServer) -> None:
+    asked = {
+        "model": MODEL,
+        "prompt": "How many",
+        "n": 3,
+        "seed": 1,
+        "max_tokens": 20,
+        "extra_body": {"method": "mtad"},
+    }
+    server.client.completions.create(**asked)
+    now = scrape(server)
+    vllm = {name.removeprefix("vllm:").replace(f"{{model_name={MODEL}}}", ""): value for name, value in now.items()}
+    for theirs, ours in {
+        "prompt_tokens_total": "mtad_prompt_tokens_total",
+        "generation_tokens_total": "mtad_generated_tokens_total",
+        "spec_decode_num_drafts_total": "mtad_accepted_length_count",
+        "spec_decode_num_draft_tokens_total": "mtad_drafted_tokens_total",
+        "spec_decode_num_accepted_tokens_total": "mtad_accepted_length_sum",
+        "time_to_first_token_seconds_count": "mtad_requests_total{reason=length}",
+        "e2e_request_latency_seconds_sum": "mtad_request_seconds_sum",
+        "num_requests_running": "mtad_requests_running",
+        "kv_cache_usage_perc": "mtad_kv_rows_used",
+    }.items():
+        assert vllm[theirs] == now[ours], theirs
+    assert now[f"vllm:request_success_total{{finished_reason=length,model_name={MODEL}}}"] == 3
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=" + MODEL
+    accepted = [now[f"{name},position={at}}}"] for at in range(8)]
+    assert accepted == sorted(accepted, reverse=True)
+    assert sum(accepted) == now["mtad_accepted_tokens_total"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_what_its_drafts_did_as_aiperf_reads_it(server: LiveServer, stream: bool) -> None:
+    asked = {"model": MODEL, "prompt": "How many", "n": 2, "seed": 1, "max_tokens": 20, "stream": stream}
+    draft = {"method": "mtad", "draft_len": 3}
+    if stream:
+        asked["stream_options"] = {"include_usage": True}
+        *_, answer = (chunk.to_dict() for chunk in server.client.completions.create(**asked, extra_body=draft))
+    else:
+        answer = server.client.completions.create(**asked, extra_body=draft).to_dict()
+    told, usage = answer["metrics"]["speculative_decoding"], answer["usage"]["mtad"]
+    lengths = told["acceptance_histogram"]
+    assert len(lengths) == told["num_spec_tokens"] + 1 == 4
+    assert sum(lengths) == told["num_spec_steps"] == usage["target_passes"]
+    accepted = sum(length * blocks for length, blocks in enumerate(lengths))
+    assert accepted == told["num_accepted_draft_tokens"] == usage["accepted_tokens"] > 0
+    assert told["num_draft_tokens"] == usage["drafted_tokens"] == 3 * sum(lengths)
+    assert told["draft_acceptance_rate"] == usage["acceptance_rate"]
+    assert told["mean_acceptance_length"] == 1 + accepted / sum(lengths)
+
+
 def test_the_dashboard_asks_for_what_is_exported_and_shows_all_of_it(server: LiveServer) -> None:
     server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
     exported = {re.sub(r"\{.*", "", name) for name in scrape(server)} | {"mtad_energy_joules_total"}
@@ -128,7 +179,7 @@ def test_the_dashboard_asks_for_what_is_exported_and_shows_all_of_it(server: Liv
         assert expression.count("(") == expression.count(")")
         for label in re.findall(r"by \(([\w, ]+)\)|(\w+)(?:!=|=~)", expression):
             for name in re.split(r", ", label[0] or label[1]):
-                assert name in ("le", "kind", "reason", "route", "status", "phase", "job"), name
+                assert name in ("le", "kind", "position", "reason", "route", "status", "phase", "job"), name
 
 
 @pytest.fixture(scope="module")

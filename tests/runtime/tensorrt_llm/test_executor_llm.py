@@ -117,6 +117,8 @@ def test_defaults_limits_and_what_is_not_there(llm: ExecutorLLM, executor_pair: 
             llm.requests("x", DecodingParams.from_dict(values, request.params))
     with pytest.raises(InvalidInput, match="adaptive"):
         llm.requests("x", DecodingParams(method="speculative", speculation="adaptive"))
+    with pytest.raises(InvalidInput, match="prompt_logprobs"):
+        llm.requests("x", DecodingParams(prompt_logprobs=0))
     (result,) = llm.generate("x", DecodingParams(method="speculative", max_tokens=4))  # adaptive elsewhere
     assert result.token_ids
     llm.close()

@@ -1,0 +1,63 @@
+"""Words that a text must not contain, as token sequences whose last token is masked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from mtad.errors import InvalidInput
+
+
+class BadWords:
+    """The tokens that `bad_words` forbid after a text, as vLLM defines them.
+
+    A word is forbidden as the tokens it has by itself and, if a space before it only changes its first token, as the
+    tokens it has after a space. Other tokens may still spell it. The prompt is not part of the text.
+
+    Args:
+        words: none of them empty.
+        tokenizer: the pair's.
+        vocab_size: V; words with tokens beyond it are never emitted anyway.
+
+    Attributes:
+        single_tokens: tokens that are never allowed.
+        window: how many tokens at the end of a text decide what may follow, at least 1.
+
+    Raises:
+        InvalidInput: a word has no tokens.
+    """
+
+    def __init__(self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> None:
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare, spaced = (tokenizer.encode(x + word.lstrip(), add_special_tokens=False).ids for x in ("", " "))
+            if not bare:
+                raise InvalidInput("bad_words", word, "it has no tokens; leave it out")
+            sequences[tuple(bare)] = None
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
+                sequences[tuple(spaced)] = None
+        known = [sequence for sequence in sequences if max(sequence) < vocab_size]
+        self.single_tokens = [sequence[0] for sequence in known if len(sequence) == 1]
+        self.window = max([1, *(len(sequence) - 1 for sequence in known)])
+        self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for *begun, last in known:
+            if begun:
+                self._longer.setdefault(begun[-1], []).append((tuple(begun), last))
+        allowed = np.ones(vocab_size, dtype=np.bool_)
+        allowed[self.single_tokens] = False
+        self._others = np.packbits(allowed, bitorder="little")
+
+    def last_tokens(self, text: tuple[int, ...]) -> list[int]:
+        """Tokens that would complete a word of several tokens after `text`, whose last `window` tokens suffice."""
+        begun = self._longer.get(text[-1], ()) if text else ()
+        return [last for tokens, last in begun if text[-len(tokens) :] == tokens]
+
+    def without(self, bits: NDArray[np.uint8], text: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The set of tokens `bits` (see `runtime.constraints.follower.Bits`) without those forbidden after `text`."""
+        left = bits & self._others
+        for token in self.last_tokens(text):
+            left[token // 8] &= 255 ^ 1 << token % 8
+        return left

@@ -1,0 +1,110 @@
+"""Bad words: their tokens are never complete in a text, whatever drafts it, and nothing else is forbidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers
+
+from mtad.errors import InvalidInput
+from mtad.params import METHODS, DecodingParams
+from runtime import LLM
+from runtime.constraints.bad_words import BadWords
+from runtime.constraints.constraint import Constrainer, ConstraintFailed
+from tests.support.constrained import FREE, Running, finish, letters
+from tests.support.mock_models import mock_pair
+
+WORDS = ("ab", "c", "bba", "bbb")
+
+
+def texts(method: str, temperature: float, words: tuple[str, ...], prompt: tuple[int, ...] = ()) -> list[str]:
+    """Texts over the letters a to d, which `mock_pair` likes about equally."""
+    maker = Constrainer(letters("abcd"), 5, [0])
+    params = replace(
+        FREE,
+        method=method,
+        temperature=temperature,
+        ignore_eos=True,
+        max_tokens=30,
+        accept_threshold=0.1,
+        bad_words=words,
+    )
+    running = [
+        Running(mock_pair(seed, 5, peak=1.0, noise=0.8), params, seed, maker.constraint(seed, params, prompt), prompt)
+        for seed in range(6)
+    ]
+    finish(running, 5, [])
+    return ["".join(".abcd"[token] for token in one.text) for one in running]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_bad_word_is_ever_complete(method: str, temperature: float) -> None:
+    assert not [text for text in texts(method, temperature, WORDS) if any(word in text for word in WORDS)]
+
+
+def test_without_bad_words_the_texts_above_have_them() -> None:
+    free = texts("mmtad", 1.0, ())
+    assert all(any(word in text for text in free) for word in WORDS)
+
+
+def test_the_prompt_is_not_a_part_of_a_bad_word() -> None:
+    maker = Constrainer(letters("abcd"), 5, [0])
+    constraint = maker.constraint("x", replace(FREE, bad_words=("ab",)), (1,))
+    assert constraint is not None
+    assert constraint.words is not None
+    assert constraint.words.last_tokens(constraint.tail) == []
+    constraint.advance([1])
+    assert constraint.words.last_tokens(constraint.tail) == [2]
+
+
+def test_a_word_is_forbidden_with_and_without_a_space_before_it_as_in_vllm() -> None:
+    vocabulary = {"▁": 0, "a": 1, "b": 2, "▁a": 3, "ab": 4, "▁ab": 5, "c": 6}
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    words = BadWords(["a", " abc", "c"], tokenizer, 7)
+    assert sorted(words.single_tokens) == [1, 3, 6]
+    assert [words.last_tokens(text) for text in ((4,), (5,), (0, 4), (4, 2), ())] == [[6], [6], [6], [], []]
+    left = np.unpackbits(words.without(np.array([255], dtype=np.uint8), (4,)), bitorder="little")[:7]
+    assert left.tolist() == [1, 0, 1, 0, 1, 1, 0]
+
+
+def test_a_word_without_tokens_is_refused_by_name() -> None:
+    maker = Constrainer(letters("ab"), 3, [0])
+    with pytest.raises(InvalidInput, match="no tokens") as refused:
+        maker.check(DecodingParams(bad_words=("a", "zz")))
+    assert (refused.value.field, refused.value.value) == ("bad_words", "zz")
+
+
+def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmless_in_a_draft() -> None:
+    maker = Constrainer(letters("abc"), 4, [0])
+    constraint = maker.constraint("req-1", replace(FREE, regex="a(bc|a)", bad_words=("bc",)), ())
+    assert constraint is not None
+    assert constraint.follower is not None
+    allowed = constraint.follower.allowed
+    masks = [np.unpackbits(allowed(path), bitorder="little")[:4].tolist() for path in ((), (1,), (1, 2), (1, 1))]
+    assert masks == [[0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
+    with pytest.raises(ConstraintFailed, match="no other token can follow the first 2") as failed:
+        constraint.advance([1, 2, 0])
+    assert failed.value.field == "bad_words"
+
+
+@pytest.mark.parametrize("method", ["sample", "speculative", "mmtad", "specinfer"])
+def test_real_engines_never_write_one_and_lossless_drafts_change_nothing(plain: LLM, method: str) -> None:
+    params = DecodingParams(method=method, max_tokens=24, temperature=0.0, ignore_eos=True, accept_threshold=0.1)
+    tokenizer = plain.pair.tokenizer.backend_tokenizer
+    words: list[str] = []
+    for _ in range(4):
+        asked = replace(params, bad_words=tuple(words))
+        (result,) = plain.generate("SELECT name FROM", asked)
+        for word in words:
+            ids = tokenizer.encode(word, add_special_tokens=False).ids
+            found = [at for at in range(24) if result.token_ids[at : at + len(ids)] == ids]
+            assert not found, word
+        if METHODS[method].lossless:
+            expected = plain.generate("SELECT name FROM", replace(asked, method="sample"))[0]
+            assert result.token_ids == expected.token_ids
+        words += [tokenizer.decode(result.token_ids[at : at + 2]) for at in (2, 9)]
