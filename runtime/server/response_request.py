@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from runtime.server.messages import (
     OfFunction,
     Tool,
     ToolCall,
+    ToolChoice,
 )
 from runtime.server.schema import DESCRIPTIONS, Body, JsonSchema, ResponseFormat
 from runtime.server.strict import Items, StrictModel
@@ -143,10 +144,9 @@ class ResponseRequest(Body):
             else:
                 found.append(message)
         tools = [Tool.model_construct(type="function", function=tool) for tool in self.tools]
-        choice = self.tool_choice
-        if isinstance(choice, ResponseToolChoice):
-            choice = NamedTool.model_construct(type="function", function=choice)
-        return Chat(found, tools, choice, self.parallel_tool_calls)
+        named = isinstance(self.tool_choice, ResponseToolChoice)
+        choice = NamedTool.model_construct(type="function", function=self.tool_choice) if named else self.tool_choice
+        return Chat(found, tools, cast("ToolChoice", choice), self.parallel_tool_calls)
 
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
         params = super().parameters(defaults)
