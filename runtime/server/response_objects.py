@@ -100,16 +100,15 @@ class ResponseObjects(OpenAIResponse):
         return {"item_id": item["id"], "output_index": len(self._items) - 1, **part}
 
     def _response(self) -> dict[str, Any]:
-        """The response as it is now."""
-        body, params, ended = self._body, self._requests[0].params, self._status != "in_progress"
-        found = {
+        """The response as it is now. It leaves out what the client sent and may be large: several events have it."""
+        body, params = self._body, self._requests[0].params
+        found: dict[str, Any] = {
             "id": f"resp_{self._id}",
             "object": "response",
             "created_at": self._frame["created"],
             "status": self._status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
-            "instructions": body.instructions,
             "max_output_tokens": params.max_tokens if body.limited else None,
             "model": body.model,
             "output": self._items,
@@ -117,15 +116,14 @@ class ResponseObjects(OpenAIResponse):
             "previous_response_id": None,
             "store": False,
             "temperature": params.temperature,
-            "text": body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}},
             "tool_choice": body.model_dump(include={"tool_choice"})["tool_choice"],
-            "tools": [tool.model_dump() for tool in body.tools],
+            "tools": [],
             "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None,
             "metadata": {},
         }
-        if not ended:
+        if self._status == "in_progress":
             return found
         costs, statistics = self._costs(), self.statistics[0]
         usage = costs.pop("usage")
