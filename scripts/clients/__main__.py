@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from runtime.commands.entry import Parser, command
+from scripts.clients.served import MODEL, served
 from scripts.machine import machine
 from scripts.paths import DEMO, RESULTS, ROOT
 
@@ -37,8 +33,6 @@ PACKAGES = {
     "lm-eval": "lm_eval",
 }
 """What each environment is made for."""
-MODEL = "demo"
-TEMPLATE = HERE / "chat.jinja"
 SECONDS = 600
 """For one client's checks."""
 
@@ -59,45 +53,6 @@ def version(name: str) -> str:
     """The client's, as its requirements pin it."""
     text = (HERE / "requirements" / f"{name}.txt").read_text()
     return next(line.partition("==")[2] for line in text.splitlines() if line.startswith(f"{PACKAGES[name]}=="))
-
-
-@contextmanager
-def served(pair: Path) -> Iterator[str]:
-    """The address of a server in a process of its own."""
-    log = BUILD / "server.log"
-    with log.open("w") as lines:
-        arguments = [
-            "serve",
-            str(pair),
-            "--port",
-            "0",
-            "--model",
-            MODEL,
-            "--rows",
-            "16",
-            "--chat-template",
-            str(TEMPLATE),
-        ]
-        start = "from runtime.commands.main import main; main()"
-        process = subprocess.Popen([sys.executable, "-c", start, *arguments], cwd=ROOT, stderr=lines)
-        try:
-            while not (found := re.search(r"listening on (http://\S+)", log.read_text())):
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-            while not ready(found[1]):
-                time.sleep(0.1)
-            yield found[1]
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health/ready") as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def run(name: str, url: str, tokenizer: Path) -> dict[str, Any]:
