@@ -63,12 +63,13 @@ def run(name: str, url: str, tokenizer: Path) -> dict[str, Any]:
         from scripts.clients.likelihoods import write_task
 
         write_task(DEMO / "pair" / "target", work)
-    script = HERE / "checks" / f"check_{name.replace('-', '_')}.py"
+    module = f"scripts.clients.checks.check_{name.replace('-', '_')}"
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OPENAI_API_KEY")}
     own = {"HF_HOME": str(work / "hf"), "HF_HUB_OFFLINE": "1", "TIKTOKEN_CACHE_DIR": str(work)}
     with (work / "log.txt").open("w") as log:
         ended = subprocess.run(
-            [str(environment(name)), str(script), url, MODEL, str(tokenizer), str(work)],
+            [str(environment(name)), "-m", module, url, MODEL, str(tokenizer), str(work)],
+            cwd=ROOT,
             env={**clean, **own},
             check=False,
             stdout=subprocess.PIPE,

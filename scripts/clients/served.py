@@ -19,12 +19,12 @@ TEMPLATE = Path(__file__).with_name("chat.jinja")
 
 
 @contextmanager
-def served(pair: Path) -> Iterator[str]:
-    """The address of a server in a process of its own."""
+def served(pair: Path, *options: str) -> Iterator[str]:
+    """The address of a server in a process of its own, with these further options."""
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as lines:
         log = Path(lines.name)
         arguments = ["serve", str(pair), "--port", "0", "--rows", "16", "--model", MODEL]
-        arguments += ["--chat-template", str(TEMPLATE)]
+        arguments += ["--chat-template", str(TEMPLATE), *options]
         start = "from runtime.commands.main import main; main()"
         process = subprocess.Popen([sys.executable, "-c", start, *arguments], cwd=ROOT, stderr=lines)
         try:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from report import MODEL, TOKENIZER, URL, WORK, check, command
+from scripts.clients.checks.report import MODEL, TOKENIZER, URL, WORK, check, command
 
 REQUESTS, TOKENS = 32, 32
 for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):  # with these, a tokenizer's folder is looked up on the hub

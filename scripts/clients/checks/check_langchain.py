@@ -6,7 +6,8 @@ from typing import Any
 
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from report import MODEL, PROMPT, URL, check
+
+from scripts.clients.checks.report import MODEL, PROMPT, URL, check
 
 known: Any = {"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL, "max_retries": 0, "seed": 1}
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
-from report import MODEL, PROMPT, URL, check
+
+from scripts.clients.checks.report import MODEL, PROMPT, URL, check
 
 known: Any = {"api_base": f"{URL}/v1", "api_key": "none", "model": MODEL, "max_retries": 0, "max_tokens": 16}
 known |= {"context_window": 512, "additional_kwargs": {"seed": 1}}

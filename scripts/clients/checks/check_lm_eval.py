@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from report import MODEL, TOKENIZER, URL, WORK, check, command
+from scripts.clients.checks.report import MODEL, TOKENIZER, URL, WORK, check, command
 
 EXPECTED = json.loads(Path(WORK, "expected.json").read_text())
 """(context, continuation, log-likelihood, whether it is the greedy one), by the checkpoint in PyTorch."""

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from openai import AsyncOpenAI, BadRequestError, OpenAI
-from report import MODEL, PROMPT, URL, check
+
+from scripts.clients.checks.report import MODEL, PROMPT, URL, check
 
 client = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 messages: Any = [{"role": "user", "content": "How many singers are there?"}]
