@@ -21,11 +21,11 @@ from typing import Any
 from scripts.soak.attacks import attacks
 from scripts.soak.http_attacks import bodies, heads
 
-MODEL = "m"
 LOST = 120.0
 """Seconds after which a request that has not ended is lost."""
 LEAVES, SLOW, WHOLE = 0.15, 0.1, 0.1
 """Shares of the requests whose client leaves in the middle, reads slowly, or does not stream."""
+STRANGERS = 3
 STRANGER = "127.0.0.2"
 """Where strangers come from: an address of their own, on this machine."""
 
@@ -42,7 +42,7 @@ class Noticed:
         lost: requests that did not end as they must: no end, or an error.
         wrong: requests that ended with another text than they get alone.
         answers: of each attack, by status; 0 is none.
-        attacking: the attack that is under way.
+        attacking: the attacks that are under way.
         slowest: the slowest answer about health, and the longest gap, while each attack was under way, in seconds.
     """
 
@@ -53,14 +53,14 @@ class Noticed:
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     answers: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    attacking: str = ""
+    attacking: set[str] = field(default_factory=set)
     slowest: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
 
     def note(self, what: str, seconds: float) -> None:
         """An answer about health, or a gap."""
         (self.health if what == "health" else self.gaps).append(seconds)
-        found = self.slowest[self.attacking]
-        found[what] = max(found[what], seconds)
+        for name in self.attacking:
+            self.slowest[name][what] = max(self.slowest[name][what], seconds)
 
 
 def post(body: bytes, path: str = "/v1/completions") -> bytes:
@@ -94,29 +94,28 @@ async def ask(port: int, body: dict[str, Any], expected: str, seen: Noticed, cha
     leaves, slow, whole = kind < LEAVES, LEAVES <= kind < LEAVES + SLOW, kind > 1 - WHOLE
     try:
         async with asyncio.timeout(LOST):
-            while (
-                text := await answered(port, {**body, "stream": not whole}, left if leaves else 0, slow, seen)
-            ) is None:
+            body, limit = {**body, "stream": not whole}, left if leaves else 0
+            while isinstance(text := await answered(port, body, limit, slow, seen), float):
                 seen.ended["turned away"] += 1
-                await asyncio.sleep(chance.uniform(0.1, 0.4))
+                await asyncio.sleep(text)
     except Exception as error:
         seen.lost.append(f"{type(error).__name__}: {error}")
         return
-    seen.ended["left" if leaves else "right"] += 1
-    if text != expected and not (leaves and expected.startswith(text)):
-        seen.ended["right"] -= 1
+    if text == expected or (leaves and expected.startswith(text)):
+        seen.ended["left" if leaves else "right"] += 1
+    else:
         seen.wrong.append(f"{text[:60]!r} instead of {expected[:60]!r}")
 
 
-async def answered(port: int, body: dict[str, Any], leave: int, slow: bool, seen: Noticed) -> str | None:
-    """The text of one request; None if it is turned away. A client may leave after so many arrivals."""
+async def answered(port: int, body: dict[str, Any], leave: int, slow: bool, seen: Noticed) -> str | float:
+    """The text of one request, or seconds after which to come again. A client may leave after so many arrivals."""
     text, arrivals, last = "", 0, time.perf_counter()
     reader, writer = await connect(port, 2**12 if slow else 2**20, stranger=False)
     with contextlib.closing(writer):
-        writer.write(post(json.dumps({"model": MODEL, **body}).encode()))
+        writer.write(post(json.dumps(body).encode()))
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 429 " in head[:20]:
-            return None
+            return min(2.0, float(head.lower().partition(b"\r\nretry-after-ms: ")[2].partition(b"\r")[0]) / 1000)
         if not body["stream"]:
             choice = json.loads(await reader.read())["choices"][0]
             return str(choice["text"])
@@ -151,10 +150,10 @@ async def healthy(port: int, seen: Noticed) -> None:
             await asyncio.sleep(0.01)
 
 
-async def deaf(port: int) -> None:
+async def deaf(port: int, model: str) -> None:
     """Ask for much and read nothing."""
     _, writer = await connect(port, limit=2)
-    body = {"model": MODEL, "prompt": ["S"] * 8, "max_tokens": 32, "logprobs": 20, "stream": True, "method": "sample"}
+    body = {"model": model, "prompt": ["S"] * 8, "max_tokens": 32, "logprobs": 20, "stream": True, "method": "sample"}
     with contextlib.closing(writer):
         writer.write(post(json.dumps(body).encode()))
         await asyncio.sleep(1)
@@ -170,30 +169,34 @@ async def silent(port: int) -> None:
         writer.close()
 
 
-async def attack(port: int, seen: Noticed, ended: Callable[[], bool]) -> None:
-    """All attacks, one after another, again and again."""
-    named = {name: json.dumps({"model": MODEL, "prompt": "S", **body}).encode() for name, body in attacks().items()}
+async def attack(port: int, model: str, seen: Noticed, ended: Callable[[], bool], number: int) -> None:
+    """A stranger who makes all attacks in some order, one after another, again and again."""
+    named = {name: json.dumps({"model": model, "prompt": "S", **body}).encode() for name, body in attacks().items()}
     sent = {name: post(body) for name, body in named.items()}
     for name, body in bodies().items():
         sent[name] = post(body, "/v1/chat/completions" if b'"messages"' in body[:60] else "/v1/completions")
     sent |= {name: b"".join(parts) for name, parts in heads(1_000_000).items()}
+    chance, others = (
+        random.Random(number),
+        {"never reads": lambda: deaf(port, model), "says nothing": lambda: silent(port)},
+    )
     while not ended():
-        for name, data in sent.items():
+        for name in chance.sample([*sent, *others], len(sent) + len(others)):
             if ended():
                 break
-            seen.attacking = name
-            answer = await exchange(port, data)
+            seen.attacking.add(name)
+            answer = b""
+            if name in sent:
+                answer = await exchange(port, sent[name])
+            else:
+                with contextlib.suppress(OSError):
+                    await others[name]()
             seen.answers[name][int(answer[9:12]) if answer[9:12].isdigit() else 0] += 1
-        for who in (deaf, silent):
-            seen.attacking = who.__name__
-            with contextlib.suppress(OSError):
-                await who(port)
-            seen.answers[who.__name__][0] += 1
-        seen.attacking = ""
+            seen.attacking.discard(name)
 
 
 async def crowd(port: int, jobs: list[tuple[dict[str, Any], str]], connections: int, seconds: float) -> Noticed:
-    """Clients that keep so many connections busy for so long, beside strangers who attack."""
+    """Keep so many connections busy for so many seconds, beside strangers who attack; each job has its answer."""
     seen, began = Noticed(), time.perf_counter()
 
     def ended() -> bool:
@@ -208,7 +211,8 @@ async def crowd(port: int, jobs: list[tuple[dict[str, Any], str]], connections: 
     async with asyncio.TaskGroup() as group:
         for number in range(connections):
             group.create_task(client(number))
-        group.create_task(attack(port, seen, ended))
+        for number in range(STRANGERS):
+            group.create_task(attack(port, jobs[0][0]["model"], seen, ended, number))
     watching.cancel()
     return seen
 
@@ -216,7 +220,11 @@ async def crowd(port: int, jobs: list[tuple[dict[str, Any], str]], connections: 
 def main() -> None:
     """Entry point of the process."""
     seen = asyncio.run(crowd(**json.loads(sys.stdin.readline())))
-    print(json.dumps({name: list(value) if isinstance(value, array) else value for name, value in vars(seen).items()}))
+    print(
+        json.dumps(
+            {name: list(value) if isinstance(value, (array, set)) else value for name, value in vars(seen).items()}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -42,10 +42,9 @@ from runtime.server.uvicorn_server import DrainingServer, configure, freeze
 from scripts.demo import dataset
 from scripts.machine import machine
 from scripts.paths import RESULTS, ROOT
-from scripts.soak.crowd import MODEL
 from scripts.soak.figures import resident, trend, trim
 
-TOKENS, PROMPTS, ROWS, WAITING = 48, 64, 16, 32
+MODEL, TOKENS, PROMPTS, ROWS, WAITING = "m", 48, 64, 16, 32
 READING = 2.0
 """Seconds between two readings of memory."""
 
@@ -101,7 +100,7 @@ def summarise(seen: dict[str, Any], memory: Memory, options: Any) -> dict[str, A
         "health_ms": quantiles(seen["health"]),
         "first_token_ms": quantiles(seen["firsts"]),
         "gap_ms": quantiles(seen["gaps"]),
-        "memory_mib": {"first": memory[0][1], "last": memory[-1][1], "readings": len(memory)},
+        "memory_mib": {"first": memory[0][1], "last": memory[-1][1], "readings": memory},
     }
     bound = slope + 1.96 * error
     report["memory_mib"] |= {"slope_per_1000_requests": slope, "upper_95": bound}
@@ -140,7 +139,10 @@ def main() -> None:
     prompts = [example.prompt for example in dataset.load("test", "sql")][:PROMPTS]
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}
     alone = llm.generate(prompts, DecodingParams.from_dict(dict(params), llm.pair.defaults))
-    jobs = [({"prompt": prompt, **params}, result.text) for prompt, result in zip(prompts, alone, strict=True)]
+    jobs = [
+        ({"model": MODEL, "prompt": prompt, **params}, result.text)
+        for prompt, result in zip(prompts, alone, strict=True)
+    ]
     freeze()
     seen, memory = run(llm, {"jobs": jobs, "connections": options.connections, "seconds": options.seconds})
     report |= {"connections": options.connections, "rows": ROWS, "seconds": options.seconds}

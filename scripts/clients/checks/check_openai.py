@@ -154,9 +154,8 @@ def _() -> None:
                 parts = [part async for part in await many.completions.create(**asked, stream=True)]
                 return "".join(part.choices[0].text for part in parts)
 
-            streamed, whole = (
-                await asyncio.gather(*(one(seed, stream) for seed in range(16))) for stream in (True, False)
-            )
+            streamed = await asyncio.gather(*(one(seed, True) for seed in range(16)))
+            whole = await asyncio.gather(*(one(seed, False) for seed in range(16)))
             assert streamed == whole
             assert len(set(whole)) > 1
             assert (await many.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)).choices
