@@ -62,7 +62,23 @@ _NUMBERS = [
     2**63,
     10**30,
 ]
-_OTHERS = [None, True, False, "", "1", "a", [], [0], [1, 2], ["a"], {}, {"0": 1.0}, {"a": 1}, [[]], "\ud83d\ude00" * 5]
+_OTHERS: list[Any] = [
+    None,
+    True,
+    False,
+    "",
+    "1",
+    "a",
+    [],
+    [0],
+    [1, 2],
+    ["a"],
+    {},
+    {"0": 1.0},
+    {"a": 1},
+    [[]],
+    "\ud83d\ude00" * 5,
+]
 _OWN: dict[str, list[Any]] = {
     "method": [*METHODS, "none"],
     "speculation": ["fixed", "adaptive", "none"],

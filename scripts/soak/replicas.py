@@ -173,7 +173,10 @@ def main() -> None:
         if getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
     quiet_transformers()
-    report = {"command": " ".join(["python -m scripts.soak.replicas", *sys.argv[1:]]), "machine": machine()}
+    report: dict[str, Any] = {
+        "command": " ".join(["python -m scripts.soak.replicas", *sys.argv[1:]]),
+        "machine": machine(),
+    }
     llm = LLM(options.pair, RuntimeConfig(threads=1, rows=16))
     prompts = [example.prompt for example in dataset.load("test", "sql")][:PROMPTS]
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}

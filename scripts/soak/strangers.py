@@ -134,7 +134,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
     quiet_transformers()
-    report = {"command": " ".join(["python -m scripts.soak.strangers", *sys.argv[1:]]), "machine": machine()}
+    report: dict[str, Any] = {
+        "command": " ".join(["python -m scripts.soak.strangers", *sys.argv[1:]]),
+        "machine": machine(),
+    }
     llm = LLM(options.pair, RuntimeConfig(rows=ROWS, max_waiting=min(WAITING, options.connections // 2)))
     prompts = [example.prompt for example in dataset.load("test", "sql")][:PROMPTS]
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}

@@ -12,10 +12,12 @@ from scripts.clients.checks.report import MODEL, PROMPT, URL, check
 known: Any = {"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL, "max_retries": 0, "seed": 1}
 
 
-@tool
-def weather(city: str, days: int) -> str:
+def forecast(city: str, days: int) -> str:
     """The weather of a city."""
     return f"{city}: rain for {days} days"
+
+
+weather: Any = tool("weather")(forecast)
 
 
 @check("OpenAI: invoke, batch and stream")
