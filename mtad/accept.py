@@ -10,27 +10,34 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.beams import beams
-from mtad.chain import bild, block, threshold, token_wise, whole
+from mtad.chain import bild, block, ensemble, fly, relaxed, threshold, token_wise, whole
 from mtad.distribution import Candidates, draw, process
 from mtad.joint import joint, joint_sample, modal, typical
 from mtad.live import Live
+from mtad.multi_path import greedy_multi_path
 from mtad.noise import Noise
 from mtad.ops import index
 from mtad.params import Rule
 from mtad.recursive_rejection import recursive_rejection
 from mtad.rows import Layout, Rows, choose_rows
 from mtad.scored import Scored, Verdict, after_parents
+from mtad.traversal import traversal
 from mtad.tree import TokenTree
 
 RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
     "token_wise": token_wise,
     "block": block,
+    "greedy_multi_path": greedy_multi_path,
+    "traversal": traversal,
     "recursive_rejection": recursive_rejection,
     "joint": joint,
     "joint_sample": joint_sample,
     "modal": modal,
     "typical": typical,
     "threshold": threshold,
+    "ensemble": ensemble,
+    "relaxed": relaxed,
+    "fly": fly,
     "bild": bild,
     "beams": beams,
     "whole": whole,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtad.distribution import Candidates
-from mtad.ops import index, running_sum
+from mtad.ops import index, running_sum, total
 from mtad.rows import Rows
 from mtad.scored import Chain, Scored, Verdict, after_node
 
@@ -18,12 +21,7 @@ def token_wise(scored: Scored, rows: Rows) -> Verdict:
     max(p - q, 0), after full acceptance from p. The output is distributed as the target's own samples.
     """
     chain = Chain.of(scored)
-    length = _until_first_failure(chain.drafted & (scored.noise.accept < (chain.log_p - chain.log_q).exp()))
-    node = chain.node(length)
-    p = after_node(scored.after, node)
-    q = _at(chain.q, length).among(p.ids[:, None], scored.vocab).squeeze(1)
-    residual = (p.log_prob.exp() - q.exp()).clamp(min=0)
-    return _bonus(chain, node, length, p, residual)
+    return _residual(scored, chain, scored.noise.accept < (chain.log_p - chain.log_q).exp())
 
 
 def block(scored: Scored, rows: Rows) -> Verdict:
@@ -33,7 +31,11 @@ def block(scored: Scored, rows: Rows) -> Verdict:
     longest prefix with u_i < s_i / (s_i + 1 - w_i) is kept, or the whole draft if u < w. The bonus token comes from
     max(w_i p - q, 0), after full acceptance from p. Accepts no fewer tokens than `token_wise` in expectation.
     """
-    chain = Chain.of(scored)
+    return verify_block(scored, Chain.of(scored))
+
+
+def verify_block(scored: Scored, chain: Chain) -> Verdict:
+    """Block verification of a path that was drawn from `chain.q`, whatever that is."""
     walk = running_sum((chain.log_p - chain.log_q).masked_fill(~chain.drafted, 0.0))
     # w_i = min(w_{i-1} r_i, 1) keeps the walk of log r below 0: the walk, less its highest point so far
     levels = index(walk.shape[1], walk.device)
@@ -56,6 +58,58 @@ def threshold(scored: Scored, rows: Rows) -> Verdict:
     """A fixed ratio, token by token: p / q > `accept_threshold`, where `token_wise` draws the bound from U(0, 1)."""
     chain = Chain.of(scored)
     return _plain(scored, chain, chain.log_p - chain.log_q > rows.threshold)
+
+
+def ensemble(scored: Scored, rows: Rows) -> Verdict:
+    """Static ensemble verification (arXiv 2604.07622): `token_wise` against w p + (1 - w) q, w being the threshold.
+
+    A drafted token is so distributed as that mixture, whose residual max(w p + (1 - w) q - q, 0) is w max(p - q, 0);
+    after full acceptance the bonus token comes from p, as in Hugging Face's `assistant_ensemble_weight`. At temperature
+    0, drafted tokens that are the mixture's most likely ones are kept.
+    """
+    chain, w = Chain.of(scored), rows.threshold
+    p = Candidates(chain.after.ids[:, :-1], chain.after.log_prob[:, :-1])
+    # the drafted token is q's most likely one, so no token beyond p's candidates is likelier in the mixture
+    mixed = w[:, :, None] * p.log_prob.exp() + (1 - w[:, :, None]) * chain.q.among(p.ids, scored.vocab).exp()
+    likeliest = w * chain.log_p.exp() + (1 - w) * chain.log_q.exp() >= mixed.amax(-1)
+    sampled = scored.noise.accept < w * (chain.log_p - chain.log_q).exp() + (1 - w)
+    drawn = rows.drawn[:, None]
+    return _residual(scored, chain, (drawn & sampled) | (~drawn & likeliest), rows.drawn)
+
+
+def relaxed(scored: Scored, rows: Rows) -> Verdict:
+    """Relaxed acceptance, as TensorRT-LLM has it for the thoughts of reasoning models, with its names.
+
+    A token passes if it is among the target's `relaxed_topk` most likely ones, and its probability at most
+    `relaxed_delta`, the threshold, below the first one's. The target adds its own sample; TensorRT-LLM adds its most
+    likely token, as is done here at temperature 0.
+    """
+    chain = Chain.of(scored)
+    ids, log_prob = chain.after.ids[:, :-1], chain.after.log_prob[:, :-1]
+    among = (ids == chain.tokens[:, :, None]) & (index(ids.shape[2], ids.device) < rows.count[:, :, None])
+    close = log_prob[:, :, 0].exp() - chain.log_p.exp() <= rows.threshold
+    return _plain(scored, chain, among.any(-1) & close & (chain.log_p > -math.inf))
+
+
+def fly(scored: Scored, rows: Rows) -> Verdict:
+    """FLy (arXiv 2511.22972), as vLLM has it: `token_wise`, but some rejected tokens are kept.
+
+    They are where the target is undecided, the sum of -p log p over its three most likely tokens being at least
+    `fly_entropy_threshold`, the threshold, and the next `fly_window_size` tokens would all be accepted. At temperature
+    0, a token is accepted if it is the target's most likely one.
+    """
+    chain, window = Chain.of(scored), rows.count
+    p, levels = chain.after.log_prob[:, :-1], index(chain.drafted.shape[1], window.device)
+    drawn, ratio = rows.drawn[:, None], (chain.log_p - chain.log_q).exp()
+    likeliest = chain.tokens == chain.after.ids[:, :-1, 0]
+    native = chain.drafted & ((drawn & (scored.noise.accept < ratio)) | (~drawn & likeliest))
+    before = pad(native.long().cumsum(-1), (1, 0))
+    end = (levels + 1 + window).clamp(max=levels.shape[0])
+    agrees = before.gather(1, end) - before[:, 1:] == window
+    top = index(p.shape[2], p.device) < 3
+    entropy = -total(p.exp() * p.clamp(min=-1e4) * top).squeeze(2)
+    kept = native | (agrees & (entropy >= rows.threshold) & (chain.log_p > -math.inf))
+    return _residual(scored, chain, kept, rows.drawn)
 
 
 def bild(scored: Scored, rows: Rows) -> Verdict:
@@ -84,6 +138,16 @@ def _plain(scored: Scored, chain: Chain, passes: Tensor) -> Verdict:
     node = chain.node(length)
     bonus = after_node(scored.after, node)
     return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
+
+
+def _residual(scored: Scored, chain: Chain, passes: Tensor, drawn: Tensor | None = None) -> Verdict:
+    """The tokens before the first that fails, and max(p - q, 0) there; p in rows [R] where nothing is `drawn`."""
+    length = _until_first_failure(chain.drafted & passes)
+    node = chain.node(length)
+    p = after_node(scored.after, node)
+    q = _at(chain.q, length).among(p.ids[:, None], scored.vocab).squeeze(1)
+    residual = (p.log_prob.exp() - q.exp()).clamp(min=0)
+    return _bonus(chain, node, length, p, residual if drawn is None else residual * drawn[:, None])
 
 
 def _bonus(chain: Chain, node: Tensor, length: Tensor, p: Candidates, residual: Tensor) -> Verdict:

@@ -14,12 +14,17 @@ from mtad.errors import InvalidInput
 Rule = Literal[
     "token_wise",
     "block",
+    "greedy_multi_path",
+    "traversal",
     "recursive_rejection",
     "joint",
     "joint_sample",
     "modal",
     "typical",
     "threshold",
+    "ensemble",
+    "relaxed",
+    "fly",
     "bild",
     "beams",
     "whole",
@@ -38,10 +43,11 @@ class Method:
         drafter: the model that drafts; None where nothing is drafted.
         form: of the draft: one sampled `chain`, `beams` (beam sampling, `beam_width` beams), or `branches` (each node
             has its own children, drawn without replacement, as many as `branching` says).
+        independent: of a branching draft: whether it is `beam_width` chains, each drawn without regard to the others.
         tree: whether the target scores the whole draft rather than one path of it.
         rule: the acceptance rule, a key of `mtad.accept.RULES`.
         lossless: whether the output is distributed as the target's own samples.
-        drawn: whether the path that is kept is a drawn one rather than the likeliest.
+        drawn: whether what is kept is drawn, so that temperature 0 needs a definition of its own: the likeliest.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
         confidence: default of `draft_confidence`.
         live: whether several beams stay alive from block to block.
@@ -56,19 +62,25 @@ class Method:
     threshold: float | None = None
     confidence: float = 0.0
     live: bool = False
+    independent: bool = False
 
 
 METHODS: dict[str, Method] = {
     "sample": Method(None, "chain", tree=False, rule="token_wise", lossless=True),
     "speculative": Method("auxiliary", "chain", tree=False, rule="token_wise", lossless=True),
     "block": Method("auxiliary", "chain", tree=False, rule="block", lossless=True),
+    "gbv": Method("auxiliary", "branches", tree=True, rule="greedy_multi_path", lossless=True, independent=True),
+    "traversal": Method("auxiliary", "branches", tree=True, rule="traversal", lossless=True),
     "specinfer": Method("auxiliary", "branches", tree=True, rule="recursive_rejection", lossless=True),
     "mtad": Method("auxiliary", "beams", tree=False, rule="joint", lossless=False, threshold=0.5),
     "mmtad": Method("auxiliary", "beams", tree=True, rule="joint", lossless=False, threshold=0.5),
-    "mmtad_sample": Method("auxiliary", "beams", True, "joint_sample", lossless=False, drawn=True, threshold=0.1),
+    "mmtad_sample": Method("auxiliary", "beams", True, "joint_sample", lossless=False, drawn=True, threshold=0.5),
     "modal": Method("auxiliary", "beams", tree=False, rule="modal", lossless=False, threshold=1.0),
     "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
     "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
+    "ensemble": Method("auxiliary", "chain", False, "ensemble", lossless=False, drawn=True, threshold=0.7),
+    "relaxed": Method("auxiliary", "chain", tree=False, rule="relaxed", lossless=False, threshold=0.6),
+    "fly": Method("auxiliary", "chain", False, "fly", lossless=False, drawn=True, threshold=0.3),
     "bild": Method("auxiliary", "chain", tree=False, rule="bild", lossless=False, threshold=2.0, confidence=0.3),
     "dsbd": Method("auxiliary", "beams", True, "beams", lossless=False, drawn=True, threshold=0.8, live=True),
     "mtjd": Method("target", "beams", tree=False, rule="whole", lossless=False, drawn=True),
@@ -90,26 +102,33 @@ class DecodingParams:
     top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
 
     Attributes:
-        method: Decoding method. sample draws one token per target pass. speculative, block and specinfer keep the
-            target's distribution; they verify drafts token by token, as a block, or as a tree in several rounds. mtad
+        method: Decoding method. sample draws one token per target pass. speculative, block, gbv, traversal and
+            specinfer keep the target's distribution; they verify a chain token by token or as a block, the best of
+            several independent chains as a block, or a tree from its leaves or from its root. mtad
             accepts the longest prefix of the best beam by its joint likelihood ratio; mmtad searches the whole beam
             tree, and mmtad_sample draws from the target's joint distribution over the paths that mmtad would accept.
-            modal, typical, threshold and bild are other lossy rules. dsbd is beam sampling on the target, with drafted
-            beams. In mtjd and beam, the target itself drafts.
+            modal, typical, threshold, ensemble, relaxed, fly and bild are other lossy rules. dsbd is beam sampling on
+            the target, with drafted beams. In mtjd and beam, the target itself drafts.
         draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, it
             includes the tokens that live beams already have, and a token stays undecided for at most half as many
             tokens.
-        beam_width: Number of beams in the draft (B), at least 1. Only methods that draft beams use it.
-        branching: Number of children per node of specinfer's tree, level by level; only the first draft_len levels are
-            used. The default tree has about as many nodes as the other methods' beams.
+        beam_width: Number of beams in the draft (B), or of gbv's independent chains; at least 1.
+        branching: Number of children per node of the tree of specinfer and traversal, level by level; only the first
+            draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
         replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
         accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For mtad,
             mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts
             whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under the
-            target than under the auxiliary. For threshold, it is the same ratio, token by token. For modal, how many
-            nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at least this
-            probable is always accepted. For bild, the target takes over at a token with -log p above this. For dsbd,
-            each level keeps the most beams that are all accepted with this probability; 0 keeps beam_width.
+            target than under the auxiliary. For threshold, it is the same ratio, token by token. For ensemble, up to
+            1, the weight w of the target in w p + (1 - w) q (Hugging Face's assistant_ensemble_weight). For relaxed, by
+            how much less likely than the target's most likely token a token may be (TensorRT-LLM's relaxed_delta). For
+            fly, the entropy in nats from which the target counts as undecided (vLLM's fly_entropy_threshold). For
+            modal, how many nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at
+            least this probable is always accepted. For bild, the target takes over at a token with -log p above this.
+            For dsbd, each level keeps the most beams that are all accepted with this probability; 0 keeps beam_width.
+        relaxed_topk: How many of the target's most likely tokens relaxed accepts, at least 1.
+        fly_window_size: How many drafted tokens behind a rejected one must be accepted for fly to accept it as well, at
+            least 1. A draft must be longer than that for fly to differ from speculative; vLLM's default is 6.
         draft_confidence: From 0 to 1; the default depends on the method. A drafted path is not continued once its joint
             likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
             never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
@@ -160,6 +179,8 @@ class DecodingParams:
     branching: tuple[int, ...] = (2, 2, 1, 1)
     replacement: bool = False
     accept_threshold: float | None = None
+    relaxed_topk: int = 10
+    fly_window_size: int = 2
     draft_confidence: float | None = None
     temperature: float = 1.0
     top_k: int = 10
@@ -205,6 +226,10 @@ class DecodingParams:
             raise InvalidInput("branching", self.branching, "a level may have at most 64 nodes; give fewer children")
         if self.accept_threshold is not None:
             _real("accept_threshold", self.accept_threshold, 0.0, math.inf, "at least 0 and finite")
+            if self.method == "ensemble" and self.accept_threshold > 1:
+                raise InvalidInput("accept_threshold", self.accept_threshold, "a weight; give a number from 0 to 1")
+        _integer("relaxed_topk", self.relaxed_topk, 1, 2**31 - 1)
+        _integer("fly_window_size", self.fly_window_size, 1, 127)
         if self.draft_confidence is not None:
             _real("draft_confidence", self.draft_confidence, 0.0, 1.0, "from 0 to 1")
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
@@ -287,13 +312,27 @@ class DecodingParams:
         """Levels of the draft tree; 0 for `sample`."""
         if not self.drafts:
             return 0
-        return min(self.draft_len, len(self.branching)) if self.spec.form == "branches" else self.draft_len
+        branching = self.spec.form == "branches" and not self.spec.independent
+        return min(self.draft_len, len(self.branching)) if branching else self.draft_len
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """Children per node of a branching draft, level by level; of independent chains only the root has several."""
+        if self.spec.form != "branches":
+            return ()
+        chains = (self.beam_width, *(1,) * (self.draft_len - 1))
+        return chains if self.spec.independent else self.branching[: self.drafted]
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the children of a branching draft are drawn with replacement, so that two may be equal."""
+        return self.spec.independent or self.replacement
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
         if self.spec.form == "branches":
-            return tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
+            return tuple(itertools.accumulate(self.children, operator.mul))
         return (self.beam_width if self.spec.form == "beams" else 1,) * self.drafted
 
     @property

@@ -72,6 +72,7 @@ class Rows(NamedTuple):
         min_p: float32 [R, 1, 1], relative to the most likely token.
         threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
             the other `RATIOS` its logarithm, -inf for 0.
+        count: int64 [R, 1], what the row's rule counts: `relaxed_topk` or `fly_window_size`.
         log_confidence: float32 [R, 1], log-likelihood below which a path is not continued; -inf for never.
         log_fallback: float32 [R, 1], `bild`: log-probability below which the target decides; -inf for never.
         itself: float32 [K], conditional log-probability of an ended beam's only candidate, itself: 0, -inf, -inf, ..
@@ -99,6 +100,7 @@ class Rows(NamedTuple):
     top_p: Tensor
     min_p: Tensor
     threshold: Tensor
+    count: Tensor
     log_confidence: Tensor
     log_fallback: Tensor
     itself: Tensor
@@ -132,7 +134,7 @@ def block_shape(params: Sequence[DecodingParams], vocab_size: int) -> Shape:
     width = max(p.draft_width for p in params)
     score_width = max(p.score_width for p in params)
     levels = max(p.drafted for p in params)
-    branching = [p.branching[: p.drafted] for p in params if p.spec.form == "branches"]
+    branching = [p.children for p in params if p.spec.form == "branches"]
     return Shape(
         draft_len=levels,
         width=width,
@@ -201,7 +203,10 @@ def stack_rows(
     # beams that end are carried down to the batch's last level; branches are not
     kept = by_level([p.widths if p.spec.form == "branches" else p.widths[-1:] * levels for p in params])
     beyond = torch.arange(shape.width, device=device) >= kept.T[:, :, None]
-    children = by_level([p.branching[: p.drafted] if p.spec.form == "branches" else () for p in params])
+    children = by_level([p.children for p in params])
+    without = torch.tensor([not p.replaces for p in params], device=device)[:, None]
+    rank = torch.arange(shape.width, device=device) % children.T[:, :, None].clamp(min=1)
+    beyond |= without & (rank >= shape.candidates) & (children.T[:, :, None] > 0)
     branch_at, child_at = _branches(children, own, shape)
     bild = [p.spec.rule == "bild" for p in params]
     confidence = [0.0 if b else p.confidence for b, p in zip(bild, params, strict=True)]
@@ -211,6 +216,9 @@ def stack_rows(
         top_p=column([max(p.top_p, LEAST) if p.top_p < 1 else 2.0 for p in params])[:, :, None],
         min_p=column([p.min_p for p in params])[:, :, None],
         threshold=column([_threshold(p) for p in params]),
+        count=torch.tensor(
+            [[p.fly_window_size if p.spec.rule == "fly" else p.relaxed_topk] for p in params], device=device
+        ),
         log_confidence=column(list(map(_log, confidence))),
         log_fallback=column([_log(p.confidence) if b else -math.inf for b, p in zip(bild, params, strict=True)]),
         itself=first([1], shape.candidates)[0],
@@ -220,7 +228,7 @@ def stack_rows(
         level_bias=bias.masked_fill(beyond, -math.inf),
         branch_at=branch_at,
         form=torch.tensor([[FORMS.index(p.spec.form)] for p in params], device=device),
-        replacement=torch.tensor([[p.replacement] for p in params], device=device),
+        replacement=torch.tensor([[p.replaces] for p in params], device=device),
         child_at=child_at,
         slots=torch.arange(shape.score_width, device=device),
         draft_len=torch.tensor([[p.drafted] for p in params], device=device),
@@ -258,7 +266,8 @@ def _branches(children: Tensor, own: Tensor, shape: Shape) -> tuple[Tensor, Tens
     drafted, slots = torch.arange(shape.width, device=device), torch.arange(width, device=device)
     each = children.T[:, :, None].clamp(min=1)
     mine = (drafted < own.T[:, :, None]) & (children.T[:, :, None] > 0)
-    at = torch.where(mine, drafted // each * shape.candidates + drafted % each, 0)
+    # a small vocabulary has no candidate for some children; with replacement each child may be any candidate
+    at = torch.where(mine, drafted // each * shape.candidates + (drafted % each).clamp(max=shape.candidates - 1), 0)
     child, found = torch.arange(shape.children, device=device), []
     for level in range(levels):
         parents = slots[: 1 if level == 0 else width]

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtad.distribution import Candidates
 from mtad.live import Live
 from mtad.noise import Noise
+from mtad.ops import index
 from mtad.tree import TokenTree
 
 
@@ -63,15 +65,15 @@ class Scored(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Slot 0 of each level of a scored tree; a draft of one path has no other nodes.
+    """One path of a scored tree, and what its tokens were drawn from.
 
     Attributes:
         tokens: int64 [R, D].
         drafted: bool [R, D].
         log_p, log_q: float32 [R, D], of each token after those before it, under either model's filtered distribution.
         after: the target's distributions after root and nodes, [R, 1 + D, K].
-        q: the auxiliary's distributions that the tokens were drawn from, [R, D, K].
-        width: slots of a level of the tree.
+        q: distributions that the tokens were drawn from, [R, D, K], in no particular order.
+        nodes: int64 [R, D], the tree's node of each token.
     """
 
     tokens: Tensor
@@ -80,22 +82,23 @@ class Chain(NamedTuple):
     log_q: Tensor
     after: Candidates
     q: Candidates
-    width: int
+    nodes: Tensor
 
     @classmethod
     def of(cls, scored: Scored) -> Chain:
-        """The chain of a scored tree."""
+        """Slot 0 of each level of a scored tree; a draft of one path has no other nodes."""
         tree, after, q = scored.tree, scored.after, scored.q
         assert q is not None, "rules for chains need the draft's distributions"
         slots = slice(None, None, tree.width)
         tokens = tree.tokens[:, slots]
         if tree.width > 1:
             after = Candidates(*(torch.cat([x[:, :1], x[:, 1:][:, slots]], 1) for x in after))
-        return cls(tokens, tree.drafted[:, slots], scored.log_p[:, slots], q.at(tokens), after, q, tree.width)
+        nodes = index(tree.levels, tokens.device, tree.width).expand_as(tokens)
+        return cls(tokens, tree.drafted[:, slots], scored.log_p[:, slots], q.at(tokens), after, q, nodes)
 
     def node(self, length: Tensor) -> Tensor:
         """The tree's node of the last of `length` [R] tokens; -1, the root, for none."""
-        return ((length - 1) * self.width).clamp(min=-1)
+        return pad(self.nodes, (1, 0), value=-1).gather(1, length[:, None]).squeeze(1)
 
 
 def after_parents(after: Candidates, tree: TokenTree) -> Candidates:

@@ -70,14 +70,14 @@ def sample_beams(request: Request, above: list[Path], random: Random, level: int
 
 def sample_branches(request: Request, above: list[Path], random: Random, level: int) -> list[Path]:
     """Each path's own children, without replacement or with it. A text that has ended has none."""
-    children = request.params.branching[level]
+    children = request.params.children[level]
     found = []
     for path in above:
         if request.ends(path.tokens):
             continue
         pairs = list(enumerate(extended(request, path)))
         slots = range(path.slot * children, (path.slot + 1) * children)
-        if request.params.replacement:  # each child has noise of its own
+        if request.params.replaces:  # each child has noise of its own
             drawn = [ranked((p.log_q + float(random.gumbel[level, s, k]), p) for k, p in pairs)[0] for s in slots]
         else:
             drawn = ranked(((p.log_q + float(random.gumbel[level, path.slot, k]), p) for k, p in pairs), children)

@@ -8,53 +8,8 @@ from collections.abc import Callable
 from mtad.params import Rule
 from mtad.reference.compare import exceeds, ranked
 from mtad.reference.draft import Draft, best, new_paths
-from mtad.reference.request import Distribution, Random, Request, Tokens, draw, log, normalised, residual, rest_of
-
-
-def token_wise(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
-    """Accept with probability p / q; at the first rejection the bonus comes from max(p - q, 0). Lossless."""
-    chain = best(draft)
-    for at, token in enumerate(chain):
-        p, q = request.p(chain[:at]), request.q(chain[:at])
-        if not exceeds(p.get(token, 0.0) / q[token], float(random.accept[at])):
-            return chain[:at], rest_of(p, q)
-    return chain, request.p(chain)
-
-
-def block(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
-    """Block verification, arXiv 2403.10444 algorithm 2, as it is written there. Lossless."""
-    chain = best(draft)
-    weight, kept, bonus = 1.0, chain[:0], request.p()
-    for at in range(len(chain) + 1):
-        p = request.p(chain[:at])
-        left = residual(p, request.q(chain[:at]), weight) if at < len(chain) else p
-        mass = sum(left.values())
-        some = exceeds(mass, 0.0)
-        bound = weight if at == len(chain) else mass / (mass + 1 - weight) if some else 0.0
-        if at == 0 or exceeds(bound, float(random.accept[at - 1])):
-            kept, bonus = chain[:at], normalised(left) if some else p
-        if at < len(chain):
-            weight = min(weight * p.get(chain[at], 0.0) / request.q(chain[:at])[chain[at]], 1.0)
-    return kept, bonus
-
-
-def recursive_rejection(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
-    """The accepted node's children, one after the other, each against what its rejected siblings left. Lossless."""
-    at, slot = Tokens(), 0
-    p = request.p()
-    for level, paths in enumerate(draft):
-        q, children = request.q(at), request.params.branching[level]
-        for child in (path for path in paths if path.slot // children == slot):
-            token = child.tokens[-1]
-            if exceeds(p.get(token, 0.0) / q[token], float(random.nodes[level, child.slot])):
-                at, slot, p = child.tokens, child.slot, request.p(child.tokens)
-                break
-            p = rest_of(p, q)
-            if not request.params.replacement:
-                q = normalised({other: value for other, value in q.items() if other != token})
-        else:
-            break
-    return at, p
+from mtad.reference.lossless import accepts, block, greedy_multi_path, recursive_rejection, token_wise, traversal
+from mtad.reference.request import Distribution, Random, Request, Tokens, draw, log, normalised, rest_of
 
 
 def passing(request: Request, draft: Draft) -> list[Tokens]:
@@ -141,6 +96,51 @@ def threshold(request: Request, draft: Draft, random: Random) -> tuple[Tokens, D
     return prefix(request, best(draft), passes)
 
 
+def ensemble(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
+    """`token_wise` against w p + (1 - w) q, whose residual is that of p; behind a draft that is kept whole, p itself.
+
+    At temperature 0, the drafted tokens that are the most likely of the mixture, and the target's most likely one.
+    """
+    w, chain = request.params.threshold, best(draft)
+    for at, token in enumerate(chain):
+        p, q = request.p(chain[:at]), request.q(chain[:at])
+        mixed = {other: w * p.get(other, 0.0) + (1 - w) * q.get(other, 0.0) for other in {**p, **q}}
+        if request.params.temperature == 0:
+            if any(exceeds(value, mixed[token]) for other, value in mixed.items() if other != token):
+                return chain[:at], p
+        elif not exceeds(mixed[token] / q[token], float(random.accept[at])):
+            return chain[:at], rest_of(p, q)
+    return chain, request.p(chain)
+
+
+def relaxed(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
+    """Tokens among the target's `relaxed_topk` most likely ones, at most the threshold less likely than the first."""
+
+    def passes(path: Tokens) -> bool:
+        p = dict(list(request.p(path[:-1]).items())[: request.params.relaxed_topk])
+        return path[-1] in p and not exceeds(max(p.values()) - p[path[-1]], request.params.threshold)
+
+    return prefix(request, best(draft), passes)
+
+
+def fly(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
+    """`token_wise`, but a rejected token is kept where the target is undecided and the next tokens would be accepted.
+
+    Undecided is a target whose three most likely tokens have an entropy of at least the threshold: the sum of
+    -p log p over these, as they are. A token that the target excludes is never kept.
+    """
+    chain = best(draft)
+    native = [accepts(request, chain, at, random) for at in range(len(chain))]
+    for at, token in enumerate(chain):
+        p, window = request.p(chain[:at]), native[at + 1 : at + 1 + request.params.fly_window_size]
+        entropy = -sum(value * log(value) for value in sorted(p.values())[-3:])
+        agrees = len(window) == request.params.fly_window_size and all(window)
+        if not native[at] and not (agrees and token in p and not exceeds(request.params.threshold, entropy)):
+            greedy = request.params.temperature == 0
+            return chain[:at], p if greedy else rest_of(p, request.q(chain[:at]))
+    return chain, request.p(chain)
+
+
 def bild(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distribution]:
     """Tokens where the auxiliary is sure, and that the target does not find too unlikely."""
 
@@ -163,12 +163,17 @@ def whole(request: Request, draft: Draft, random: Random) -> tuple[Tokens, Distr
 RULES: dict[Rule, Callable[[Request, Draft, Random], tuple[Tokens, Distribution]]] = {
     "token_wise": token_wise,
     "block": block,
+    "greedy_multi_path": greedy_multi_path,
+    "traversal": traversal,
     "recursive_rejection": recursive_rejection,
     "joint": joint,
     "joint_sample": joint_sample,
     "modal": modal,
     "typical": typical,
     "threshold": threshold,
+    "ensemble": ensemble,
+    "relaxed": relaxed,
+    "fly": fly,
     "bild": bild,
     "whole": whole,
 }

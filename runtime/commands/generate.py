@@ -84,9 +84,11 @@ def _ignored(given: dict[str, Any], params: DecodingParams) -> list[str]:
     spec = params.spec
     used = {
         "draft_len": spec.drafter is not None,
-        "beam_width": spec.form == "beams",
-        "branching": spec.form == "branches",
-        "replacement": spec.form == "branches",
+        "beam_width": spec.form == "beams" or spec.independent,
+        "branching": spec.form == "branches" and not spec.independent,
+        "replacement": spec.form == "branches" and not spec.independent,
+        "relaxed_topk": spec.rule == "relaxed",
+        "fly_window_size": spec.rule == "fly",
         "accept_threshold": spec.threshold is not None,
         "draft_confidence": spec.drafter == "auxiliary",
     }

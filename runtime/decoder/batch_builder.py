@@ -25,7 +25,7 @@ from runtime.decoder.batch import Batch, Padded
 
 _content = attrgetter(
     *("method", "draft_len", "beam_width", "branching", "replacement", "accept_threshold", "draft_confidence"),
-    *("temperature", "top_k", "top_p", "min_p", "ignore_eos"),
+    *("relaxed_topk", "fly_window_size", "temperature", "top_k", "top_p", "min_p", "ignore_eos"),
 )
 """What of a row's parameters the tensors of a batch depend on."""
 

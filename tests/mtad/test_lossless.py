@@ -51,7 +51,7 @@ def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
         replace(FREE, method="sample"),
         *(
             pytest.param(replace(base, method=method, draft_confidence=confidence), marks=pytest.mark.slow)
-            for method in ("speculative", "block", "specinfer")
+            for method in ("speculative", "block", "gbv", "traversal", "specinfer")
             for base in (
                 replace(FREE, draft_len=3, branching=(2, 2, 1)),
                 replace(FREE, temperature=0.6, branching=(3, 1)),
@@ -59,8 +59,14 @@ def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
             )
             for confidence in (0.0, 0.4)
         ),
-        replace(FREE, method="specinfer", draft_len=3, branching=(2, 2, 1), replacement=True),
-        replace(FREE, method="specinfer", top_k=3, top_p=0.9, branching=(3, 2), replacement=True),
+        *(
+            replace(base, method=method, replacement=True)
+            for method in ("traversal", "specinfer")
+            for base in (
+                replace(FREE, draft_len=3, branching=(2, 2, 1)),
+                replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
+            )
+        ),
     ],
     ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}-{p.confidence}-{p.replacement}",
 )
@@ -76,6 +82,9 @@ SURE = [
     for method in (
         {"method": "speculative"},
         {"method": "block"},
+        {"method": "gbv", "beam_width": 3},
+        {"method": "traversal", "branching": (3, 1)},
+        {"method": "traversal", "branching": (2, 2), "replacement": True},
         {"method": "specinfer", "branching": (3, 1)},
         {"method": "specinfer", "branching": (2, 2), "replacement": True},
     )
@@ -101,7 +110,9 @@ def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mtad", "mmtad_sample", "modal", "typical", "threshold", "bild"])
+@pytest.mark.parametrize(
+    "method", ["mtad", "mmtad_sample", "modal", "typical", "threshold", "ensemble", "relaxed", "bild"]
+)
 def test_a_lossy_rule_is_noticed(method: str) -> None:
     assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
 

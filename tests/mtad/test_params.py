@@ -17,6 +17,8 @@ INVALID: dict[str, list[Any]] = {
     "beam_width": [0, -1, 65, 2.0, False, "4", None],
     "branching": [(), 4, (0,), (2, 1.5), (65,), (8, 3, 3), "4,2", None],
     "accept_threshold": [-0.1, math.inf, math.nan, "0.5", True],
+    "relaxed_topk": [0, -1, 2**31, 1.5, True, None],
+    "fly_window_size": [0, -1, 128, 1.5, True, None],
     "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
     "temperature": [-1.0, math.inf, math.nan, 1e-3, "1", True, None],
     "top_k": [-1, 2**31, 1.0, True, None],
@@ -135,12 +137,18 @@ def test_sizes_follow_the_method(method: str) -> None:
     sizes = params.drafted, params.draft_width, params.score_width, sum(params.widths)
     expected = {
         "sample": (0, 0, 0, 0),
-        "specinfer": (3, 4, 4, 10),
-        **dict.fromkeys(("speculative", "block", "threshold", "bild"), chain),
+        **dict.fromkeys(("specinfer", "traversal"), (3, 4, 4, 10)),
+        **dict.fromkeys(("speculative", "block", "threshold", "ensemble", "relaxed", "fly", "bild"), chain),
         **dict.fromkeys(("mtad", "modal", "mtjd", "beam"), best),
-        **dict.fromkeys(("mmtad", "mmtad_sample", "typical", "dsbd"), whole),
+        **dict.fromkeys(("gbv", "mmtad", "mmtad_sample", "typical", "dsbd"), whole),
     }
     assert sizes == expected[method]
+
+
+def test_the_weight_of_an_ensemble_is_at_most_1() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DecodingParams(method="ensemble", accept_threshold=1.1)
+    assert caught.value.field == "accept_threshold"
 
 
 def test_draft_len_cuts_a_branching_draft() -> None:

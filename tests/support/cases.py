@@ -167,13 +167,18 @@ def random_cases(seed: int, count: int, vocab: int) -> list[Case]:
 
     cases = []
     for index in range(count):
+        method = str(generator.choice(methods))
         params = DecodingParams(
-            method=str(generator.choice(methods)),
+            method=method,
             draft_len=int(generator.integers(1, 6)),
             beam_width=int(generator.integers(1, 6)) if seed % 2 else int(generator.integers(1, 10)),
             branching=[(4, 2, 2), (1, 3), (2, 2, 1, 2), (5,)][int(generator.integers(4))],
             replacement=bool(generator.integers(2)),
-            accept_threshold=pick(0, 0.1, 0.5, 1, 3, 1e3) if index % 3 else pick(0, 0.1, 0.3, 0.5),
+            accept_threshold=pick(0, 0.1, 0.5, 1, 3, 1e3)
+            if index % 3 and method != "ensemble"
+            else pick(0, 0.1, 0.3, 0.5),
+            relaxed_topk=1 + index % 4,
+            fly_window_size=1 + index % 3,
             draft_confidence=pick(0, 0, 0.02, 0.2, 0.5),
             temperature=pick(0, 0.5, 1, 1, 2),
             top_k=int(pick(0, 1, 2, 3, 10)),

@@ -14,8 +14,10 @@ from mtad.params import Form, Rule
 
 SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "ops", "rows", "scored", "tree")
 """Modules of `mtad` that the functions are made of."""
-COMPILED: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule not in ("recursive_rejection", "beams"))
-"""Acceptance rules that are compiled; the other two take as many rounds as a node has children, or a row has levels."""
+EAGER: tuple[Rule, ...] = ("greedy_multi_path", "traversal", "recursive_rejection", "beams")
+"""Acceptance rules that are not compiled: they take as many rounds as a node has children, or a row has levels."""
+COMPILED: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule not in EAGER)
+"""Acceptance rules that are compiled."""
 ARGUMENT = "argument_"
 """An input's name is this and its number among the function's tensors; those that it does not use are left out."""
 GRAPHS = Path(__file__).parent / "graphs"
