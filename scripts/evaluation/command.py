@@ -19,7 +19,8 @@ from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.commands.entry import Parser, add_placement, placed_config
 from runtime.server.energy import EnergyMeter
-from scripts.evaluation import curves, report
+from scripts.demo.dataset import SIZES
+from scripts.evaluation import curves, gain, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
 from scripts.evaluation.curves import Curve
 from scripts.evaluation.decoders import Decoder, Ids, Ours
@@ -28,6 +29,7 @@ from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompt_set import PromptSet
 from scripts.evaluation.prompts import open_sets
 from scripts.evaluation.settings import TABLE, TUNED, Asked, parse, read_tuned, resolve, undrafted
+from scripts.evaluation.store import Store
 from scripts.machine import machine
 from scripts.paths import DEMO, ROOT
 
@@ -45,7 +47,7 @@ def parser() -> Parser:
     )
     own.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder")
     own.add_argument("--set", default="sql,code", help="sets of prompts, separated by commas")
-    own.add_argument("--split", choices=("development", "test"), default="test", help="of the demo's sets")
+    own.add_argument("--split", choices=tuple(SIZES), default="test", help="of the demo's sets")
     own.add_argument("--methods", help="settings, separated by commas (default: all)")
     own.add_argument("--baselines", default="all", help=f"all, none, or some of {', '.join(SEARCHES)}")
     own.add_argument(
@@ -60,6 +62,10 @@ def parser() -> Parser:
     own.add_argument("--seeds", type=int, default=1, help="how many answers to each prompt")
     own.add_argument("--batch", type=int, default=1, help="prompts decoded at once")
     own.add_argument("--pass-k", default="1,10,100", help="k of pass@k, as far as there are as many seeds")
+    own.add_argument(
+        "--gain", action="store_true", help="add the lossless temperature curves, and say what is gained beyond them"
+    )
+    own.add_argument("--answers", type=Path, help="file that keeps all answers; a run that was broken off goes on")
     own.add_argument("--curve", action="append", default=[], metavar="PARAMETER=VALUES", help="may be repeated")
     add_placement(own)
     own.add_argument("--results", type=Path, default=ROOT / "build" / "results", help="folder to write to")
@@ -99,7 +105,12 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     ks = _integers("pass-k", options.pass_k)
     drawn = [Curve.of(text) for text in options.curve]
     asked = parse(options.methods.split(",")) if options.methods else None
+    if options.gain and drawn:
+        raise InvalidInput("gain", "with --curve", "give one of them")
     chosen, measured = curves.settings(asked, drawn) if drawn else ([], asked or parse(list(TABLE)))
+    measured += parse(gain.curve_settings()) if options.gain else []
+    if len({one.label for one in measured}) < len(measured):
+        raise InvalidInput("methods", options.methods, "--gain adds the points of the curves; leave them out")
     labels = parse_searches("none" if drawn else options.baselines)
     sets = open_sets([name for name in options.set.split(",") if name], options.split, options.limit)
     tuned = {} if options.tuned == "none" else read_tuned(Path(options.tuned))
@@ -117,11 +128,13 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     tasks = [_task(one, llm, own) for one, own in zip(sets, params, strict=True)]
     for task in tasks if labels else ():
         check_baseline(_plain(task.prompts, common, llm))
-    meter, made = EnergyMeter(), machine()
+    meter, made, pair = EnergyMeter(), machine(), _describe(options.pair)
+    hashes = {name: pair[name]["checkpoint_hash"] for name in ("target", "auxiliary")}
+    store = Store(options.answers, hashes) if options.answers else None
     found: dict[str, Any] = {
         "machine": made,
         "energy": meter.name,
-        "pair": _describe(options.pair),
+        "pair": pair,
         "seeds": options.seeds,
         "batch": options.batch,
         "errors": "delete-one jackknife over groups of prompts, all seeds together; comparisons are paired",
@@ -131,8 +144,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     for task in tasks:
         own: list[Decoder] = [Ours(label, llm, params) for label, params in task.params.items()]
         own += [make(_plain(task.prompts, common, llm)) for make in opened]
-        answers = measure(task.ids, own, range(options.seeds), options.batch, meter, task.prompts.name)
-        rows = summarise(score(task.prompts, answers), options.batch, [k for k in ks if k <= options.seeds])
+        kept = store.of(task.prompts.name, [prompt.id for prompt in task.prompts.prompts]) if store else None
+        answers = measure(task.ids, own, range(options.seeds), options.batch, meter, task.prompts.name, kept)
+        scored = score(task.prompts, answers)
+        rows = summarise(scored, options.batch, [k for k in ks if k <= options.seeds])
         found["sets"][task.prompts.name] = {
             "prompts": len(task.ids),
             "left_out": task.left_out,
@@ -141,6 +156,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             "settings": rows,
         }
         _show(task, rows, meter.name)
+        if options.gain:
+            gained = found["sets"][task.prompts.name]["gain"] = gain.gains(scored, options.batch)
+            print(f"\n{report.gain_table(gained)}")
     if drawn:
         rows_of = {name: one["settings"] for name, one in found["sets"].items()}
         found["curves"] = [curves.points(c, chosen, name, rows) for name, rows in rows_of.items() for c in drawn]

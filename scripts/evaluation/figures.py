@@ -96,7 +96,7 @@ FIGURES: dict[str, Figure] = {
 
 
 @dataclass(frozen=True)
-class _Sums:
+class Sums:
     """N and D by group of prompts and seed, [groups, seeds]."""
 
     top: Floats
@@ -139,7 +139,7 @@ def summarise(answers: Mapping[str, Sequence[Scored]], group: int = 1, ks: Seque
         by label and figure: `value`, `error`, `seed_error` (or None) and `vs`, by reference: `ratio` or `difference`
         and `error`. Figures a setting does not have are None.
     """
-    tables = {label: _sums(scored, group, ks) for label, scored in answers.items()}
+    tables = {label: sums(scored, group, ks) for label, scored in answers.items()}
     rows: dict[str, Any] = {}
     for label, table in tables.items():
         row = rows[label] = {}
@@ -164,7 +164,7 @@ def _against(name: str) -> str:
     return FIGURES[name].against if name in FIGURES else "difference"
 
 
-def _compare(own: _Sums, theirs: _Sums, against: str) -> dict[str, float | None]:
+def _compare(own: Sums, theirs: Sums, against: str) -> dict[str, float | None]:
     def joined(a: Any, b: Any) -> Any:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.divide(a, b) if against == "ratio" else np.subtract(a, b)
@@ -173,12 +173,13 @@ def _compare(own: _Sums, theirs: _Sums, against: str) -> dict[str, float | None]
     return {against: value, "error": _finite(jackknife(joined(own.left_out(), theirs.left_out())))}
 
 
-def _sums(scored: Sequence[Scored], group: int, ks: Sequence[int]) -> dict[str, _Sums | None]:
+def sums(scored: Sequence[Scored], group: int, ks: Sequence[int] = ()) -> dict[str, Sums | None]:
+    """Sums of every figure; None for those that no answer has."""
     prompts, seeds = (1 + max(getattr(s.answer, name) for s in scored) for name in ("prompt", "seed"))
     groups = (prompts + group - 1) // group
-    table: dict[str, _Sums | None] = {}
+    table: dict[str, Sums | None] = {}
     for name, figure in FIGURES.items():
-        sums = _Sums(np.zeros((groups, seeds)), np.zeros((groups, seeds)), figure.exponential)
+        sums = Sums(np.zeros((groups, seeds)), np.zeros((groups, seeds)), figure.exponential)
         for one in scored:
             part = figure.part(one)
             if part is not None:
@@ -191,11 +192,11 @@ def _sums(scored: Sequence[Scored], group: int, ks: Sequence[int]) -> dict[str, 
     return table
 
 
-def _pass_at(k: int, scored: Sequence[Scored], group: int, groups: int) -> _Sums | None:
+def _pass_at(k: int, scored: Sequence[Scored], group: int, groups: int) -> Sums | None:
     tries: dict[int, list[bool]] = {}
     for one in scored:
         tries.setdefault(one.answer.prompt, []).append(bool(one.right))
-    sums = _Sums(np.zeros((groups, 1)), np.zeros((groups, 1)), exponential=False)
+    sums = Sums(np.zeros((groups, 1)), np.zeros((groups, 1)), exponential=False)
     for prompt, right in tries.items():
         if len(right) < k:
             return None

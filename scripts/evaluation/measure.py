@@ -16,6 +16,7 @@ from runtime.server.energy import EnergyMeter
 from scripts.evaluation.decoders import Answer, Decoder, Ids, Ours
 from scripts.evaluation.figures import Scored, summarise
 from scripts.evaluation.prompt_set import PromptSet
+from scripts.evaluation.store import SetStore
 
 
 def measure(
@@ -25,6 +26,7 @@ def measure(
     batch: int = 1,
     meter: EnergyMeter | None = None,
     label: str = "",
+    store: SetStore | None = None,
 ) -> dict[str, list[Answer]]:
     """Answers by label.
 
@@ -38,6 +40,7 @@ def measure(
         batch: prompts a group, decoded at once.
         meter: of energy.
         label: shown at the progress bar.
+        store: of answers; those that it has are not asked for again.
     """
     answers: dict[str, list[Answer]] = {decoder.label: [] for decoder in decoders}
     groups = [range(at, min(at + batch, len(prompts))) for at in range(0, len(prompts), batch)]
@@ -51,14 +54,21 @@ def measure(
             for decoder in (*decoders[turn:], *decoders[:turn]):
                 if decoder.deterministic and place:
                     continue
+                if store and (known := store.get(decoder, group, place)):
+                    answers[decoder.label] += [replace(one, prompt=at) for at, one in zip(group, known, strict=True)]
+                    bar.update()
+                    continue
                 if meter:
                     meter.begin()
                 made = decoder.run([prompts[at] for at in group], [(seed << 32) + at for at in group])
                 joules = meter.end() if meter else None
                 share = None if joules is None else joules / len(group)
-                answers[decoder.label] += [
+                given = [
                     replace(one, prompt=at, seed=place, joules=share) for at, one in zip(group, made(), strict=True)
                 ]
+                answers[decoder.label] += given
+                if store:
+                    store.add(decoder, given)
                 bar.update()
     return answers
 

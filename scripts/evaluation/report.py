@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.evaluation.figures import REPEATED_SPAN
+from scripts.evaluation.gain import MARGINS, SPEEDS
 
 COLUMNS: dict[str, tuple[str, float, str]] = {
     "accuracy": ("accuracy %", 100, ".1f"),
@@ -52,6 +53,30 @@ def comparison(rows: Mapping[str, Any], base: str) -> str:
         if label != base:
             cells = [_cell(n, (row[n] or {"vs": {}})["vs"].get(base), signs[n]) for n in names]
             lines.append([label, *cells])
+    return markdown(lines)
+
+
+def gain_table(gained: Mapping[str, Any]) -> str:
+    """Gains at equal quality as a Markdown table, the largest first; ± is one standard error, by bootstrap."""
+    qualities = list(next(iter(gained.values()))["at"])
+    heads = [f"at equal {name.replace('_', '-')}" for name in qualities]
+    judged = [name for name in MARGINS if any(name in row["not_inferior"] for row in gained.values())]
+    bounds = [f"{name} within {MARGINS[name][1]:g} of {MARGINS[name][0]}" for name in judged]
+    lines = [["setting", "gain, tokens per pass", "gain, tokens/s", *heads, *bounds]]
+
+    def cell(figure: Mapping[str, float] | None) -> str:
+        return f"{figure['value']:.2f} ± {figure['error']:.2f}" if figure else "no match"
+
+    def size(row: Mapping[str, Any]) -> float:
+        own = row["gain"]["block_efficiency"]
+        return -own["value"] if own else 0.0
+
+    for label, row in sorted(gained.items(), key=lambda entry: size(entry[1])):
+        matches = [row["at"][name] for name in qualities]
+        at = [m and f"{cell(m['block_efficiency'])} (T {m['temperature']['value']:.2f})" for m in matches]
+        verdicts = [row["not_inferior"].get(name, "-") for name in judged]
+        cells = [*(cell(row["gain"][speed]) for speed in SPEEDS), *(text or "no match" for text in at), *verdicts]
+        lines.append([label, *cells])
     return markdown(lines)
 
 

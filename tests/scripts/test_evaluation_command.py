@@ -249,6 +249,24 @@ def test_the_report_holds_every_setting_and_says_what_was_left_out(
 
 
 @pytest.mark.slow
+def test_gains_are_measured_with_the_curves_and_a_second_run_asks_nothing_again(
+    run: Callable[..., tuple[int, str, str]], lines: Path, tmp_path: Path
+) -> None:
+    options = ["--set", f"jsonl={lines}", "--params", '{"max_tokens": 4}', "--methods", "mtad,greedy", "--gain"]
+    kept = tmp_path / "answers.jsonl"
+    code, out, err = run(*options, "--baselines", "none", "--answers", str(kept))
+    assert code == 0, err
+    found = json.loads((tmp_path / "evaluation.json").read_text())["sets"]["mine"]
+    assert set(found["gain"]) == {"mtad", "greedy"}
+    assert "block temperature=0.2" in found["settings"]
+    assert "| gain, tokens per pass" in out
+    before = kept.read_bytes()
+    code, again, _ = run(*options, "--baselines", "none", "--answers", str(kept))
+    assert (code, kept.read_bytes()) == (0, before)
+    assert again.split("mine: 4 prompts")[1] == out.split("mine: 4 prompts")[1]
+
+
+@pytest.mark.slow
 def test_curves_have_a_point_a_value_and_their_references(
     run: Callable[..., tuple[int, str, str]], lines: Path, tmp_path: Path
 ) -> None:
@@ -284,6 +302,9 @@ def test_curves_have_a_point_a_value_and_their_references(
         (["--curve", "accept_threshold=0,1", "--methods", "speculative,sample"], "--methods"),
         (["--curve", "accept_threshold=0,1", "--methods", "greedy"], "curve accept_threshold"),
         (["--curve", "stop=a,b"], "--curve"),
+        (["--gain", "--curve", "draft_len=1,2"], "--gain"),
+        (["--gain", "--methods", "block:temperature=0.5"], "--methods"),
+        (["--answers", __file__], "--answers"),
         (["--tuned", "/no/such/file"], "--tuned"),
         (["--checkpoints", "/no/such/folder"], "target"),
     ],
