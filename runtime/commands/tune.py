@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -19,6 +21,8 @@ from runtime.commands.entry import Parser, add_placement, command, json_object, 
 if TYPE_CHECKING:
     from runtime.tuning.search import Tuning, Verdict
 
+TRIED = ("block", "traversal", "mtad", "mmtad_sample")
+"""Methods that are tried if none are given: the lossless ones first."""
 LARGEST = 8
 """`draft_len` and `beam_width` that `LLM` takes without being told to."""
 PAUSE = 30.0
@@ -31,15 +35,18 @@ def main() -> None:
     parser = Parser(
         prog="mtad tune",
         usage="%(prog)s PAIR --prompts FILE [options]",
-        description="Choose draft length, beam width and acceptance threshold of a pair on your own prompts, print "
-        "what was measured, and make the choice the pair's default. Goal speed: the most tokens/s within the bounds on "
-        "quality; goal quality: the best text within the bound on speed. Do not report results on the same prompts.",
+        description="Choose method, draft length, beam width, acceptance threshold and temperature of a pair on your "
+        "own prompts, print what was measured, and make the choice the pair's default. Goal speed: the most tokens/s "
+        "within the bounds on quality; goal quality: the best text within the bound on speed. Do not report results on "
+        "the same prompts. With --estimate: what drafts would gain, from two checkpoints alone.",
     )
-    parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
+    parser.add_argument("pair", type=Path, nargs="?", help="pair folder, written by mtad export")
     parser.add_argument(
         "--prompts", type=Path, required=True, help='JSON lines with "prompt" and optionally "answer" (the exact text)'
     )
-    parser.add_argument("--method", default="mtad", help="method to tune (default %(default)s)")
+    parser.add_argument(
+        "--method", default=",".join(TRIED), help="methods to try, in this order, separated by commas (%(default)s)"
+    )
     parser.add_argument("--goal", default="speed", help="speed or quality (default %(default)s)")
     bounds = (
         ("max-perplexity", 1.0, "goal speed: highest perplexity, as a multiple of sample's"),
@@ -52,16 +59,30 @@ def main() -> None:
     parser.add_argument("--search", default="coordinate", help="coordinate or grid (default %(default)s)")
     for name in ("draft-len", "beam-width", "accept-threshold", "draft-confidence"):
         parser.add_argument(f"--{name}", help="values to try, separated by commas")
+    parser.add_argument(
+        "--temperature", help="values to try; by default several if answers are given or --min-distinct, else none"
+    )
     parser.add_argument("--params", default="{}", help="all other decoding parameters, as a JSON object")
     parser.add_argument("--limit", type=int, help="use the first prompts only")
     parser.add_argument("--seeds", type=int, default=1, help="texts per prompt (default %(default)s)")
     add_placement(parser)
+    parser.add_argument("--estimate", action="store_true", help="estimate the gain of two checkpoints instead")
+    for name in ("target", "auxiliary"):
+        parser.add_argument(f"--{name}", help=f"--estimate: the {name}'s checkpoint, as for mtad export")
+    parser.add_argument(
+        "--auxiliary-cost", type=float, help="--estimate: an auxiliary's step, as a share of a target's (else measured)"
+    )
+    parser.add_argument(
+        "--token-cost", type=float, help="--estimate: each further token that the target scores, likewise"
+    )
     parser.add_argument("--dry-run", action="store_true", help="leave pair.json as it is")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args()
 
-    if options.method not in METHODS:
-        raise InvalidInput("method", options.method, f"unknown; choose one of {', '.join(METHODS)}")
+    methods = options.method.split(",")
+    for method in methods:
+        if method not in METHODS:
+            raise InvalidInput("method", method, f"unknown; choose one of {', '.join(METHODS)}")
     for name in ("limit", "seeds"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
@@ -73,18 +94,27 @@ def main() -> None:
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
             raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
-    DecodingParams.from_dict({**given, "method": options.method})
+    DecodingParams.from_dict(given)
+    if options.estimate:
+        from runtime.commands.tune_estimate import run
+
+        run(options, given)
+        return
+    if options.pair is None:
+        raise InvalidInput("pair", None, "give the pair's folder, or --estimate with two checkpoints")
 
     from runtime.tuning.prompts import read_prompts
-    from runtime.tuning.search import GRID, Objective, Verdict, describe, grid_of, judge, tune
+    from runtime.tuning.search import GRID, TEMPERATURES, Objective, Verdict, describe, grid_of, join, judge, tune
 
-    own = grid_of(METHODS[options.method])
-    grid = {name: _values(name, getattr(options, name)) or values for name, values in own.items()}
+    grids = {method: _grid(grid_of(METHODS[method]), options) for method in methods}
+    for method, grid in grids.items():
+        if not grid:
+            raise InvalidInput("method", method, "it has nothing to tune")
     for name in GRID:
-        if getattr(options, name) and name not in own:
+        if getattr(options, name) and not any(name in grid for grid in grids.values()):
             raise InvalidInput(name, getattr(options, name), f"{options.method} does not use it")
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
-    for name in ("draft_len", "beam_width"):
+    for name, grid in itertools.product(("draft_len", "beam_width"), grids.values()):
         if name in grid and max(grid[name]) > LARGEST:
             problem = f"give at most {LARGEST}: the choice becomes a default, and engines open for drafts up to that"
             raise InvalidInput(name, getattr(options, name), problem)
@@ -94,6 +124,10 @@ def main() -> None:
     examples = read_prompts(options.prompts)[: options.limit]
     if len(examples) < 2:
         raise InvalidInput("prompts", str(options.prompts), "give at least two prompts")
+    known = examples[0].answer is not None
+    if options.temperature or known or options.min_distinct:
+        for grid in grids.values():
+            grid["temperature"] = _values("temperature", options.temperature) or TEMPERATURES
 
     from tqdm import tqdm
 
@@ -104,7 +138,7 @@ def main() -> None:
     use_torch()
     llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
-    base = DecodingParams.from_dict({**exported, **given, "method": options.method})
+    bases = {method: DecodingParams.from_dict({**exported, **given, "method": method}) for method in methods}
     prompts = [example.prompt for example in examples]
     verdict = Verdict(False, "no setting keeps the bounds")
     said = time.monotonic()
@@ -121,12 +155,19 @@ def main() -> None:
         def right(number: int, text: str) -> bool | None:
             return examples[number].right(text)
 
-        found = tune(llm, prompts, base, objective, grid, options.search, options.seeds, right, progress)
-        now, choice = llm.pair.defaults, replace(base, **found.choice.values)
+        searches = {}
+        for method, base in bases.items():
+            bar.set_description(f"tuning {method}")
+            bar.reset()
+            found = tune(llm, prompts, base, objective, grids[method], options.search, options.seeds, right, progress)
+            searches[method] = found
+        found = join(searches, objective)
+        values = found.choice.values
+        now, choice = llm.pair.defaults, replace(bases[values["method"]], **values)
         if found.fits:
             verdict = judge(llm, prompts, now, choice, objective, options.seeds, right, progress)
     report = {
-        "method": options.method,
+        "method": values["method"],
         **describe(found, objective),
         "changed": verdict.change,
         "reason": verdict.reason,
@@ -138,10 +179,16 @@ def main() -> None:
     }
     print(json.dumps(report) if options.json else curve(found))
     if not found.fits:
-        problem = f"no setting meets the bounds of goal {options.goal}; the nearest one is {found.choice.values}"
+        problem = f"no setting meets the bounds of goal {options.goal}; the nearest one is {values}"
         raise InvalidInput("goal", options.goal, f"{problem}. pair.json is unchanged; widen a bound")
     if verdict.change and not options.dry_run:
-        write_tuning(options.pair, {**given, "method": options.method, **found.choice.values}, report)
+        write_tuning(options.pair, {**given, **values}, report)
+    if not (choice.spec.lossless or known):
+        print(
+            f"warning: {choice.method} does not keep the target's distribution, and prompts without answers do not "
+            "show whether its texts are right as often; give answers, or --method block",
+            file=sys.stderr,
+        )
     if not options.json:
         print(f"\n{_conclusion(now, choice, verdict, options.dry_run)}")
 
@@ -160,16 +207,16 @@ def _conclusion(now: DecodingParams, choice: DecodingParams, verdict: Verdict, d
 
 def curve(found: Tuning) -> str:
     """All points of a search as a table; the chosen one is marked."""
-    names = list(found.choice.values)
+    names = list(dict.fromkeys(name for point in found.points for name in point.values))
     heads = [*names, "tokens/s", "x sample", "x speculative", "perplexity", "x sample", "accuracy %", "distinct-2"]
     lines = [[*heads, "tokens per pass", ""]]
-    for point in sorted(found.points, key=lambda point: tuple(point.values.values())):
+    for point in sorted(found.points, key=lambda point: tuple(map(str, point.values.values()))):
         accuracy = "-"
         if point.accuracy is not None:
             accuracy = f"{point.accuracy:.1%} ({point.accuracy_gain:+.1%} ±{point.accuracy_gain_error:.1%})"
         lines.append(
             [
-                *(f"{point.values[name]:g}" for name in names),
+                *(_shown(point.values.get(name)) for name in names),
                 f"{point.tokens_per_second:.0f}",
                 f"{point.speed:.2f} ±{point.speed_error:.2f}",
                 f"{point.speed_vs_speculative:.2f}",
@@ -183,6 +230,15 @@ def curve(found: Tuning) -> str:
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:g}"
+
+
+def _grid(own: dict[str, tuple[Any, ...]], options: argparse.Namespace) -> dict[str, tuple[Any, ...]]:
+    """Values to try for one method: what the user gives, else the method's own."""
+    return {name: _values(name, getattr(options, name)) or values for name, values in own.items()}
 
 
 def _values(name: str, text: str | None) -> tuple[Any, ...]:

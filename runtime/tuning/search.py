@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.params import Method, Rule
+from mtad.params import METHODS, Method, Rule
 from runtime import LLM, DecodingParams
 from runtime.tuning.measure import Point, Progress, Right, Values, compare, measure
 
@@ -44,6 +44,9 @@ THRESHOLDS: dict[Rule, tuple[float, ...]] = {
 }
 """Thresholds tried of rules that bound something else than a ratio."""
 
+TEMPERATURES = (0.3, 0.5, 0.7, 1.0)
+"""Values tried where something bounds what a low temperature costs: right answers, or `min_distinct`."""
+
 ROUNDS = 3
 """Of a coordinate search at most."""
 
@@ -52,7 +55,7 @@ def tunable(method: Method) -> tuple[str, ...]:
     """Parameters of `GRID` that do anything for a method."""
     used = {
         "draft_len": method.drafter is not None,
-        "beam_width": method.form == "beams",
+        "beam_width": method.form == "beams" or method.independent,
         "accept_threshold": method.threshold is not None,
         "draft_confidence": method.drafter == "auxiliary" and not method.live,
     }
@@ -137,7 +140,8 @@ def tune(
     Args:
         llm: an idle pair, large enough for the grid's drafts.
         base: the method, everything that is not tuned, and where a coordinate search begins.
-        grid: values by parameter; those the method does not use are not varied. Default: `grid_of`.
+        grid: values by parameter, `temperature` among them; those the method does not use are not varied. Default:
+            `grid_of`.
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
         seeds: texts a prompt.
@@ -153,7 +157,7 @@ def tune(
         raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
     base = replace(base, n=1, seed=None)
     grid = grid_of(base.spec) if grid is None else grid
-    names = [name for name in grid if name in tunable(base.spec)]
+    names = [name for name in grid if name in (*tunable(base.spec), "temperature")]
     if not names:
         raise InvalidInput("method", base.method, "it has nothing to tune")
     every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
@@ -187,6 +191,29 @@ def tune(
                 break
     choice = measured[best(list(measured))]
     return Tuning(choice, list(measured.values()), objective.excess(choice) == 0)
+
+
+def join(found: Mapping[str, Tuning], objective: Objective) -> Tuning:
+    """The searches of several methods as one, whose values say which method they are for.
+
+    For speed, a lossy method must be faster than the best lossless one by more than twice the standard error: what
+    keeps the target's distribution needs no proof that its texts are as good.
+    """
+    named = {
+        method: [replace(point, values={"method": method, **point.values}) for point in one.points]
+        for method, one in found.items()
+    }
+    best = {
+        method: next(p for p, own in zip(points, found[method].points, strict=True) if own is found[method].choice)
+        for method, points in named.items()
+    }
+    choice = max(best.values(), key=objective.better)
+    lossless = [point for method, point in best.items() if METHODS[method].lossless and not objective.excess(point)]
+    if objective.goal == "speed" and lossless:
+        safe = max(lossless, key=objective.better)
+        if choice.speed - safe.speed <= 2 * math.hypot(choice.speed_error, safe.speed_error):
+            choice = safe
+    return Tuning(choice, [point for points in named.values() for point in points], objective.excess(choice) == 0)
 
 
 @dataclass(frozen=True)

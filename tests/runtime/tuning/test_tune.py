@@ -249,6 +249,44 @@ def test_a_damaged_tuning_is_refused_by_name(pair: Path, damage: dict[str, Any])
     assert caught.value.field == "pair.json defaults"
 
 
+def found(method: str, speed: float, **changes: Any) -> tune.Tuning:
+    one = point(speed, 0.9, values={"draft_len": 4}, **changes)
+    return tune.Tuning(one, [point(0.5), one], fits=True)
+
+
+def test_a_lossy_method_must_be_clearly_faster_than_the_best_lossless_one() -> None:
+    """Each speed has an error of 0.1, so a lead of 0.28 is twice that of the difference."""
+    near, far = {"block": found("block", 2.0), "mtad": found("mtad", 2.2)}, {"block": found("block", 2.0)}
+    joined = tune.join(near, Objective())
+    assert joined.choice.values == {"method": "block", "draft_len": 4}
+    assert [p.values["method"] for p in joined.points] == ["block", "block", "mtad", "mtad"]
+    assert tune.join({**far, "mtad": found("mtad", 2.4)}, Objective()).choice.values["method"] == "mtad"
+    unfit = found("block", 2.0, distinct_ratio=0.2)
+    bound = Objective(min_distinct=0.5)
+    assert tune.join({"block": unfit, "mtad": found("mtad", 1.5)}, bound).choice.values["method"] == "mtad"
+
+
+@pytest.mark.parametrize(
+    ("answers", "options", "varied"), [(True, (), True), (False, (), False), (False, ("--min-distinct", "0.9"), True)]
+)
+def test_temperatures_are_tried_only_where_something_bounds_what_they_cost(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool, options: tuple[str, ...], varied: bool
+) -> None:
+    """A lower temperature always makes text likelier; without a bound it would always win."""
+    if not answers:
+        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:3])
+        (tmp_path / "prompts.jsonl").write_text(lines)
+    seen: list[tuple[str, bool]] = []
+
+    def noted(llm: Any, prompts: Any, base: DecodingParams, objective: Any, grid: Any, *_: Any) -> tune.Tuning:
+        seen.append((base.method, "temperature" in grid))
+        return tune.Tuning(point(), [point()], fits=False)
+
+    monkeypatch.setattr(tune, "tune", noted)
+    run("--method", "block,mtad", *options)
+    assert seen == [("block", varied), ("mtad", varied)]
+
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -259,6 +297,7 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     def call(*arguments: str) -> tuple[int, str, str]:
         own = [str(pair), "--prompts", str(prompts), "--threads", "1", "--params", '{"max_tokens": 6}']
+        own += ["--method", "mtad"]
         monkeypatch.setattr(sys, "argv", ["mtad tune", *own, *arguments])
         code = 0
         try:
@@ -270,7 +309,10 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     return call
 
 
-SMALL = ("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5", "--draft-confidence", "0")
+SMALL = (
+    *("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5", "--draft-confidence", "0"),
+    *("--temperature", "1"),
+)
 
 
 def test_the_choice_becomes_the_pairs_default_with_its_curve(
@@ -281,7 +323,8 @@ def test_the_choice_becomes_the_pairs_default_with_its_curve(
     assert code == 0, err
     values = read_json(pair, "pair.json")
     choice = values["tuning"]["choice"]["values"]
-    assert set(choice) == {"draft_len", "beam_width", "accept_threshold", "draft_confidence"}
+    tuned = {"draft_len", "beam_width", "accept_threshold", "draft_confidence"}
+    assert set(choice) == {"method", "temperature", *tuned}
     assert values["defaults"] == {**EXPORTED, "max_tokens": 6, "method": "mtad", **choice}
     curve = values["tuning"]["curve"]
     assert len(curve) == 4
@@ -387,6 +430,10 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
         (["--goal", "both"], "--goal"),
         (["--max-perplexity", "0"], "--max-perplexity"),
         (["--search", "random"], "--search"),
+        (["--method", "block,medusa"], "--method"),
+        (["--temperature", "1,hot"], "--temperature"),
+        (["--estimate"], "--target"),
+        (["--estimate", "--target", "a", "--auxiliary", "b", "--token-cost", "1"], "--auxiliary-cost"),
         (["--draft-len", "0,4"], "--draft-len"),
         (["--draft-len", "4,four"], "--draft-len"),
         (["--draft-len", "4,9"], "--draft-len"),
