@@ -19,6 +19,7 @@ from mtad.params import METHODS, DecodingParams
 from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config, use_torch
 
 if TYPE_CHECKING:
+    from runtime.tuning.measure import Point
     from runtime.tuning.search import Tuning, Verdict
 
 TRIED = ("block", "traversal", "mtad", "mmtad_sample")
@@ -210,7 +211,7 @@ def curve(found: Tuning) -> str:
     names = list(dict.fromkeys(name for point in found.points for name in point.values))
     heads = [*names, "tokens/s", "x sample", "x speculative", "perplexity", "x sample", "accuracy %", "distinct-2"]
     lines = [[*heads, "tokens per pass", ""]]
-    for point in sorted(found.points, key=lambda point: tuple(map(str, point.values.values()))):
+    for point in sorted(found.points, key=_order):
         accuracy = "-"
         if point.accuracy is not None:
             accuracy = f"{point.accuracy:.1%} ({point.accuracy_gain:+.1%} ±{point.accuracy_gain_error:.1%})"
@@ -230,6 +231,12 @@ def curve(found: Tuning) -> str:
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _order(point: Point) -> tuple[str, tuple[float, ...]]:
+    """Points of one method together, and in the order of their values."""
+    numbers = (value for name, value in point.values.items() if name != "method")
+    return point.values.get("method", ""), tuple(numbers)
 
 
 def _shown(value: Any) -> str:
