@@ -432,7 +432,7 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
         (["--search", "random"], "--search"),
         (["--method", "block,medusa"], "--method"),
         (["--temperature", "1,hot"], "--temperature"),
-        (["--estimate"], "--target"),
+        (["--estimate"], "--target:"),
         (["--estimate", "--target", "a", "--auxiliary", "b", "--token-cost", "1"], "--auxiliary-cost"),
         (["--draft-len", "0,4"], "--draft-len"),
         (["--draft-len", "4,four"], "--draft-len"),
