@@ -34,6 +34,9 @@ def bodies(size: int = SIZE) -> dict[str, bytes]:
         "messages that are numbers": b'{"model": "m", "messages": [' + many(b"1") + b"]}",
         "fewer messages": b'{"model": "m", "messages": [' + many(b"1", few // 3) + b"]}",
         "messages without anything": b'{"model": "m", "messages": [' + many(b"{}", few // 3) + b"]}",
+        "tools without anything": b'{"model": "m", "messages": [], "tools": [' + many(b"{}", few // 3) + b"]}",
+        "a function of many parameters": b'{"model": "m", "messages": [], "tools": [{"type": "function", "function": '
+        b'{"name": "f", "parameters": {"properties": {' + keys(few) + b"}}}}]}",
         "unknown fields": b"{" + keys(size) + b"}",
         "fewer unknown fields": b"{" + keys(few) + b"}",
         "a large bias": head + b'"S", "logit_bias": {' + keys(few) + b"}}",
