@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.server.formats import JsonSchema, ResponseFormat
 from runtime.server.messages import (
     MOST_TOOLS,
     Arguments,
@@ -22,7 +23,7 @@ from runtime.server.messages import (
     ToolCall,
     ToolChoice,
 )
-from runtime.server.schema import DESCRIPTIONS, Body, JsonSchema, ResponseFormat
+from runtime.server.schema import DESCRIPTIONS, Body
 from runtime.server.strict import Items, StrictModel
 
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -29,10 +29,11 @@ from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import Echo, TokenNames, check_size
-from runtime.server.messages import Chat, Message, Tool
+from runtime.server.messages import Chat
 from runtime.server.metrics import Metrics
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
+from runtime.server.prompts import Prompts
 from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
@@ -49,6 +50,22 @@ from runtime.server.tracing import Span, Tracing
 Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
 
 
+class Asked(NamedTuple):
+    """What a request asks for.
+
+    Attributes:
+        body: the request.
+        params: of the decoder.
+        chat: what it continues, unless that is prompts.
+        calling: how answers may call functions; None if they may not.
+    """
+
+    body: Body
+    params: DecodingParams
+    chat: Chat | None
+    calling: Calling | None
+
+
 class Service:
     """One engine under one name. Each public coroutine answers a route; what it returns is an ASGI application.
 
@@ -62,6 +79,7 @@ class Service:
         pair = engine.llm.pair
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
+        self._prompts = Prompts(engine, self._template)
         self.metrics = Metrics(engine, options.model)
         self._tracing = Tracing(options.trace)
         self._created = int(time.time())
@@ -77,9 +95,9 @@ class Service:
             body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
-            params, chat, calling = await self._bodies.run(await request.body(), self._parameters, body)
+            asked = await self._bodies.run(await request.body(), self._asked, body)
             # a grammar may take its time to be compiled
-            submitted = self._submit(body, params, chat, calling, request, span, arrived)
+            submitted = self._submit(asked, request, span, arrived)
             return await attended(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
@@ -93,10 +111,10 @@ class Service:
         """Token ids of a text or of a chat, as vLLM's route of that name answers."""
         body = await self._read(request, TokenizeRequest)
         if body.prompt is not None:
-            ids = await self._tokenized(body.prompt, body.add_special_tokens is not False)
+            ids = await self._prompts.tokenized(body.prompt, body.add_special_tokens is not False)
         else:
             size = len(await request.body())
-            ids = await self._chat(body.messages or [], body.add_special_tokens or False, size)
+            ids = await self._prompts.chat(body.messages or [], body.add_special_tokens or False, size)
         room = self.engine.llm.loop.scheduler.room_for_tokens
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": room})
 
@@ -156,30 +174,22 @@ class Service:
         content, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    def _parameters(self, body: Body) -> tuple[DecodingParams, Chat | None, Calling | None]:
-        """What a request asks of the decoder, the chat it continues, and how its answers may call functions."""
+    def _asked(self, body: Body) -> Asked:
+        """Understand a request; raises InvalidInput."""
         pair, chat = self.engine.llm.pair, body.chat
         params = body.parameters(pair.defaults)
         calling = Calling.of(chat, self._template.source(chat.tools)) if chat else None
         if calling:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
-        return params, chat, calling
+        return Asked(body, params, chat, calling)
 
-    async def _submit(
-        self,
-        body: Body,
-        params: DecodingParams,
-        chat: Chat | None,
-        calling: Calling | None,
-        request: Request,
-        span: Span,
-        arrived: float,
-    ) -> Responder:
+    async def _submit(self, asked: Asked, request: Request, span: Span, arrived: float) -> Responder:
+        body, params, chat, calling = asked
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
             raise InvalidInput("priority", body.priority, problem)
-        prompts = [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in await self._prompts(body, chat, request)]
+        prompts = await self._prompts.of(body, chat, len(await request.body()))
         if len(prompts) * params.n > self.options.max_choices:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
@@ -188,7 +198,7 @@ class Service:
             await asyncio.to_thread(self._names.prepare)
         texts = prompts
         if params.prompt_logprobs is not None:
-            prompts = [await self._tokenized(prompt) for prompt in prompts]
+            prompts = [await self._prompts.tokenized(prompt) for prompt in prompts]
             check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
@@ -202,34 +212,6 @@ class Service:
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         seconds = self.options.request_seconds
         return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
-
-    async def _prompts(self, body: Body, chat: Chat | None, request: Request) -> Sequence[Prompt]:
-        if chat:
-            tools, size = () if chat.choice == "none" else chat.tools, len(await request.body())
-            return [await self._chat(chat.messages, body.add_special_tokens or False, size, tools)]
-        assert isinstance(body, CompletionRequest)
-        if body.add_special_tokens is None and body.truncate_prompt_tokens is None:
-            return body.prompts
-        special = body.add_special_tokens is not False
-        return [await self._tokenized(prompt, special) for prompt in body.prompts]
-
-    async def _chat(
-        self, messages: Sequence[Message], special_tokens: bool, size: int, tools: Sequence[Tool] = ()
-    ) -> list[int]:
-        """Token ids of a chat's prompt; `size` is that of the request."""
-
-        def tokenize() -> list[int]:
-            told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-            text = self._template.render([message.plain() for message in messages], told)
-            return self.engine.llm.tokenize(text, special_tokens)
-
-        return await self.engine.in_thread(size, tokenize)
-
-    async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
-        """Token ids of a prompt."""
-        if not isinstance(prompt, str):
-            return prompt
-        return await self.engine.in_thread(len(prompt), self.engine.llm.tokenize, prompt, special_tokens)
 
     def _echoes(self, prompts: Sequence[Prompt], requests: Sequence[EngineRequest]) -> list[Echo]:
         """What is repeated of prompts, each with the first of its requests."""
