@@ -64,15 +64,20 @@ def gains(answers: Mapping[str, Sequence[Scored]], group: int = 1, seed: int = 0
     """
     tables = {label: sums(own, group) for label, own in answers.items()}
     tables = {label: own for label, own in tables.items() if own["block_efficiency"]}
-    units = len(tables[_label(TEMPERATURES[0])]["block_efficiency"].top)
+    any_sums = tables[_label(TEMPERATURES[0])]["block_efficiency"]
+    assert any_sums is not None, "settings without it have been left out"
+    units = len(any_sums.top)
     drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), REPLICATES)
     weights = np.concatenate([np.ones((1, units)), drawn])
 
     def figure(name: str, label: str) -> Floats:
         """Over all prompts, and over those of each replicate: [1 + replicates]."""
         own = tables[label][name]
+        assert own is not None, "every answer has it"
         ratio: Floats = (weights @ own.top.sum(1)) / (weights @ own.bottom.sum(1))
-        return ratio if name != "perplexity" else np.exp(ratio)
+        if name == "perplexity":
+            ratio = np.exp(ratio)
+        return ratio
 
     def curve(name: str) -> Floats:
         """That of the curve's points: [points, 1 + replicates]."""
@@ -86,8 +91,10 @@ def gains(answers: Mapping[str, Sequence[Scored]], group: int = 1, seed: int = 0
             continue
         at: dict[str, Any] = {}
         for quality in ("accuracy",) if scored else ("perplexity", "distinct_2"):
-            scale = np.log if quality == "perplexity" else np.asarray
-            fits = matching(scale(figure(quality, label)), scale(curve(quality)), at_least=scored)
+            qualities = figure(quality, label), curve(quality)
+            if quality == "perplexity":
+                qualities = np.log(qualities[0]), np.log(qualities[1])
+            fits = matching(*qualities, at_least=scored)
             at[quality] = None
             if fits is not None:
                 best = np.where(fits, speeds[SPEEDS[0]], 0.0).argmax(0)

@@ -27,7 +27,7 @@ def test_the_acceptance_of_children_is_that_of_their_rounds() -> None:
     assert found.shape == (len(WIDTHS), 30)
     for at in range(30):
         left, q = process(target[at].numpy(), params), process(auxiliary[at].numpy(), params)
-        rejected, expected = 1.0, {}
+        rejected, expected = 1.0, dict[int, float]()
         for child in range(1, max(WIDTHS) + 1):
             rejected *= 1 - sum(min(value, q.get(token, 0.0)) for token, value in left.items())
             left, expected[child] = rest_of(left, q), 1 - rejected
