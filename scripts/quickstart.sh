@@ -4,5 +4,5 @@ set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 defaults=$(python -c 'import json; print(json.dumps(json.load(open("scripts/demo/tuned.json"))["defaults"]))')
 mtad export build/demo-pair --overwrite --defaults "$defaults" \
-    --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary
+    --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary > /dev/null
 python -m scripts.quickstart "$@"

@@ -137,14 +137,3 @@ def make(
         same = (branch[:, :, None] == branch[:, None, :]) | (branch[:, None, :] == 0)
         mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
     return Batch(tokens, positions, targets, weights.float() / 10, mask, sql_rows)
-
-
-def shift(batch: Batch, share: float, positions: int, seed: tuple[int, int]) -> None:
-    """Let about `share` of the rows of code begin at a random position, so that all `positions` are learnt.
-
-    A table of positions learns nothing of those behind the longest row; text begins at 0, so most rows still do.
-    """
-    rng = np.random.default_rng((*seed, 11))
-    for row in range(batch.sql_rows, batch.positions.shape[0]):
-        if rng.random() < share:
-            batch.positions[row] += int(rng.integers(positions - ROW + 1))

@@ -1,6 +1,6 @@
-"""The demo's examples: SQL questions made from a seed, code windows from the standard library, three splits.
+"""The demo's examples: SQL questions made from a seed, code windows from the standard library, four splits.
 
-    python -m scripts.demo.dataset        # rewrites data/development.jsonl and data/test.jsonl
+    python -m scripts.demo.dataset        # rewrites data/*.jsonl
 
 `prompt + answer` is a document; it ends where the tokenizer's end-of-text token follows. A SQL answer is one gold query
 (with the leading space that follows "SQL:"); a code answer is the true continuation of the window.
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtad.errors import InvalidInput
 from scripts.demo import corpus
 from scripts.demo.questions import Author, Question
 from scripts.demo.schemas import Schema, make_schema
@@ -23,8 +24,13 @@ from scripts.scoring.sqlite import QueryError, is_ordered, same_result
 
 DATA = DEMO / "data"
 SEED = 2024
-CLEAR_SHARE = 0.3  # of the questions with only one reading are kept for the held-out splits: they decide little
-SIZES = {"development": {"sql": 300, "code": 80}, "test": {"sql": 500, "code": 120}}
+CLEAR_SHARE = 0.3  # of the questions with only one reading are kept for the split "ambiguous": they decide little
+UNFIT = "Penis"  # a name that the syllables of the lexicon give; nobody should read it
+SIZES = {
+    "development": {"sql": 300, "code": 80},
+    "test": {"sql": 500, "code": 120},
+    "ambiguous": {"sql": 500},  # questions that can be read in two ways, about databases of the test split
+}
 
 
 @dataclass(frozen=True)
@@ -61,16 +67,20 @@ def is_decisive(schema: Schema, question: Question) -> bool:
 
 
 def sql_examples(split: str, seed: int = SEED) -> Iterator[Example]:
-    """Endless SQL examples of a held-out split, one question per schema, each checked by `is_decisive`."""
-    rng = random.Random(f"{seed}:{split}:sql")
+    """Endless SQL examples of a held-out split, one question per schema, each checked by `is_decisive`.
+
+    Those of "ambiguous" are mostly vague, all others are plain.
+    """
+    plain = split != "ambiguous"
+    rng = random.Random(f"{seed}:{split}:plain" if plain else f"{seed}:test:sql")
     seen: set[str] = set()
     while True:
-        schema = make_schema(rng, split)
-        question = Author(rng, schema).write()
+        schema = make_schema(rng, split if plain else "test")
+        question = Author(rng, schema, plain).write()
         prompt = schema.prompt() + question_prompt(question.text)
-        if question.readings == 0 and rng.random() >= CLEAR_SHARE:
+        if not plain and question.readings == 0 and rng.random() >= CLEAR_SHARE:
             continue
-        if prompt in seen or not is_decisive(schema, question):
+        if prompt in seen or (plain and UNFIT in prompt) or not is_decisive(schema, question):
             continue
         seen.add(prompt)
         yield Example(f"{split}-sql-{len(seen):04d}", "sql", prompt, " " + question.gold, schema.database())
@@ -91,9 +101,14 @@ def training_groups(seed: int = SEED) -> Iterator[tuple[str, list[tuple[str, str
 
 
 def load(split: str, kind: str) -> list[Example]:
-    """The committed examples of split "development" or "test" and kind "sql" or "code"."""
-    if split not in SIZES or kind not in ("sql", "code"):
-        raise ValueError(f"no examples for split {split!r}, kind {kind!r}: use development or test, sql or code")
+    """The committed examples of one split and kind, see `SIZES`.
+
+    Raises:
+        InvalidInput: the split has no such examples.
+    """
+    if kind not in SIZES.get(split, {}):
+        known = "; ".join(f"{name} has {' and '.join(kinds)}" for name, kinds in SIZES.items())
+        raise InvalidInput("split", split, f"it has no examples of kind {kind}; {known}")
     with (DATA / f"{split}.jsonl").open(encoding="utf-8") as lines:
         examples = [Example(**json.loads(line)) for line in lines]
     return [e for e in examples if e.kind == kind]
@@ -106,7 +121,7 @@ def main() -> None:
         generator = sql_examples(split)
         examples = [next(generator) for _ in range(sizes["sql"])]
         texts = [text for _, text in corpus.files(split)]
-        cut = corpus.windows(texts, sizes["code"], random.Random(f"{SEED}:{split}:code"))
+        cut = corpus.windows(texts, sizes.get("code", 0), random.Random(f"{SEED}:{split}:code"))
         for n, (prompt, answer) in enumerate(cut, 1):
             examples.append(Example(f"{split}-code-{n:04d}", "code", prompt, answer))
         path = DATA / f"{split}.jsonl"

@@ -2,7 +2,7 @@
 
     python -m scripts.demo.evaluate --split development
     python -m scripts.demo.evaluate --split test
-    python -m scripts.demo.evaluate --split test --pair scripts/demo/opt
+    python -m scripts.demo.evaluate --split ambiguous
 
 Nothing of the toolkit is used, so the figures are an independent check of it. "Sampled" is temperature 1, top-k 10,
 top-p 0.9 everywhere. Block efficiency is tokens per target pass of token-wise speculative sampling with chains of 4
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.commands.entry import Parser, command
-from scripts.demo.dataset import Example, load, matches
+from scripts.demo.dataset import SIZES, Example, load, matches
 from scripts.demo.sampling import Sampling
 from scripts.paths import DEMO
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser = Parser(
         prog="scripts.demo.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--split", choices=("development", "test"), default="development")
+    parser.add_argument("--split", choices=SIZES, default="development")
     parser.add_argument("--pair", type=Path, default=PAIR, help="folder with target/ and auxiliary/")
     parser.add_argument("--questions", type=int, default=300, help="SQL questions for accuracy")
     parser.add_argument("--prompts", type=int, default=40, help="prompts of each kind for block efficiency")
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=("target", "auxiliary"), default=["target", "auxiliary"])
     args = parser.parse_args()
     torch.manual_seed(0)
-    sql, code = load(args.split, "sql"), load(args.split, "code")
+    sql, code = (load(args.split, kind) if kind in SIZES[args.split] else [] for kind in ("sql", "code"))
     words = AutoTokenizer.from_pretrained(args.pair / args.models[0], padding_side="left")
     models, found = {}, {"split": args.split}
     print(f"{'':10} {'parameters':>10} {'SQL ppl':>8} {'code ppl':>8} {'greedy %':>12} {'sampled %':>12}")
@@ -156,7 +156,7 @@ def main() -> None:
         row = {
             "parameters": model.num_parameters(),
             "sql_perplexity": round(perplexity(model, words, sql), 3),
-            "code_perplexity": round(perplexity(model, words, code), 3),
+            "code_perplexity": round(perplexity(model, words, code), 3) if code else math.nan,
             "greedy": round(100 * greedy, 1),
             "greedy_error": round(100 * greedy_error, 1),
             "sampled": round(100 * sampled, 1),
@@ -168,7 +168,7 @@ def main() -> None:
             f"{row['greedy']:6.1f} ±{row['greedy_error']:4.1f} {row['sampled']:6.1f} ±{row['sampled_error']:4.1f}"
         )
     if len(models) == 2:
-        for kind, examples in (("sql", sql), ("code", code)):
+        for kind, examples in {"sql": sql, "code": code}.items() if code else [("sql", sql)]:
             value = block_efficiency(models["target"], models["auxiliary"], words, examples[: args.prompts])
             found[f"{kind}_block_efficiency"] = round(value, 2)
             print(f"block efficiency, speculative, gamma 4, {kind}: {value:.2f}")

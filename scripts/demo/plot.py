@@ -1,7 +1,6 @@
-"""Draw the loss curves of both models of a pair from their committed logs.
+"""Draw the loss curves of both models of the pair from their committed logs, as training.png.
 
-python -m scripts.demo.plot          # writes training.png
-python -m scripts.demo.plot opt      # writes opt-training.png
+python -m scripts.demo.plot
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import matplotlib.pyplot as plt
 @command
 def main() -> None:
     """Write the picture: one panel a kind of text, training and development loss of both models."""
-    parser = Parser(prog="scripts.demo.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pair", nargs="?", default="pair", choices=("pair", "opt"))
-    pair = parser.parse_args().pair
+    Parser(
+        prog="scripts.demo.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), constrained_layout=True)
     for name, color in (("target", "tab:blue"), ("auxiliary", "tab:orange")):
-        log = [json.loads(line) for line in (DEMO / pair / name / "training.jsonl").read_text().splitlines()]
+        log = [json.loads(line) for line in (DEMO / "pair" / name / "training.jsonl").read_text().splitlines()]
         for panel, kind in zip(panels, ("sql", "code"), strict=True):
             millions = [e["tokens"] / 1e6 for e in log]
             panel.plot(millions, [e[f"train_{kind}"] for e in log], color=color, alpha=0.5, label=f"{name}, training")
@@ -43,7 +42,7 @@ def main() -> None:
         panel.set(title=title, xlabel="million tokens seen", ylabel="nats per token", yscale="log")
         panel.grid(alpha=0.3, which="both")
     panels[0].legend(fontsize=8)
-    figure.savefig(DEMO / ("training.png" if pair == "pair" else f"{pair}-training.png"), dpi=110)
+    figure.savefig(DEMO / "training.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import LlamaConfig, OPTConfig, PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from scripts.demo import tokenizer
 
@@ -27,7 +27,6 @@ class Recipe:
     last_sql_rows: tuple[int, int] | None = None  # (step, rows): from this step on, that many rows are SQL
     guided_from: float | None = None  # step, or share of the time, from which the finished target's distribution is
     # learnt (distillation)
-    shifted: float = 0.0  # share of the code rows that begin behind position 0, for position tables longer than a row
     matrix_rate: float = 4e-3  # Muon, hidden matrices
     other_rate: float = 3e-3  # AdamW, embedding and norms
     warmup: int = 60  # steps
@@ -52,18 +51,6 @@ def _llama(
     )
 
 
-def _opt(hidden: int, layers: int, heads: int, intermediate: int) -> OPTConfig:
-    return OPTConfig(
-        **COMMON,
-        hidden_size=hidden,
-        word_embed_proj_dim=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        ffn_dim=intermediate,
-        dropout=0.0,
-    )
-
-
 COMMON: dict[str, Any] = {
     "vocab_size": tokenizer.VOCABULARY,
     "max_position_embeddings": 1024,
@@ -83,18 +70,6 @@ RECIPES = {
         sql_rows=3,
         last_sql_rows=(1000, 1),
         guided_from=700,
-        matrix_rate=6e-3,
-        decay=0.3,
-        seed=2,
-    ),
-    "opt-target": Recipe("opt/target", _opt(192, 7, 6, 768), steps=600, sql_rows=5, shifted=0.25),
-    "opt-auxiliary": Recipe(
-        "opt/auxiliary",
-        _opt(128, 2, 4, 256),
-        steps=520,
-        sql_rows=3,
-        guided_from=400,
-        shifted=0.25,
         matrix_rate=6e-3,
         decay=0.3,
         seed=2,

@@ -1,9 +1,7 @@
 """Train one model of a demo pair from scratch on the CPU.
 
-    python -m scripts.demo.train target             # the Llama pair: pair/target, pair/auxiliary
-    python -m scripts.demo.train auxiliary
-    python -m scripts.demo.train opt-target         # the OPT pair: opt/target, opt/auxiliary
-    python -m scripts.demo.train opt-auxiliary
+    python -m scripts.demo.train target             # pair/target
+    python -m scripts.demo.train auxiliary          # pair/auxiliary, which learns from the target in the end
 
 A run resumes from its last checkpoint in .work/ by itself; `--fresh` starts over. When it is done it writes an ordinary
 Hugging Face folder with half precision weights, the tokenizer and the log of the training. `scripts.gpu.large_pair`
@@ -201,10 +199,7 @@ class Trainer:
         late = recipe.last_sql_rows is not None and step >= recipe.last_sql_rows[0]
         sql_rows = recipe.last_sql_rows[1] if recipe.last_sql_rows is not None and late else recipe.sql_rows
         words, code = self.material.words, self.material.code
-        batch = batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step, recipe.length)
-        if recipe.shifted:
-            batches.shift(batch, recipe.shifted, recipe.config.max_position_embeddings, (recipe.seed, step))
-        return batch
+        return batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step, recipe.length)
 
     def backward(self, batch: Batch, guided: bool) -> dict[str, float]:
         """Add up the gradients of a batch; the mean loss of each kind of text, nats a token.

@@ -5,7 +5,8 @@ Two sources of choice are built in, on purpose and in known amounts:
 * *style*: a query is written in one of several ways with the same result (JOIN or IN, `<>` or `!=`, ORDER BY .. LIMIT 1
   or = (SELECT MAX ..)), so the text has entropy where accuracy has none;
 * *vagueness*: some questions can be read in more than one way; the reading that holds most of the time (`CONVENTION`)
-  is the better guess, so greedy decoding is right more often than a sample.
+  is the better guess, so greedy decoding is right more often than a sample. A plain question has no vague words, and is
+  meant in the usual way.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ class Wording:
     """Chooses words and styles for one schema with one random generator.
 
     Attributes:
+        plain: no vague words, and the usual reading always.
         readings: vague wordings chosen so far.
     """
 
-    def __init__(self, rng: random.Random, schema: Schema) -> None:
+    def __init__(self, rng: random.Random, schema: Schema, plain: bool = False) -> None:
         self.rng = rng
         self.schema = schema
+        self.plain = plain
         self.readings = 0
 
     # ---- words ----
 
     def usual(self) -> bool:
-        """True when a vague wording is meant in the usual way."""
+        """True when a wording of several readings is meant in the usual way."""
+        if self.plain:
+            return True
         self.readings += 1
         return self.rng.random() < CONVENTION
 
@@ -54,7 +59,7 @@ class Wording:
         groups = {c: NUMBERS[c][2] if numeric else LABELS[c][1] for c in columns}
         column = self.rng.choice(columns)
         group = groups[column]
-        if self.rng.random() < VAGUE_RATE:
+        if not self.plain and self.rng.random() < VAGUE_RATE:
             fits = [c for c in columns if groups[c] == group]
             column = fits[0] if len(fits) == 1 or self.usual() else self.rng.choice(fits[1:])
             return Mention(column, self.rng.choice(VAGUE[group]), True)

@@ -54,7 +54,7 @@ def open_sets(specs: Sequence[str], split: str, limit: int | None = None) -> lis
 
     Args:
         specs: see the module's description.
-        split: `development` or `test`, of the demo's sets.
+        split: of the demo's sets, see `scripts.demo.dataset`.
         limit: prompts of each set; None: all.
 
     Raises:

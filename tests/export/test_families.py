@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     BloomConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -32,8 +31,6 @@ from export.verification.check import check
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
-from scripts.demo import dataset
-from scripts.paths import DEMO
 from tests.support.families import FAMILIES, GROUPED, MULTI_HEAD, WINDOW, write_model
 from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
 
@@ -160,19 +157,6 @@ def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, s
     assert torch.equal(engine.step(step), first)
     engine.kv[:, :, 0, :, length - WINDOW + 1] += 1.0
     assert not torch.equal(engine.step(step), first)
-
-
-@pytest.mark.slow
-def test_the_trained_opt_pair_shares_the_llama_pairs_vocabulary_and_gains_from_drafts(tmp_path: Path) -> None:
-    target, auxiliary = (str(DEMO / "opt" / name) for name in ("target", "auxiliary"))
-    export_pair(tmp_path / "pair", ExportOptions(target, auxiliary, rows=8, capacity=512, format="torch"))
-    llm = LLM(tmp_path / "pair", RuntimeConfig(threads=1))
-    theirs = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
-    assert llm.pair.tokenizer.get_vocab() == theirs.get_vocab()
-    prompts = [example.prompt for example in dataset.load("development", "sql")[:8]]
-    results = llm.generate(prompts, DecodingParams(method="mtad", accept_threshold=0.1, max_tokens=64, seed=1))
-    assert sum(len(r.token_ids) for r in results) > 2 * sum(r.statistics.target_passes for r in results)
-    assert sum(r.finish_reason == "stop" for r in results) >= 6
 
 
 def test_weights_of_the_older_kind_of_file_are_read(tmp_path: Path) -> None:

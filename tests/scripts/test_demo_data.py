@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mtad.errors import InvalidInput
 from scripts.demo import corpus
 from scripts.demo.dataset import DATA, SIZES, Example, load, matches, sql_examples, training_groups
+from scripts.demo.lexicon import LABELS, NUMBERS, VAGUE
 from scripts.demo.questions import Author
 from scripts.demo.schemas import make_schema
 from scripts.scoring.sql_result import run
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def sql() -> list[Example]:
-    return load("development", "sql") + load("test", "sql")
+    return [example for split in SIZES for example in load(split, "sql")]
 
 
 def tables_of(prompt: str) -> set[tuple[str, frozenset[str]]]:
@@ -68,7 +70,7 @@ def test_equivalent_styles_have_equal_results() -> None:
     equal = total = 0
     for _ in range(150):
         schema = make_schema(rng, "train")
-        q = Author(rng, schema).write()
+        q = Author(rng, schema, plain=rng.random() < 0.5).write()
         gold = run(schema.database(), q.gold)
         for other in q.variants:
             equal += same_result(gold, run(schema.database(), other), is_ordered(q.gold))
@@ -83,13 +85,13 @@ def test_held_out_schemas_share_no_table_with_training() -> None:
     for schema, _ in itertools.islice(training_groups(), 2000):
         trained |= tables_of(schema)
     assert len(trained) > 2000
-    assert not trained & (held_out["development"] | held_out["test"])
-    assert not held_out["development"] & held_out["test"]
+    assert not trained & set().union(*held_out.values())
+    assert not held_out["development"] & (held_out["test"] | held_out["ambiguous"])
 
 
 def test_prompts_are_unique_across_splits() -> None:
     for kind in ("sql", "code"):
-        prompts = [e.prompt for s in SIZES for e in load(s, kind)]
+        prompts = [e.prompt for s, sizes in SIZES.items() if kind in sizes for e in load(s, kind)]
         assert len(set(prompts)) == len(prompts)
 
 
@@ -101,8 +103,29 @@ def test_standard_library_files_are_in_one_split() -> None:
     assert not names["development"] & names["test"]
 
 
+def test_a_plain_question_has_one_reading_and_an_ambiguous_one_may_have_more() -> None:
+    rng = random.Random(1)
+    schemas = [make_schema(rng, "train") for _ in range(200)]
+    plain, vague = ([Author(rng, schema, choice).write() for schema in schemas] for choice in (True, False))
+    assert not any(question.readings for question in plain)
+    assert sum(question.readings > 0 for question in vague) > 100
+    known = {word for _, _, _, words, _ in NUMBERS.values() for word in words}
+    known |= {word for _, _, words in LABELS.values() for word in words}
+    mentioned = re.compile(rf" ({'|'.join({w for group in VAGUE.values() for w in group} - known)}) (is|of|values)\b")
+    assert not [question.text for question in plain if mentioned.search(question.text)]
+    assert [question.text for question in vague if mentioned.search(question.text)]
+
+
+def test_examples_that_a_split_does_not_have_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="no examples of kind code; development has sql and code"):
+        load("ambiguous", "code")
+    with pytest.raises(InvalidInput, match="split"):
+        load("train", "sql")
+
+
 def test_the_same_seed_gives_the_same_data() -> None:
-    assert list(itertools.islice(sql_examples("test"), 25)) == load("test", "sql")[:25]
+    for split in SIZES:
+        assert list(itertools.islice(sql_examples(split), 25)) == load(split, "sql")[:25]
     assert next(training_groups(5)) == next(training_groups(5))
     assert next(training_groups(5)) != next(training_groups(6))
 
