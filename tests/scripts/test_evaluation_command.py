@@ -49,7 +49,7 @@ def twins(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
 def pair(twins: Path) -> Path:
     """Their pair folder."""
     sources = str(twins / "target"), str(twins / "auxiliary")
-    export_pair(twins / "pair", ExportOptions(*sources, rows=4, capacity=256, format="torch"))
+    export_pair(twins / "pair", ExportOptions(*sources, rows=4, capacity=512, format="torch"))
     return twins / "pair"
 
 
