@@ -134,12 +134,14 @@ class Engine(ABC):
     Attributes:
         capturable: whether `step` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
+        reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
         spec: what the engine's folder says of it.
         kv: [layers, 2, rows, kv_heads, capacity + scratch, head_dim], keys at index 0 of the second axis; zeroed at
             allocation (a NaN in a masked column would poison its row). Per-layer views of it are bound in place.
     """
 
     capturable: ClassVar[bool] = False
+    reads_mask: bool = True
     spec: EngineSpec
     kv: Tensor
 
@@ -173,13 +175,14 @@ class Engine(ABC):
         self.kv[:, :, row, :, start:] = 0
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Whatever is run inside, the cache is afterwards what it was."""
-        kept = self.kv.clone()
+    def kept(self, *columns: slice) -> Iterator[None]:
+        """Whatever is run inside, these columns of all rows are afterwards what they were."""
+        kept = [(part, self.kv[..., part, :].clone()) for part in columns]
         try:
             yield
         finally:
-            self.kv.copy_(kept)
+            for part, values in kept:
+                self.kv[..., part, :] = values
 
 
 def mask_length(longest: int, capacity: int) -> int:

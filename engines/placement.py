@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from engines.base import EngineSpec
+from mtad import __version__
 from mtad.errors import InvalidInput
 
 
@@ -87,3 +89,14 @@ ONE_CORE = Placement()
 def cores() -> int:
     """Cores of the CPU that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of those of the packages that are installed; `mtad` has one wherever its source is."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = __version__ if name == "mtad" else version(name)
+        except PackageNotFoundError:
+            continue
+    return found

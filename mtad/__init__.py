@@ -6,6 +6,9 @@ the device, has no branch on data, and takes its noise as an argument.
 
 import os
 
+__version__ = "0.1.0"
+"""Written here and nowhere else, so that a checkout that is not installed knows it."""
+
 # The toolkit talks to nobody. These libraries would, and read their variables when they are imported, which is after
 # this package: all others of the toolkit import it. Who sets a variable otherwise is heeded.
 for _name, _value in (

@@ -17,7 +17,8 @@ from typing import cast
 import torch
 from tqdm import tqdm
 
-from engines.graphs.runner import MOST, CudaRecorder, NoRecorder, Recorder
+from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
+from engines.graphs.runner import MOST
 from engines.memory import Memory
 from engines.parallel.engine import prefix_cache
 from mtad.errors import CapacityExceeded, InvalidInput
@@ -29,6 +30,7 @@ from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
 from runtime.decoder.compiled.functions import CompiledFunctions
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
+from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
 from runtime.decoder.eager import TorchFunctions
 from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.decoder.kv_cache import KvCaches
@@ -98,14 +100,16 @@ class LLM:
             recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))
         eager = config.eager or recorder is not None or spec.format != "onnx"
         functions = TorchFunctions() if eager else CompiledFunctions()
-        self._auxiliary = EngineAuxiliary(pair.auxiliary, pair.vocab_size, functions, pair.target, device)
-        self._target = EngineTarget(pair.target, pair.vocab_size, functions, device)
+        own, others = (pair.auxiliary, pair.vocab_size, functions, pair.target, device), (functions, device)
+        self._auxiliary, self._target = EngineAuxiliary(*own), EngineTarget(pair.target, pair.vocab_size, *others)
         self.blocks: DeviceBlocks | None = None
         batches = BatchBuilder(pair.vocab_size, pair.eos)
         run_block: RunBlock = partial(run_block_on_host, self._auxiliary, self._target)
         if recorder:
-            self.blocks = DeviceBlocks.of(self._auxiliary, self._target, pair.eos, recorder, config.nodes + 1)
-            batches, run_block = self.blocks.batches, self.blocks.run_block
+            roles = DeviceAuxiliary(*own), DeviceTarget(pair.target, pair.vocab_size, *others)
+            self.blocks = DeviceBlocks.of(*roles, pair.eos, recorder, config.nodes + 1)
+            (self._auxiliary, self._target), batches = roles, self.blocks.batches
+            run_block = self.blocks.run_block
         kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
         scratch = pair.target.scratch
         self.memory = Memory.of(spec, pair.auxiliary.spec, pair.weights, config.nodes + 1, kept, scratch, recorded)
@@ -123,9 +127,8 @@ class LLM:
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
         )
-        if self.blocks:
-            self.blocks.prepare([pair.defaults] if record is None else record)
-        self.loop.planner = Planner(costs, config.max_draft_len) if costs else None
+        self.record([pair.defaults] if record is None else record)
+        self.loop.planner = self._planner(costs) if costs else None
         self._ids = itertools.count()
 
     @property
@@ -133,6 +136,15 @@ class LLM:
         """Where it runs: the GPU's name and number, or `cpu`."""
         where = self.pair.device
         return f"{torch.cuda.get_device_name(where)}, {where}" if where.type == "cuda" else str(where)
+
+    def record(self, params: Sequence[DecodingParams]) -> None:
+        """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
+
+        An adaptive request's blocks are those of its largest draft; `runtime.speculation.planner.variants` has all.
+        """
+        assert not self.loop.scheduler.holders, "rows in use would be overwritten"
+        if self.blocks:
+            self.blocks.prepare(params)
 
     def generate(
         self,
@@ -260,13 +272,13 @@ class LLM:
     def measure(self, again: bool = False) -> None:
         """See to it that step costs are known, for adaptive drafts: those kept from an earlier start, or measured now.
 
-        Measuring takes about two seconds. Done by the first request that needs it; a server does it at start. Not while
-        a turn runs.
+        Measuring takes about two seconds, and on a GPU some more to record the steps first. Done by the first request
+        that needs it; a server does it at start. Not while a turn runs.
 
         Args:
             again: measure whatever is known: the machine was busy the last time.
         """
-        loop, engines = self.loop, (self.pair.auxiliary, self.pair.target)
+        loop = self.loop
         if loop.planner is not None and not again:
             return
         limits = loop.scheduler.max_draft_len, loop.scheduler.max_beam_width
@@ -275,13 +287,13 @@ class LLM:
         if costs:
             log.info("step costs: from %s", known.path)
         else:
-            with contextlib.ExitStack() as caches:
-                for engine in engines if loop.scheduler.holders else ():
-                    caches.enter_context(engine.kept())
-                costs = measure_costs(self._auxiliary, self._target, *limits, blocks=self.blocks)
+            costs = measure_costs(self._auxiliary, self._target, *limits, blocks=self.blocks)
             known.save(costs)
             log.info("step costs: measured, kept in %s", known.path)
-        loop.planner = Planner(costs, limits[0])
+        loop.planner = self._planner(costs)
+
+    def _planner(self, costs: StepCosts) -> Planner:
+        return Planner(costs, self.config.max_draft_len, few=self.blocks is not None and self.blocks.records)
 
     def _setting(self, max_draft_len: int, max_beam_width: int) -> dict[str, object]:
         """What the times of this pair's steps depend on."""

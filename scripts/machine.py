@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from engines.placement import cores
+from engines.placement import cores, versions
 
 
 def machine() -> dict[str, Any]:
     """What it ran on."""
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
-    packages = ("torch", "transformers", "numpy")
-    runtimes = [name for name in ("onnxruntime-gpu", "onnxruntime") if _installed(name)][:1]
+    packages = ("torch", "transformers", "numpy", "onnxruntime-gpu", "onnxruntime")
     return {
         "processor": f"{model}, {platform.machine()}",
         "cores": cores(),
         "load_before": os.getloadavg()[0],
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in (*packages, *runtimes)},
+        "versions": {"python": platform.python_version()} | versions(*packages),
     }
-
-
-def _installed(name: str) -> bool:
-    try:
-        return bool(version(name))
-    except ModuleNotFoundError:
-        return False

@@ -1,118 +1,120 @@
-"""What may not happen while a CUDA graph is recorded, and what a recording must keep alive."""
+"""Recording work as CUDA graphs, and work that cannot be recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from engines.buffers import leaves
 
 Work = Callable[[], None]
-"""Launches kernels on torch's current stream: the same ones, on the same addresses, at every call."""
+"""Launches kernels on torch's current stream: the same ones, on the same addresses, at every call.
 
-_ATEN = torch.ops.aten
-
-_READS = {
-    _ATEN._local_scalar_dense,
-    _ATEN.item,
-    _ATEN.allclose,
-    _ATEN.one_hot,
-    _ATEN.argwhere,
-    _ATEN.nonzero_numpy,
-    _ATEN.is_nonzero,
-    _ATEN.equal,
-    _ATEN.nonzero,
-    _ATEN.masked_select,
-    _ATEN.bincount,
-    _ATEN._unique2,
-    _ATEN.unique_consecutive,
-    _ATEN.unique_dim,
-}
-"""Operations whose result, or its shape, the host has to know."""
-
-_INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_}
-"""Operations that look for the True entries of an index that is a mask."""
-
-
-def host_wait(operation: Any, arguments: Any, result: Any) -> str | None:
-    """Why an operation makes the host wait for the device, or the device for the host; None if it does not.
-
-    Args:
-        operation: torch's operator overload.
-        arguments: positional and keyword arguments, nested.
-        result: what it returned, nested.
-    """
-    packet = operation.overloadpacket
-    name = str(operation)
-    given = leaves(arguments)
-    found = packet is _ATEN.where and len(given) == 1
-    if packet in _READS or found or (packet is _ATEN.repeat_interleave and "Tensor" in operation._overloadname):
-        return f"{name} gives the host a number"
-    if packet in _INDEXED and any(index.dtype in (torch.bool, torch.uint8) for index in given[1:] if index.dim()):
-        return f"{name} with a mask looks for its True entries"
-    if len({tensor.device.type for tensor in (*given, *leaves(result)) if tensor.dim()}) > 1:
-        return f"{name} between devices"
-    return None
-
-
-class Watch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
-    """Looks at the operations of the work inside.
-
-    Attributes:
-        waits: of the work, what cannot be recorded; the first of each kind.
-        read: tensors that it read and did not make itself: their addresses are in a recording, so whoever keeps the
-            recording must keep them. Constants that are made once and kept in a bounded cache are among them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.waits: dict[str, None] = {}
-        self.read: dict[int, Tensor] = {}
-        self._made: set[int] = set()
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = operation(*args, **kwargs)
-        wait = host_wait(operation, (args, kwargs), result)
-        if wait:
-            self.waits[wait] = None
-        # memory that a tensor of the work left may become another one of its own; what was there before is not its own
-        for tensor in leaves((args, kwargs)):
-            storage = tensor.untyped_storage()._cdata
-            if storage not in self._made:
-                self.read.setdefault(storage, tensor)
-        for tensor in leaves(result):
-            storage = tensor.untyped_storage()._cdata
-            if storage not in self.read:
-                self._made.add(storage)
-        return result
+A recording keeps addresses, not tensors. Whatever work reads must live as long as its recording: memory that its owner
+keeps, weights, and constants (`mtad.ops.constant`, which keeps more of them than a process has sizes of drafts for).
+"""
 
 
 class Uncapturable(Exception):
-    """Work asked the device for something while it ran, so it cannot be recorded. It has run."""
+    """Work ran, but could not be recorded, and says why. Some of it may have run a second time."""
 
 
-class Watched:
-    """Work that is being recorded: run once as it is, then again while the recorder records.
+class Recorder(Protocol):
+    """What recording needs of CUDA."""
 
-    Attributes:
-        kept: tensors that it reads and does not make.
+    def ordered(self) -> AbstractContextManager[None]:
+        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
 
-    Raises:
-        Uncapturable: the first run made the host wait, which may not happen while recording.
+    def record(self, work: Work) -> Work:
+        """Run `work`, then record it; returns what launches the recording. Only inside `ordered`.
+
+        Raises:
+            Uncapturable: it ran, but cannot be recorded. What it raises when it just runs is passed on.
+        """
+
+    def wait(self) -> None:
+        """Wait for all that has been launched. Only inside `ordered`."""
+
+
+class NoRecorder:
+    """Records nothing: work is launched anew each time, on the caller's stream.
+
+    On a GPU: not executed.
+
+    Args:
+        device: torch's name of where work runs.
     """
 
-    def __init__(self, work: Work) -> None:
-        self._work, self._ran = work, False
-        self.kept: list[Tensor] = []
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
 
-    def __call__(self) -> None:
-        with Watch() as watch:
-            self._work()
-        if not self._ran and watch.waits:
-            raise Uncapturable("; ".join(watch.waits))
-        self._ran, self.kept = True, list(watch.read.values())
+    def ordered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record(self, work: Work) -> Work:
+        """The work itself, not run yet."""
+        return work
+
+    def wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+class CudaRecorder:
+    """Records with torch's CUDA graphs on a stream of its own; graphs share one memory pool.
+
+    Not executed: needs a GPU. The default stream cannot be captured, and TensorRT synchronises around it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        caller = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(caller)
+        with torch.cuda.stream(self._stream):
+            yield
+        caller.wait_stream(self._stream)
+
+    def record(self, work: Work) -> Work:
+        """See `Recorder.record`.
+
+        The first run settles what happens only once: kernels are compiled and loaded, memory is allocated. The second
+        one finds waits for the device, because a capture that breaks off leaves torch's allocator in a poor state.
+        """
+        work()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with waits_are_errors():
+                work()
+            self._stream.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        except Exception as error:
+            self._pool = torch.cuda.graph_pool_handle()  # torch may take the other one to be in use for good
+            # where a capture breaks off, its end fails as well, and the first error is that one's context
+            cause = str(error.__context__ or error).strip() or type(error).__name__
+            raise Uncapturable(cause.splitlines()[0]) from error
+        return graph.replay
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+
+@contextmanager
+def waits_are_errors() -> Iterator[None]:
+    """Inside, torch's operations raise instead of making the host wait for the device: in every thread of the process.
+
+    Copies between devices that wait are among them; torch.cuda's documentation of `set_sync_debug_mode` says what is
+    not. On a GPU: not executed.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engines.base import KV_PAGE, Step
 from engines.buffers import Recent
-from engines.graphs.capture import Work
+from engines.graphs.capture import Recorder, Work
 
 log = logging.getLogger(__name__)
 
@@ -97,75 +96,6 @@ class StaticMemory:
         )
 
 
-class Recorder(Protocol):
-    """What recording needs of CUDA."""
-
-    def ordered(self) -> AbstractContextManager[None]:
-        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
-
-    def record(self, work: Work) -> Work:
-        """Run `work` once, then record it; returns what launches the recording. Only inside `ordered`."""
-
-    def wait(self) -> None:
-        """Wait for all that has been launched. Only inside `ordered`."""
-
-
-class NoRecorder:
-    """Records nothing: work is launched anew each time, on the caller's stream.
-
-    On a GPU: not executed.
-
-    Args:
-        device: torch's name of where work runs.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
-
-    def ordered(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def record(self, work: Work) -> Work:
-        """The work itself, not run yet."""
-        return work
-
-    def wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-
-
-class CudaRecorder:
-    """Records with torch's CUDA graphs on a stream of its own; graphs share one memory pool.
-
-    Not executed: needs a GPU. The default stream cannot be captured, and TensorRT synchronises around it.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        caller = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(caller)
-        with torch.cuda.stream(self._stream):
-            yield
-        caller.wait_stream(self._stream)
-
-    def record(self, work: Work) -> Work:
-        """Record work; its first run settles what may not happen while capturing: loading, allocating."""
-        work()
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
-        return graph.replay
-
-    def wait(self) -> None:
-        self._stream.synchronize()
-
-
 class GraphRunner:
     """Runs steps, recorded or not, in static memory. The only owner of graphs and of that memory.
 
@@ -181,7 +111,7 @@ class GraphRunner:
         memory: StaticMemory,
         recorder: Recorder,
         capacity: int,
-        most: int = 512,
+        most: int = MOST,
     ) -> None:
         self._bind, self._memory, self._recorder = bind, memory, recorder
         self._capacity = capacity
@@ -202,6 +132,8 @@ class GraphRunner:
         bucket = StepShape.of(step).bucket(self._capacity)
         with self._recorder.ordered():
             static = self._load(step, bucket)
+            if bucket not in self._graphs and len(self._graphs) == self._graphs.most:
+                self._recorder.wait()  # the graph that goes, and what it holds, may still run
             self._graphs.find(bucket, lambda: self._record(bucket, static))()
         return self._logits(step, static)
 

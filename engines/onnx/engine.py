@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engines.base import INPUTS, Engine, EngineSpec, Step, named, write_columns
 from engines.buffers import Recent
-from engines.graphs.capture import Work
-from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape, handed_over
+from engines.graphs.capture import CudaRecorder, Recorder, Work
+from engines.graphs.runner import GraphRunner, StaticMemory, StepShape, handed_over
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import (
     Options,

@@ -62,8 +62,8 @@ class ParallelEngine(Engine):
         self.run("engine.clear_row", row, start)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        self.run("save")
+    def kept(self, *columns: slice) -> Iterator[None]:
+        self.run("save", *columns)
         try:
             yield
         finally:

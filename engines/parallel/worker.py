@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.ranks = ranks
-        self._saved: list[Tensor] = []
+        self._saved: list[contextlib.ExitStack] = []
         self._seen = 0
 
     def send_command(self, name: str, *arguments: Any) -> None:
@@ -91,11 +91,14 @@ class Worker:
         """Keep prefixes of as many tokens, and none of those before."""
         self.prefixes = PrefixCache(self.engine.kv, tokens)
 
-    def save(self) -> None:
-        self._saved.append(self.engine.kv.clone())
+    def save(self, *columns: slice) -> None:
+        """Keep columns of all rows until `load`."""
+        self._saved.append(contextlib.ExitStack())
+        self._saved[-1].enter_context(self.engine.kept(*columns))
 
     def load(self) -> None:
-        self.engine.kv.copy_(self._saved.pop())
+        """Put back the columns that were saved last."""
+        self._saved.pop().close()
 
     def fingerprints(self) -> list[tuple[int, int]]:
         """Of all that was done, by rank: those of ranks that are in step are equal."""

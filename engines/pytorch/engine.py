@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from engines.base import Engine, EngineSpec, Step
 from engines.pytorch.attention import default_attention, require
 from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
-from mtad.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 
 class TorchEngine(Engine):
@@ -27,7 +29,8 @@ class TorchEngine(Engine):
 
     Args:
         source: a folder with the checkpoint, or the model.
-        device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it.
+        device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it if
+            the package accelerate is there, else by way of the host's memory.
         attention: one of `engines.pytorch.attention.ATTENTION`; default: see
             `engines.pytorch.attention.default_attention`.
 
@@ -35,8 +38,7 @@ class TorchEngine(Engine):
         model: what runs, with the checkpoint's own model inside.
 
     Raises:
-        InvalidInput: the attention cannot run (`engines.pytorch.attention.require`); or the device is a GPU and the
-            package that loads weights there is missing.
+        InvalidInput: the attention cannot run (`engines.pytorch.attention.require`).
     """
 
     capturable = True
@@ -55,8 +57,9 @@ class TorchEngine(Engine):
         require(attention, self.kv.device, spec.head_dim)
         if isinstance(source, Path):
             source = _load(source, spec.torch_dtype, device)
-        elif source.device != self.kv.device:
+        if source.device != self.kv.device:
             source = source.to(self.kv.device)
+        self.reads_mask = attention != "triton"
         freeze_rope(source)
         self.model = StepModel(source, scatter_in_place, KERNEL if attention == "triton" else NAME)
 
@@ -72,13 +75,13 @@ class TorchEngine(Engine):
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """The model of a folder, on a device; a GPU's is never in the host's memory as a whole."""
+    """The model of a folder; on its device already, if transformers has what it needs to put it there."""
     options: dict[str, Any] = {}
     if torch.device(device).type != "cpu":
-        if find_spec("accelerate") is None:
-            problem = "loading weights on a GPU needs the package accelerate: pip install 'mtad[gpu]'"
-            raise InvalidInput("device", device, problem)
-        options = {"device_map": {"": torch.device(device)}}
+        if find_spec("accelerate"):
+            options = {"device_map": {"": torch.device(device)}}
+        else:
+            log.info("weights pass through the host's memory; with the package accelerate they would not")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
     )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engines.base import INPUTS, Engine, EngineSpec, Step, named, write_columns
-from engines.graphs.capture import Work
-from engines.graphs.runner import CudaRecorder, GraphRunner, Recorder, StaticMemory, StepShape, handed_over, pieces
+from engines.graphs.capture import CudaRecorder, Recorder, Work
+from engines.graphs.runner import GraphRunner, StaticMemory, StepShape, handed_over, pieces
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 PREFILL, DECODE = 0, 1
 """Optimization profiles of a plan: one row of many tokens; many rows of a tree's tokens."""
+
+CONTEXTS = 32
+"""Recorded steps that are kept. Each has an execution context, whose size TensorRT does not tell."""
 
 
 def open_tensorrt(folder: Path, spec: EngineSpec, device: str = "cuda") -> TensorRTEngine:
@@ -83,7 +86,7 @@ class TensorRTEngine(Engine):
             count = spec.layers * 2 * tokens * spec.kv_heads * spec.head_dim
             self._new = torch.zeros(count, dtype=spec.torch_dtype, device=device)
         memory = StaticMemory(limits, spec.vocab_size, spec.torch_dtype, device)
-        self.graphs = GraphRunner(self._recordable, memory, recorder, spec.capacity)
+        self.graphs = GraphRunner(self._recordable, memory, recorder, spec.capacity, CONTEXTS)
 
     def step(self, step: Step) -> Tensor:
         rows, tokens = step.tokens.shape

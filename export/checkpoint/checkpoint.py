@@ -15,10 +15,10 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoConfig,
@@ -31,6 +31,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engines.base import DTYPES, KV_PAGE, PRECISIONS, EngineSpec
+from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
 from export.quiet import quiet
@@ -171,7 +172,7 @@ class Checkpoint:
             checkpoint_hash=self.digest,
             versions={
                 "python": platform.python_version(),
-                **{name: version(name) for name in ("mtad", "torch", "transformers", "onnx", "onnxscript")},
+                **versions("mtad", "torch", "transformers", "onnx", "onnxscript"),
             },
             source=self.source,
         )
@@ -215,7 +216,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # configurations check themselves, each in its own way
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        problem = f"transformers {version('transformers')} does not know the model in its config.json: {reason}"
+        problem = f"transformers {transformers.__version__} does not know the model in its config.json: {reason}"
         raise InvalidInput(name, source, problem) from error
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != architecture:

@@ -21,6 +21,7 @@ from transformers import OPTForCausalLM
 
 from engines.base import KV_PAGE
 from engines.folder import vocabulary_hash, write_folder, write_json
+from engines.placement import versions
 from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths, write_executor_spec
 from export.checkpoint.checkpoint import find
 from export.checkpoint.vocabulary import common_vocabulary
@@ -103,7 +104,7 @@ def plan_pair(
     shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(shape.vocab_size for shape in shapes))
-    versions = {"python": platform.python_version(), **{n: version(n) for n in ("mtad", "torch", "transformers")}}
+    made_with = {"python": platform.python_version(), **versions("mtad", "torch", "transformers")}
     engines = {}
     for role, model, shape in zip(get_args(Role), models, shapes, strict=True):
         is_target = role == "target"
@@ -126,7 +127,7 @@ def plan_pair(
             **sizes(rows, capacity, requests, beams, draft_len),
             eos_token_ids=shape.eos_token_ids,
             checkpoint_hash=shape.checkpoint_hash,
-            versions=versions,
+            versions=made_with,
         )
         engines[role] = plan_engine(spec, model, shape, calibration)
     description = {

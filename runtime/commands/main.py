@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
+
+from mtad import __version__
 
 COMMANDS = {
     "export": ("export.commands.export", "compile a target and an auxiliary model into a pair of engines"),
@@ -38,7 +40,7 @@ def _run() -> None:
     if name in ("-h", "--help"):
         print(table_of_contents())
     elif name == "--version":
-        print(f"mtad {metadata.version('mtad')}")
+        print(f"mtad {__version__}")
     elif name in COMMANDS:
         sys.argv = [f"mtad {name}", *arguments]
         import_module(COMMANDS[name][0]).main()

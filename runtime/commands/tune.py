@@ -10,10 +10,10 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtad import __version__
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config, use_torch
@@ -176,7 +176,7 @@ def main() -> None:
         "prompts": {"sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(), "count": len(examples)},
         "seeds": options.seeds,
         "params": given,
-        "versions": {"mtad": version("mtad")},
+        "versions": {"mtad": __version__},
     }
     print(json.dumps(report) if options.json else curve(found))
     if not found.fits:

@@ -27,7 +27,7 @@ class Batch:
         root: the level above the draft's first.
         places: the draft's levels.
         shape: of the draft.
-        noise: of this block.
+        noise: of this block; of a batch for devices drawn on the device, by `padded.over`.
         cut: of a batch and a number of levels: the same block with a shorter draft, for one that has stopped early. It
             takes the place of this one.
         constraints: what rows ask of both models' logits; None where none asks for anything.
@@ -36,7 +36,6 @@ class Batch:
         by_auxiliary: whether the auxiliary drafts for some row.
         live: beams that the draft begins with; None if no row's method keeps any.
         padded: of a batch for devices, how it is padded, and its memory; else None.
-        static: it lies on a device: the host does not know what is in it, so nothing may depend on that.
     """
 
     last_two: Tensor
@@ -54,7 +53,6 @@ class Batch:
     by_auxiliary: bool = True
     live: Live | None = None
     padded: Padded | None = None
-    static: bool = False
 
 
 class Padded(NamedTuple):
@@ -65,7 +63,8 @@ class Padded(NamedTuple):
         real: bool [R], which those are.
         length: columns of all masks of the block.
         memory: uint8, what the batch's tensors are views of, all but the constraints'.
-        over: the same batch on other memory that holds, or is going to hold, a copy of that.
+        over: the same batch on a device's memory that holds, or is going to hold, a copy of that: views, but for the
+            noise, which it draws there.
     """
 
     requests: int

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engines.base import mask_length
 from engines.buffers import Recent, Slab, packed, size_of, views
-from engines.graphs.runner import bucket_length
+from mtad import device_noise
 from mtad.draft import Level, root
 from mtad.live import Beams, Live
 from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise
@@ -22,6 +21,7 @@ from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constraint
 from runtime.decoder.batch import Batch, Padded
+from runtime.decoder.buckets import Buckets
 
 _content = attrgetter(
     *("method", "draft_len", "beam_width", "branching", "replacement", "accept_threshold", "draft_confidence"),
@@ -31,36 +31,6 @@ _content = attrgetter(
 
 KEPT, KEPT_BYTES = 64, 2**22
 """Batches of parameters whose tensors are kept, and the memory they may take together; the latest is always kept."""
-
-
-class Buckets(NamedTuple):
-    """Batches of few shapes, for devices that record a block once for each of them.
-
-    Rows are padded to a power of two, masks to a power of two of 64 columns, candidates to a power of two; each
-    within its limit. A padded row has the last row's parameters and two committed tokens.
-
-    Attributes:
-        rows, capacity: of the engines.
-        pad: round them up; else rows and candidates stay as they are, and masks are multiples of 64 columns.
-        pinned: whether batches lie in memory of the host that a GPU copies without its help.
-    """
-
-    rows: int
-    capacity: int
-    pad: bool
-    pinned: bool
-
-    def padded(self, rows: int) -> int:
-        return min(1 << (rows - 1).bit_length(), self.rows) if self.pad else rows
-
-    def shape(self, shape: Shape, vocab_size: int) -> Shape:
-        candidates = min(1 << (shape.candidates - 1).bit_length(), vocab_size)
-        return shape._replace(candidates=candidates) if self.pad else shape
-
-    def length(self, longest: int, shape: Shape) -> int:
-        """Columns of its masks, where the longest row has `longest` committed tokens."""
-        end = longest + shape.draft_len * shape.width
-        return (bucket_length if self.pad else mask_length)(end, self.capacity)
 
 
 class BatchBuilder:
@@ -101,9 +71,13 @@ class BatchBuilder:
             beams: live beams of each row; () where there are none.
         """
         layout, buffers = self._buffers_for(params)
-        tail, counts, accept, bonus, nodes, uniform, gumbel = buffers.arrays
+        tail, counts, *drawn = buffers.arrays
         tail[: layout.count], counts[: layout.count] = last_two, committed
-        layout.draws.into(uniform, gumbel, accept, bonus, nodes, keys)
+        if self._buckets:
+            drawn[0][: layout.count] = [device_noise.begin(*key) for key in keys]
+        else:
+            accept, bonus, nodes, uniform, gumbel = drawn
+            layout.draws.into(uniform, gumbel, accept, bonus, nodes, keys)
         if buffers.live is not None:
             alive = [*(beams or [[]] * layout.count), *[[]] * (len(tail) - layout.count)]
             for ours, given in zip(
@@ -148,8 +122,9 @@ class _Layout:
     Attributes:
         count, rows: rows with a request, and all.
         shape: of the batch's blocks.
-        packed: `Rows`, the root's `Level`, the places, `by_target` and `real` of `Batch`, see `engines.buffers.packed`;
-            `tensors` are views of it. Which of the two there are follows from the shape, and from the kind of batches.
+        packed: `Rows`, the root's `Level`, the places, `by_target` of `Batch`, `real` of `Padded`, and `scales` of
+            `mtad.device_noise.draw`, see `engines.buffers.packed`; `tensors` are views of it. Which of the last three
+            there are follows from the shape, and from the kind of batches.
         draws: what the rows draw.
         stops, by_auxiliary: of `Batch`.
     """
@@ -159,16 +134,17 @@ class _Layout:
     ) -> None:
         self.count = self.rows = len(params)
         self.draws = Draws(params, vocab_size)
-        self.shape, real = block_shape(params, vocab_size), None
+        self.shape, real, scales = block_shape(params, vocab_size), None, None
         if buckets:
             self.rows = buckets.padded(self.count)
             self.shape = buckets.shape(self.shape, vocab_size)
             real = torch.arange(self.rows) < self.count
             params = [*params, *[params[-1]] * (self.rows - self.count)]
+            scales = torch.tensor([device_noise.scale(p.temperature) for p in params])
         rows = stack_rows(params, self.shape, vocab_size, eos)
         by_target = [p.spec.drafter == "target" for p in params]
         drafting = torch.tensor(by_target) if any(by_target) else None
-        tensors = rows, root(rows, self.shape), places(rows, self.shape), drafting, real
+        tensors = rows, root(rows, self.shape), places(rows, self.shape), drafting, real, scales
         self.packed = packed(tensors)
         self.tensors = views(tensors, self.packed)
         self.by_auxiliary = any(p.assisted for p in params)
@@ -181,8 +157,9 @@ class _InputBuffers:
     """Where in the slab the tensors of batches of one shape lie: the same tensors, whatever their rows ask for.
 
     Attributes:
-        arrays: what changes from block to block, numpy views: last two tokens, committed tokens; noise `accept`,
-            `bonus`, `nodes` by levels, and the draft's `uniform` and `gumbel`.
+        arrays: what changes from block to block, numpy views: last two tokens, committed tokens; `states` of
+            `mtad.device_noise.draw` where that is drawn on a device, else noise `accept`, `bonus`, `nodes` by levels,
+            and the draft's `uniform` and `gumbel`.
         live: live beams, which change as well; None where no row has any.
     """
 
@@ -193,15 +170,20 @@ class _InputBuffers:
         def like(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(sizes, dtype=dtype, device="meta")
 
-        changing = (
+        changing: tuple[Tensor, ...] = (
             like(count, 2, dtype=torch.int64),
             like(count, dtype=torch.int64),
-            like(count, shape.draft_len),
-            like(count),
-            like(count, *node_noise(shape)),
-            like(shape.draft_len, count),
-            like(shape.draft_len, count, shape.width, gumbel_noise(shape)),
         )
+        if layout.tensors[-1] is not None:
+            changing += (like(count, dtype=torch.int64),)
+        else:
+            changing += (
+                like(count, shape.draft_len),
+                like(count),
+                like(count, *node_noise(shape)),
+                like(shape.draft_len, count),
+                like(shape.draft_len, count, shape.width, gumbel_noise(shape)),
+            )
         live = Live(
             tokens=like(count, shape.draft_len, shape.width, dtype=torch.int64),
             lengths=like(count, shape.width, dtype=torch.int64),
@@ -211,7 +193,7 @@ class _InputBuffers:
         self._like = views(whole, torch.empty(size_of(whole), dtype=torch.uint8, device="meta"))
         self._memory = slab.bytes(size_of(whole))
         self._held, self._zeroed = self._memory[: len(layout.packed)], self._memory[len(layout.packed) :]
-        self._tensors = self._rebind(self._memory)
+        self._tensors = self._rebind(self._memory, drawn=False)
         _, of_block, self.live = views(whole, self._memory)
         self.arrays = [tensor.numpy() for tensor in of_block]
 
@@ -237,19 +219,24 @@ class _InputBuffers:
     def padded(self, batch: Batch, layout: _Layout, buckets: Buckets) -> Batch:
         length, count = buckets.length(batch.longest, self._shape), layout.count
 
-        def on(memory: Tensor, static: bool) -> Batch:
-            parts = self._rebind(memory) if static else self._tensors
+        def on(memory: Tensor, drawn: bool) -> Batch:
+            parts = self._rebind(memory, drawn) if drawn else self._tensors
             assert parts.real is not None
-            padded = Padded(count, parts.real, length, memory, partial(on, static=True))
-            return replace(batch, **parts.of_batch, padded=padded, static=static)
+            padded = Padded(count, parts.real, length, memory, partial(on, drawn=True))
+            return replace(batch, **parts.of_batch, padded=padded)
 
-        return on(self._memory, static=False)
+        return on(self._memory, drawn=False)
 
-    def _rebind(self, memory: Tensor) -> _Tensors:
-        (rows, root, places, by_target, real), of_block, live = views(self._like, memory)
-        last_two, committed, accept, bonus, nodes, uniform, gumbel = of_block
-        levels = tuple(map(LevelNoise, uniform.unbind(), gumbel.unbind()))
-        noise = Noise(levels, accept, bonus, nodes.flatten(1))
+    def _rebind(self, memory: Tensor, drawn: bool) -> _Tensors:
+        """Views of memory; what a device draws is `drawn` now, or not there."""
+        (rows, root, places, by_target, real, scales), (last_two, committed, *numbers), live = views(self._like, memory)
+        if drawn:
+            noise = device_noise.draw(*numbers, scales, self._shape)
+        elif real is not None:
+            noise = Noise((), *[scales.new_empty(0)] * 3)
+        else:
+            accept, bonus, nodes, uniform, gumbel = numbers
+            noise = Noise(tuple(map(LevelNoise, uniform.unbind(), gumbel.unbind())), accept, bonus, nodes.flatten(1))
         return _Tensors(last_two, committed, rows, root, places, noise, by_target, live, real)
 
 

@@ -85,7 +85,7 @@ class Ran(NamedTuple):
 
 
 def run_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Ran:
-    """Draft, score, accept, commit. Of a `static` batch, work that a CUDA graph can hold."""
+    """Draft, score, accept, commit. On the roles of a device, work that a CUDA graph can hold."""
     draft = None
     if batch.shape.draft_len:
         batch, draft = auxiliary.draft(batch)

@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_map_only
 
 from engines import Engine, Step
-from engines.base import index_columns, mask_length
-from engines.buffers import Slab
+from engines.base import mask_length
+from engines.buffers import Slab, sent
 from mtad.accept import Accepted
 from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
@@ -71,7 +71,7 @@ class EngineRole:
         end = start + len(tokens)
         positions = self._columns[None, start:end]
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
-        given = torch.tensor([tokens], device=self.device)
+        given = sent([tokens], self.device)
         return self.engine.step(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
 
     def move_row(self, source: int, to: int, columns: int) -> None:
@@ -83,39 +83,23 @@ class EngineRole:
 
     def _move(self, batch: Batch, source: Tensor, to: Tensor) -> None:
         """Move columns within the rows of a batch, see `engines.base.move_columns`."""
-        if batch.padded:
-            source = torch.where(batch.padded.real[:, None], source, to)
-        if batch.static and self.engine.capturable:
-            index_columns(self.engine.kv, source, to)
-        else:
-            self.engine.move_columns(source, to)
+        self.engine.move_columns(source, to)
+
+    def _length(self, batch: Batch, nodes: int) -> int:
+        """Columns of a mask that reaches `nodes` columns beyond the longest row."""
+        return mask_length(batch.longest + nodes, self.engine.spec.capacity)
 
     def _context(self, batch: Batch, nodes: int) -> Context:
         """Where the rows stand, for a mask that reaches `nodes` columns beyond the longest row."""
-        padded, capacity = batch.padded, self.engine.spec.capacity
-        length = padded.length if padded else mask_length(batch.longest + nodes, capacity)
+        length = self._length(batch, nodes)
         context = self._contexts.get(length)
         if context is None or context.committed is not batch.committed or context.last_two is not batch.last_two:
             context = Context(batch.last_two, batch.committed, self._columns[:length])
             self._contexts[length] = context
         return context
 
-    def _step(self, batch: Batch, inputs: Inputs, first: int, end: int, keep: bool = False) -> Tensor:
-        """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1.
-
-        Args:
-            keep: in memory that every block of a device uses, rather than some of a graph's own.
-        """
-        if batch.padded:
-            # whatever lies in the columns of a padded row belongs to a request that is being stored
-            behind = torch.where(batch.padded.real, inputs.write_at, self.engine.spec.capacity)
-            inputs = inputs._replace(write_at=behind)
-        if batch.static and self.engine.capturable:
-            logits = self.engine.step(Step(*inputs, self._columns[first:end]))
-            shape = *logits.shape[:2], self.vocab_size
-            if not keep and (logits.shape, logits.dtype) == (shape, torch.float32):
-                return logits
-            return self._memory("plain", shape).copy_(logits[..., : self.vocab_size])
+    def _step(self, batch: Batch, inputs: Inputs, first: int, end: int) -> Tensor:
+        """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
         known = self._steps.get(id(inputs))
         if known is None or known[0] is not inputs:
             spec, shape = self.engine.spec, (inputs.tokens.shape[0], end - first)
@@ -159,9 +143,9 @@ class Drafter(EngineRole):
             mine: bool [R], rows to draft for; None for all.
 
         Returns:
-            `batch.shape.draft_len` levels; or fewer if no path goes on, and the batch is not `static`.
+            `batch.shape.draft_len` levels; or fewer if no path goes on, as far as the host knows.
         """
-        rows, shape, level, static = batch.rows, batch.shape, batch.root, batch.static
+        rows, shape, level = batch.rows, batch.shape, batch.root
         if mine is not None:
             rows = rows._replace(draft_len=torch.where(mine[:, None], rows.draft_len, 0))
             level = root(rows, shape)
@@ -181,12 +165,16 @@ class Drafter(EngineRole):
             if batch.stops:
                 # `bild`: what follows a token that the target is going to choose is never looked at
                 level.growing.logical_and_(grown.first.log_prob[:, :1] >= rows.log_fallback)
-                if not static and not level.growing.any():
+                if self._has_stopped(level):
                     break
             paths = extend(paths, level) if paths else None
             if depth < shape.draft_len:
                 logits = self._step(batch, grown.inputs, 0, shape.width)
         return levels
+
+    def _has_stopped(self, level: Level) -> bool:
+        """Whether no path goes on behind a level, as far as the host knows."""
+        return not level.growing.any()
 
 
 class EngineAuxiliary(Drafter):
@@ -197,6 +185,8 @@ class EngineAuxiliary(Drafter):
         target: the target's engine; None if no method is used in which it drafts.
     """
 
+    drafter = Drafter
+
     def __init__(
         self,
         engine: Engine,
@@ -206,7 +196,7 @@ class EngineAuxiliary(Drafter):
         device: torch.device | None = None,
     ) -> None:
         super().__init__(engine, vocab_size, functions, device)
-        self._target = Drafter(target, vocab_size, functions, device) if target else None
+        self._target = self.drafter(target, vocab_size, functions, device) if target else None
 
     def draft(self, batch: Batch) -> tuple[Batch, Draft]:
         if batch.by_target is None:
@@ -264,7 +254,7 @@ class EngineTarget(EngineRole):
         context = self._context(batch, nodes)
         functions = self.functions.of(len(batch.committed), batch.shape, len(context.columns))
         inputs, mixed_up = functions.arrange(tree, context, batch.rows), batch.shape.mixed
-        logits = self._step(batch, inputs, 0, 1 + nodes, keep=not mixed_up)
+        logits = self._step(batch, inputs, 0, 1 + nodes)
         if not mixed_up:
             return logits
         # nodes that were not scored have the logits of some that were

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from mtad import __version__
 from runtime.server.routes import Endpoint
 
 ERRORS = {
@@ -41,7 +41,7 @@ def document(rows: Sequence[Endpoint]) -> dict[str, Any]:
     bodies: Any = [(row.body, "validation") for row in rows if row.body]
     schemas = models_json_schema(bodies, ref_template=_ref("{model}"))[1]["$defs"]
     schemas["Error"] = {"type": "object", "properties": {"error": _ERROR}, "required": ["error"]}
-    info = {"title": "MTAD", "version": version("mtad")}
+    info = {"title": "MTAD", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
 

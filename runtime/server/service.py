@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -18,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from mtad import __version__
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.async_llm import AsyncLLM
@@ -84,7 +84,7 @@ class Service:
         self._tracing = Tracing(options.trace)
         self._created = int(time.time())
         self._bodies = BodyReader()
-        parts = [version("mtad"), *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
+        parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
     async def complete(self, kind: type[Body], request: Request) -> ASGIApp:
@@ -130,7 +130,7 @@ class Service:
         return JSONResponse({"prompt": text})
 
     async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": version("mtad")})
+        return JSONResponse({"version": __version__})
 
     async def _read(self, request: Request, kind: type[Model]) -> Model:
         """A body of JSON for this server's model, checked off the event loop where it is large."""

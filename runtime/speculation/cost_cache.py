@@ -11,11 +11,10 @@ import json
 import logging
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from engines.folder import cache_folder, write_json
-from engines.placement import cores
+from engines.placement import cores, versions
 from mtad.errors import InvalidInput
 from runtime.speculation.step_costs import StepCosts
 
@@ -34,7 +33,7 @@ def machine() -> dict[str, object]:
         "host": platform.node(),
         "processor": f"{model or platform.processor()}, {platform.machine()}",
         "cores": cores(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": versions(*PACKAGES),
     }
 
 
@@ -74,10 +73,3 @@ class CostCache:
             write_json(self.path, {"setting": self._setting, "costs": costs.to_dict()})
         except OSError as error:
             log.warning("step costs cannot be kept in %s: %s", self.path.parent, error)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import mul
 from typing import NamedTuple
 
@@ -37,6 +37,20 @@ class DraftSize(NamedTuple):
 
 
 OFF = DraftSize(0, 0)
+
+
+def variants(params: DecodingParams) -> list[DecodingParams]:
+    """What blocks of a request may be, chosen among few: itself, and if it is adaptive, smaller drafts and none."""
+    if not params.adaptive:
+        return [params]
+    lengths, widths = (powers(most) for most in (params.drafted, params.draft_width))
+    drafts = [replace(params, draft_len=n, beam_width=w) for n, w in product(lengths, widths)]
+    return [*drafts, replace(params, method="sample")]
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, .. and `most`."""
+    return sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
 
 
 class Acceptance:
@@ -94,10 +108,11 @@ class Planner:
     Args:
         costs: of the pair's steps.
         max_draft_len: longest draft of any request.
+        few: choose among drafts of 1, 2, 4, .. tokens and the longest only: each one more is another graph to record.
     """
 
-    def __init__(self, costs: StepCosts, max_draft_len: int = 8) -> None:
-        self.costs = costs
+    def __init__(self, costs: StepCosts, max_draft_len: int = 8, few: bool = False) -> None:
+        self.costs, self._few = costs, few
         self._block_seconds = lru_cache(4096)(costs.block)
         self._acceptance = Acceptance(max_draft_len)
         self._speed = self._draft_error = 1.0
@@ -232,10 +247,11 @@ class Planner:
         outcomes = {OFF: (certain, self._expect(rows, least, columns))}
         prompt = sum(self._rows[id][0] for id in self._ids if id in self._rows) // max(1, len(self._ids))
         stored = self._speed * self.costs.catch_up(prompt, prompt) / self._text_tokens
-        most = max(widest for _, _, widest, _ in asked)
-        for width in sorted({min(1 << n, most) for n in range(7)}):
+        most, longest_draft = max(widest for _, _, widest, _ in asked), max(longest for _, longest, _, _ in asked)
+        lengths = powers(longest_draft) if self._few else range(1, longest_draft + 1)
+        for width in powers(most):
             scored = max(min(width, score_width) for *_, score_width in asked)
-            for length in range(1, max(longest for _, longest, _, _ in asked) + 1):
+            for length in lengths:
                 shape = BlockShape(*map(max, least, (length, width, scored)))
                 tokens = sum(
                     count * gains(method, min(width, widest))[min(length, longest)]

@@ -19,6 +19,9 @@ from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 
+TOKENS = (1, 5, 17, 65)
+"""Tokens per row of the steps that are measured: a root alone, and above 4, 16 and 64 drafted tokens."""
+
 _Point = tuple[str, int, int, int]
 """What is measured: a `target` or `auxiliary` step (rows, tokens, columns), or a `block` (rows, levels, columns)."""
 
@@ -31,16 +34,17 @@ def measure_costs(
     budget: float = 1.6,
     blocks: DeviceBlocks | None = None,
 ) -> StepCosts:
-    """Measure a pair. Only while it is idle: the caches are written, and zeroed at the end.
+    """Measure a pair, between two blocks. The columns of the caches that steps write are put back at the end.
 
-    Every point is run once to warm up. Then all are run in turn, again and again, until `budget` is spent, and the
-    least of each one's seconds is taken: what else the machine does falls on all of them, and only ever adds. Steps of
-    many tokens are left out where they would use up the budget; the table extrapolates them.
+    Every point is run twice to warm up, and recorded where blocks are. Then all are run in turn, again and again, for
+    `budget` seconds, and the least of each one's seconds is taken: what else the machine does falls on all of them, and
+    only ever adds. Steps of many tokens are left out where they would use up the budget; the table extrapolates them.
 
     Args:
         auxiliary, target: the roles, over opened engines of equal rows and capacity.
         max_draft_len, max_beam_width: largest draft of a block.
-        budget: seconds to spend, about; two rounds are run in any case, so a pair whose steps take long takes longer.
+        budget: seconds to spend behind the warm-up, about; two rounds are run in any case, so a pair whose steps take
+            long takes longer.
         blocks: what runs blocks on a device; steps are then recorded one by one, as far as its blocks are.
     """
     spec = target.engine.spec
@@ -55,29 +59,27 @@ def measure_costs(
         return run_block(batches.build(asked, [(0, 0)] * rows, [near - length - 1] * rows, keys))
 
     runs: dict[_Point, Callable[[], float]] = {}
-    memory, end = Slab(), time.perf_counter() + budget
-    with torch.inference_mode():
+    memory, written = Slab(), [slice(end - near // 2, end) for end in (near, spec.capacity)]
+    with torch.inference_mode(), auxiliary.engine.kept(*written), target.engine.kept(*written):
         for name, engine, most in (
-            ("target", target.engine, max(2, max_draft_len * max_beam_width)),
-            ("auxiliary", auxiliary.engine, 64),
+            ("target", target.engine, 1 + max_draft_len * max_beam_width),
+            ("auxiliary", auxiliary.engine, near),
         ):
-            for tokens in _points(min(most, near // 2)):
-                started = time.perf_counter()
+            for tokens in sorted({min(tokens, most, near // 2) for tokens in TOKENS}):
+                spent = 0.0
                 for rows, columns in [(rows, near) for rows in _points(spec.rows)] + [(spec.rows, spec.capacity)]:
                     work = _step(engine, rows, tokens, columns, memory)
                     run = blocks.timed(work, again=False) if blocks else partial(_seconds, work)
                     run()
+                    spent += run()
                     runs[name, rows, tokens, columns] = run
-                if tokens > 1 and time.perf_counter() - started > budget / 16:
+                if tokens > 1 and spent > budget / 16:
                     break
         for rows in (1, spec.rows):
             for length in (0, levels):
                 run = runs["block", rows, length, near] = partial(_seconds, partial(block, rows, length))
                 run()
-        taken = _least(runs, end)
-        for row in range(spec.rows):
-            auxiliary.clear_row(row)
-            target.clear_row(row)
+        taken = _least(runs, time.perf_counter() + budget)
     costs = StepCosts(_table(taken, "target", near, spec.capacity), _table(taken, "auxiliary", near, spec.capacity))
     overhead = []
     for rows in sorted({1, spec.rows}):

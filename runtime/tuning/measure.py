@@ -128,6 +128,7 @@ def _run(
     keys, total = list(compared), len(prompts) * len(seeds) * len(compared)
     known = right is not None and right(0, "") is not None
     sums = {key: {name: np.zeros(len(prompts)) for name in _COLUMNS} for key in keys}
+    llm.record(list(compared.values()))  # else the first answers would have their blocks captured
     for params in compared.values():  # warm-up
         short = replace(params, seed=0, max_tokens=min(8, params.max_tokens), min_tokens=0)
         answer(llm, prompts[:1], [short])

@@ -224,10 +224,9 @@ def _describe(pair: Path) -> dict[str, Any]:
 
 def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingParams]]) -> LLM:
     every = [params for own in chosen for params in own.values()]
-    spec = read_spec(options.pair / "target")
     config = placed_config(
         options,
-        rows=max(spec.rows, options.batch),
+        rows=options.batch,  # on a GPU, blocks are captured for every number of rows
         max_draft_len=max(8, *(params.draft_len for params in every)),
         max_beam_width=max(8, *(params.beam_width for params in every)),
         prefix_tokens=0,  # nobody profits from what the setting before it has stored

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.base import Step, mask_length
+from engines.graphs.capture import waits_are_errors
 from mtad.params import METHODS, DecodingParams
 from runtime.scheduler.request import Result
 from scripts.gpu.models import demo_model, demo_tokenizer, engine_of, open_llm, pair_of
@@ -32,14 +33,17 @@ BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
 BASE = DecodingParams(speculation="fixed", ignore_eos=True, accept_threshold=0.3)
 
 
-def agreement(setup: Setup, found: Found) -> None:
-    """Texts of the demo pair in float32: with CUDA graphs and without, alone and in mixed batches of odd sizes.
+def agreement(dtype: str, setup: Setup, found: Found) -> None:
+    """Texts of the demo pair: with CUDA graphs and without, alone and in mixed batches of odd sizes.
 
-    Everything is asked twice of the same weights and caches; a text that differs is reported with where.
+    Everything is asked twice of the same weights and caches; a text that differs is reported with where. Then adaptive
+    drafts, whose greedy texts are those of `sample`; graphs recorded in advance, which have to serve every block; and
+    whether a prompt makes the host wait.
     """
     few, texts = setup.sizes.few, 1 if setup.sizes.few else 3
+    exact = dtype == "float32"
     engines = [
-        engine_of(demo_model(role, setup.device, torch.float32), len(PROMPTS) + 1, 256)
+        engine_of(demo_model(role, setup.device, getattr(torch, dtype)), len(PROMPTS) + 1, 256)
         for role in ("target", "auxiliary")
     ]
     pair = pair_of(engines, demo_tokenizer())
@@ -59,12 +63,32 @@ def agreement(setup: Setup, found: Found) -> None:
             found.note(**{f"first different token, {name}": different})
         alone = [on.generate(prompt, p)[0] for prompt, p in zip(prompts, params, strict=True)]
         apart = sum(_differ(a, b) is not None for a, b in zip(alone, ours, strict=True))
-        found.check(f"alone = batched: {name}", apart, math.inf if setup.on_gpu else 0, "texts differ")
-    blocks = on.blocks
-    if blocks is not None:
-        found.note(recorded=blocks.recorded, unrecorded=dict(blocks.unrecorded))
-        if setup.on_gpu:
-            found.check("blocks that could not be recorded", sum(blocks.unrecorded.values()), 0, "blocks")
+        found.check(f"alone = batched: {name}", apart, 0 if exact and not setup.on_gpu else math.inf, "texts differ")
+    greedy = replace(BASE, method="sample", temperature=0.0, max_tokens=tokens)
+    adaptive = replace(greedy, method="speculative", speculation="adaptive")
+    ours, theirs = (on.generate(PROMPTS[:3], params) for params in (adaptive, greedy))
+    apart = sum(_differ(a, b) is not None for a, b in zip(ours, theirs, strict=True))
+    found.check("adaptive = sample, greedy", apart, 0 if exact else math.inf, "texts differ")
+    assert on.blocks is not None
+    found.note(recorded=on.blocks.recorded, unrecorded=dict(on.blocks.unrecorded))
+    if setup.on_gpu:
+        found.check("blocks that could not be recorded", sum(on.blocks.unrecorded.values()), 0, "blocks")
+    some = asked[1:3] if few else asked[:4]
+    prepared = open_llm(pair, graphs=True, record=some)
+    assert prepared.blocks is not None
+    before = prepared.blocks.recorded
+    for params in some:
+        prepared.generate(PROMPTS, params)
+    found.check("recorded in advance, and then again", prepared.blocks.recorded - before, 0, "graphs")
+    if setup.on_gpu:
+        try:
+            with waits_are_errors():
+                prepared.loop.caches.target.prefill(0, [1, 2, 3], 0)
+            waits = 0
+        except RuntimeError as error:
+            waits = 1
+            found.note(wait=str(error)[:200])
+        found.check("prompts make the host wait", waits, 0, "waits")
 
 
 def _differ(ours: Result, theirs: Result) -> int | None:

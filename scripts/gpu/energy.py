@@ -12,11 +12,11 @@ import torch
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.pair import Pair
+from scripts.gpu.baselines import made_pair
 from scripts.gpu.correct import PROMPTS
 from scripts.gpu.models import NODES, demo_model, demo_tokenizer, engine_of, open_llm, pair_of, word_tokenizer
 from scripts.gpu.report import Found, Skip
-from scripts.gpu.setup import Setup
-from scripts.gpu.speed import METHODS, made_pair
+from scripts.gpu.setup import METHODS, Setup
 
 WINDOWS = 3
 """Of each method, interleaved."""
@@ -42,7 +42,7 @@ def made(name: str, setup: Setup, found: Found) -> None:
 
 
 def measure(pair: Pair, prompts: list[list[int]], setup: Setup, found: Found) -> None:
-    """Windows of seconds in which a method decodes the prompts over and over, methods in turn.
+    """Windows of seconds in which a method decodes the prompts over and over, methods in turn, each reported at once.
 
     Prompts are in the time and in the energy; the idle machine's power, taken before, is not taken off.
     """
@@ -50,12 +50,12 @@ def measure(pair: Pair, prompts: list[list[int]], setup: Setup, found: Found) ->
         found.note(energy=setup.meter.name)
         if setup.on_gpu:
             raise Skip(f"no meter: {setup.meter.name}")
-    llm = open_llm(pair, graphs=True)
     sizes = setup.sizes
     params = {
         method: DecodingParams(speculation="fixed", method=method, ignore_eos=True, max_tokens=sizes.tokens, seed=3)
         for method in METHODS
     }
+    llm = open_llm(pair, graphs=True, record=list(params.values()))
     for given in params.values():
         llm.generate(prompts, given)
     setup.timer.wait()
@@ -68,28 +68,21 @@ def measure(pair: Pair, prompts: list[list[int]], setup: Setup, found: Found) ->
         requests=len(prompts),
         tokens_each=sizes.tokens,
     )
-    windows: dict[str, list[tuple[float, float, float | None, float]]] = {method: [] for method in METHODS}
+    windows: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
     for turn, method in itertools.product(range(WINDOWS), METHODS):
-        windows[method].append(_window(llm, prompts, replace(params[method], seed=100 + turn), setup))
-    for method, taken in windows.items():
-        speeds = [tokens / seconds for tokens, seconds, *_ in taken]
-        joules = [energy / tokens for tokens, _, energy, _ in taken if energy is not None]
-        watts = [energy / seconds for _, seconds, energy, _ in taken if energy is not None]
-        found.row(
-            method=method,
-            tokens_s=statistics.median(speeds),
-            tokens_s_spread=f"{min(speeds):.4g} .. {max(speeds):.4g}",
-            joules_token=statistics.median(joules) if joules else "none",
-            joules_spread=f"{min(joules):.4g} .. {max(joules):.4g}" if joules else "",
-            watts=statistics.median(watts) if watts else "none",
-            block_efficiency=statistics.median(efficiency for *_, efficiency in taken),
-        )
+        window = _window(llm, prompts, replace(params[method], seed=100 + turn), setup)
+        windows[method].append(window)
+        found.row(method=method, window=turn, **window)
+        middle = {
+            name: {figure: statistics.median(one[figure] for one in own) for figure in own[0]}
+            for name, own in windows.items()
+            if own
+        }
+        found.note(medians=middle)
 
 
-def _window(
-    llm: LLM, prompts: list[list[int]], params: DecodingParams, setup: Setup
-) -> tuple[float, float, float | None, float]:
-    """Tokens, seconds, joules (None without a meter), tokens a target pass."""
+def _window(llm: LLM, prompts: list[list[int]], params: DecodingParams, setup: Setup) -> dict[str, float]:
+    """Tokens per second and per target pass; with a meter, joules per token and watts."""
     tokens, efficiencies = 0, []
     setup.timer.wait()
     setup.meter.begin()
@@ -99,5 +92,6 @@ def _window(
         tokens += sum(len(result.token_ids) for result in results)
         efficiencies += [result.statistics.block_efficiency for result in results]
     setup.timer.wait()
-    seconds = time.perf_counter() - begun
-    return float(tokens), seconds, setup.meter.end(), statistics.mean(efficiencies)
+    seconds, joules = time.perf_counter() - begun, setup.meter.end()
+    figures = {"tokens_s": tokens / seconds, "block_efficiency": statistics.mean(efficiencies)}
+    return figures if joules is None else {**figures, "joules_token": joules / tokens, "watts": joules / seconds}

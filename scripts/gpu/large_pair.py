@@ -1,6 +1,6 @@
 """Train a larger pair on the Python source a machine has, and compare decoding methods on packages it has never seen.
 
-    python -m scripts.gpu.large_pair --minutes 12                    on a GPU, no network: 300 M target, 20 M auxiliary
+    python -m scripts.gpu.large_pair --minutes 4                     on a GPU, no network: 300 M target, 20 M auxiliary
     python -m scripts.gpu.large_pair --minutes 20 --call-minutes 9   stops after 9 minutes; the same command goes on
     python -m scripts.gpu.large_pair --device cpu --size tiny --minutes 0.2 --folder build/tiny-pair
 
@@ -10,9 +10,10 @@ Stages, those that are left of them in the folder:
   one tokenizer for both models.
 * target, auxiliary: trained within four fifths and one fifth of --minutes, the auxiliary half of its time on the
   target's distribution. Checkpoints are written every 100 steps: a call that is killed is gone on with too.
-* export: the pair folder, torch format, bfloat16.
+* export: the pair folder, torch format, bfloat16, not verified.
 * evaluation: `scripts.evaluation` on held-out windows: tokens/s, block efficiency, perplexity under the target, joules
-  a token; the table has ratios to `speculative`. `python -m scripts.evaluation` compares again, in any other way.
+  a token; the table has ratios to `speculative`, and the facts the fastest setting of each method whose perplexity is
+  at most that of `sample`. `python -m scripts.evaluation` compares again, in any other way.
 
 Weights and text stay in --folder, whose report.json has the figures; delete it to begin anew. Exit code 0 when all is
 done, 75 when the same command has more to do. On a GPU: not executed.
@@ -31,10 +32,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from scripts.gpu.compared import at_equal_quality, summary
 from scripts.gpu.report import Found, Report
 
 ROLES = ("target", "auxiliary")
@@ -48,7 +49,11 @@ NEEDED = {"export": 60.0, "evaluation": 300.0}
 MORE = 75
 """Exit code of a call that did not get to the end."""
 SHOWN, WINDOWS = 48, 400
-"""Held-out windows: those whose loss is followed in training, and all; the comparison takes the ones behind `SHOWN`."""
+"""Held-out windows: those whose loss is followed in training, half at most, and all. The others are compared on."""
+COMPARED = "sample,speculative,block," + ",".join(
+    f"{method}:accept_threshold={threshold}" for method in ("mtad", "mmtad") for threshold in (0.1, 0.3, 0.5, 0.8)
+)
+"""Settings that are compared: the lossless ones, and those of the paper from fast to careful."""
 TOKENIZED = 40_000_000
 """Characters of the training text, spread over all files, that the tokenizer is trained on."""
 
@@ -85,10 +90,11 @@ class Large:
         words = tokenizer.load(work / "tokenizer", lambda: sources.train[::every], size)
         code = batches.code_tokens(words, work, sources.train)
         windows = packages.windows(sources, WINDOWS, seed=1)
-        if len(windows) <= SHOWN:
-            problem = f"give more: {len(windows)} windows of held-out packages, more than {SHOWN} are needed"
+        shown = min(SHOWN, len(windows) // 2)
+        if not shown:
+            problem = f"give more: {len(windows)} windows of held-out packages, at least 2 are needed"
             raise InvalidInput("sources", ", ".join(sources.packages), problem)
-        for name, some in (("shown", windows[:SHOWN]), ("held-out", windows[SHOWN:])):
+        for name, some in (("shown", windows[:shown]), ("held-out", windows[shown:])):
             lines = (json.dumps({"prompt": prompt, "continuation": rest}) + "\n" for prompt, rest in some)
             (work / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
         found.note(
@@ -132,15 +138,20 @@ class Large:
         return complete
 
     def export(self, found: Found) -> bool:
-        """The pair folder, verified against the checkpoints."""
-        from export.options import ExportOptions
-        from export.pair import export_pair
+        """The pair folder, as `mtad export --to torch` writes it; not verified, which needs the packages of ONNX."""
+        from engines.folder import vocabulary_hash, write_json, write_spec
+        from export.checkpoint.checkpoint import find
 
-        checkpoints = [str(self.folder / "checkpoints" / role) for role in ROLES]
-        capacity, to = 1024, self.folder / "pair"
-        asked = ExportOptions(*checkpoints, capacity=capacity, precision="bfloat16", format="torch")
-        export_pair(to, asked, overwrite=True)
-        found.note(capacity=capacity, precision="bfloat16")
+        to = self.folder / "pair"
+        for role in ROLES:
+            checkpoint = find(role, str(self.folder / "checkpoints" / role))
+            spec, words = checkpoint.spec(8, 1024, "bfloat16", "torch"), checkpoint.tokenizer()
+            checkpoint.load(spec.torch_dtype).save_pretrained(to / role)
+            words.save_pretrained(to / role)
+            write_spec(to / role, spec)
+        pair = {"vocab_size": len(words), "vocabulary_hash": vocabulary_hash(words.get_vocab()), "defaults": {}}
+        write_json(to / "pair.json", pair)
+        found.note(capacity=spec.capacity, precision=spec.precision)
         return True
 
     def evaluate(self, found: Found, report: Report) -> bool:
@@ -151,23 +162,14 @@ class Large:
         given = ["--pair", str(self.folder / "pair"), "--set", f"jsonl={self.folder / 'corpus' / 'held-out.jsonl'}"]
         given += ["--device", own.device, "--limit", str(own.prompts), "--batch", str(own.batch)]
         given += ["--params", json.dumps({"max_tokens": own.max_tokens}), "--tuned", "none", "--baselines", "none"]
-        given += ["--methods", own.methods] if own.methods else []
+        given += ["--methods", own.methods]
         whole = command.compare(command.parser().parse_args(given))
         stage = report.stage("evaluation", rows=[], evaluation=whole)
         for label, row in whole["sets"]["held-out"]["settings"].items():
-            stage["rows"].append(_summary(label, row))
+            stage["rows"].append(summary(label, row))
         found.note(energy=whole["energy"], prompts=whole["sets"]["held-out"]["prompts"], batch=whole["batch"])
+        found.note(fastest_at_equal_quality=at_equal_quality(stage["rows"]))
         return True
-
-
-def _summary(label: str, row: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table: ratios are to `speculative`, with their errors in the report's `evaluation`."""
-    line: dict[str, Any] = {"setting": label}
-    for name in ("tokens_per_second", "block_efficiency", "perplexity", "joules_per_token"):
-        figure = row[name] or {"value": None, "vs": {}}
-        line[name] = "none" if figure["value"] is None else figure["value"]
-        line[f"{name}, ratio"] = figure["vs"].get("speculative", {}).get("ratio") or ""
-    return line
 
 
 def parser() -> Parser:
@@ -177,10 +179,11 @@ def parser() -> Parser:
     own.add_argument("--size", choices=("large", "tiny"), default="large", help="(default %(default)s)")
     own.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu (default %(default)s)")
     own.add_argument("--sources", nargs="+", type=Path, help="folders of packages (default: this Python's)")
-    own.add_argument("--minutes", type=float, default=12.0, help="of training in all (default %(default)s)")
+    own.add_argument("--copy", type=Path, help="a second file for the report")
+    own.add_argument("--minutes", type=float, default=4.0, help="of training in all (default %(default)s)")
     own.add_argument("--call-minutes", type=float, default=math.inf, help="of this call (default: as long as it takes)")
     own.add_argument("--compile", action="store_true", help="torch.compile for the layers in training")
-    own.add_argument("--methods", help="settings compared, as of scripts.evaluation (default: all)")
+    own.add_argument("--methods", default=COMPARED, help="settings compared, as of scripts.evaluation")
     own.add_argument("--prompts", type=int, default=24, help="held-out windows continued (default %(default)s)")
     own.add_argument("--max-tokens", type=int, default=128, help="of a continuation (default %(default)s)")
     own.add_argument("--batch", type=int, default=1, help="prompts decoded at once (default %(default)s)")
@@ -198,10 +201,10 @@ def open_report(options: argparse.Namespace) -> Report:
 
     path: Path = options.folder / "report.json"
     made = {"size": options.size, "sources": [str(folder) for folder in options.sources or ()]}
-    report = Report(path) if path.exists() else None
+    report = Report(path, copy=options.copy) if path.exists() else None
     if report is None or not report.ended("corpus"):  # nothing is made yet
         path.parent.mkdir(parents=True, exist_ok=True)
-        report = Report(path, {**made, "machine": machine(), "calls": []})
+        report = Report(path, {**made, "machine": machine(), "calls": []}, copy=options.copy)
     if {name: report.values[name] for name in made} != made:
         raise InvalidInput("folder", str(options.folder), "has a pair of another size or sources; give another one")
     facts = None if options.device == "cpu" else gpu(options.device)

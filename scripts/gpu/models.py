@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from engines.base import KV_PAGE, EngineSpec
-from engines.graphs.runner import NoRecorder
+from engines.graphs.capture import NoRecorder
 from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM
@@ -123,13 +123,13 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="0 ")))
 
 
-def open_llm(pair: Pair, graphs: bool) -> LLM:
-    """The runtime of a pair on the engines' device; blocks are recorded when they first come.
+def open_llm(pair: Pair, graphs: bool, record: Sequence[DecodingParams] = ()) -> LLM:
+    """The runtime of a pair on the engines' device; blocks of other parameters are recorded when they first come.
 
     On a CPU blocks run as on a GPU without graphs, on static memory.
     """
     recorder = NoRecorder("cpu") if pair.device.type == "cpu" else None
-    return LLM(pair, RuntimeConfig(graphs=graphs, prefix_tokens=0), record=(), recorder=recorder)
+    return LLM(pair, RuntimeConfig(graphs=graphs, prefix_tokens=0), record=record, recorder=recorder)
 
 
 class MadePair:

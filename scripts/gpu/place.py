@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from engines import Placement, open_engine
+from engines.placement import versions
 from mtad.errors import InvalidInput
 from scripts.gpu.correct import causal
 from scripts.gpu.models import demo_model, engine_of
@@ -28,7 +28,7 @@ PACKAGES = (
 
 def environment(setup: Setup, found: Found) -> None:
     """Packages, and the GPU as torch sees it."""
-    found.note(packages={name: _version(name) for name in PACKAGES}, meter=setup.meter.name)
+    found.note(packages=versions(*PACKAGES), meter=setup.meter.name)
     if setup.on_gpu:
         found.note(gpu=gpu(setup.device))
 
@@ -89,10 +89,3 @@ def onnxruntime(setup: Setup, found: Found) -> None:
             found.check(f"logits against torch, graphs {graphs}", largest, 1e-3, "standard deviations")
             times = setup.timer.measure(partial(ours.step, step), 20)
             found.row(graphs=graphs, step_ms=times.median, quartiles_ms=f"{times.low:.3f} .. {times.high:.3f}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -26,19 +26,22 @@ class Report:
     Args:
         path: of the file; what it holds is gone on with.
         facts: of the run: command, device, sizes, the machine.
+        copy: a second file, written whenever the first one is.
     """
 
-    def __init__(self, path: Path, facts: dict[str, Any] | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, facts: dict[str, Any] | None = None, copy: Path | None = None) -> None:
+        self.path, self._copy = path, copy
         self.values: dict[str, Any] = {"version": VERSION, **(facts or {}), "stages": {}}
         if facts is None:
             self.values = json.loads(path.read_text(encoding="utf-8"))
 
     def save(self) -> None:
         """Write the file, in one step."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(self.values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        text = json.dumps(self.values, indent=1, allow_nan=False) + "\n"
+        for path in filter(None, (self.path, self._copy)):
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
 
     def stage(self, name: str, **values: Any) -> dict[str, Any]:
         """What is known of a stage, with more of it."""

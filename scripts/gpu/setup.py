@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from engines.graphs.runner import CudaRecorder, NoRecorder, Recorder
+from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
 from runtime.server.energy import EnergyMeter
 from scripts.gpu.timing import Timer
+
+METHODS = ("sample", "speculative", "mtad", "mmtad")
+"""That are timed."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,35 +23,71 @@ from scripts.gpu.report import Found, Report, Skip
 from scripts.gpu.setup import Setup
 from scripts.gpu.supervisor import BROKEN, Supervisor
 from scripts.gpu.timing import HostTimer, Spread, Timer
+from scripts.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Of all stages at their smallest."""
-    path = tmp_path_factory.mktemp("gpu") / "report.json"
-    Report(path, {"device": "cpu"}).save()
-    assert gpu_check.run_stages(path, "cpu", "tiny", gpu_check.stage_names("tiny")) == 0
+    """Of all stages of parts A and C at their smallest, from a checkout that is not installed."""
+    folder, whole = tmp_path_factory.mktemp("gpu"), dict[str, Any]()
+    for part in ("A", "C"):
+        path = folder / f"part-{part.lower()}.json"
+        Report(path, {"device": "cpu"}).save()
+        options = [part, "--device", "cpu", "--sizes", "tiny", "--folder", str(folder)]
+        run_bare(folder, *options, "--worker", *gpu_check.limits_of(part, "tiny"))
+        whole |= Report(path).values["stages"]
+    Report(path, {"stages": whole}).save()
     return Report(path)
 
 
+def run_bare(folder: Path, *options: str) -> None:
+    """Run the check in a folder, where little is installed."""
+    command = [sys.executable, "-m", "tests.support.bare_checkout", "scripts.gpu", *options]
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
 @pytest.mark.slow
-def test_every_stage_runs_or_says_why_not(report: Report) -> None:
+def test_every_stage_runs_in_a_bare_checkout_or_says_why_not(report: Report) -> None:
     stages = report.values["stages"]
-    assert list(stages) == gpu_check.stage_names("tiny")
+    assert set(stages) == {*gpu_check.limits_of("A", "tiny"), *gpu_check.limits_of("C", "tiny")}
     assert {name: stage.get("why") for name, stage in stages.items() if stage["state"] != "done"} == {
-        "attention": "the kernels run on a GPU; test_attention.py has them in Triton's interpreter"
+        "attention": "the kernels run on a GPU; test_attention.py has them in Triton's interpreter",
+        "onnxruntime": "onnxruntime is not installed",
     }
     assert report.right
     assert all(name in report.table() for name in stages)
 
 
 @pytest.mark.slow
+def test_onnxruntimes_stage_runs_where_it_is_installed(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    Report(path, {"device": "cpu"}).save()
+    assert gpu_check.run_stages(path, "cpu", "tiny", ["onnxruntime"]) == 0
+    assert Report(path).values["stages"]["onnxruntime"]["state"] == "done"
+    assert Report(path).right
+
+
+@pytest.mark.slow
+def test_a_larger_pair_is_made_and_compared_in_a_bare_checkout(tmp_path: Path) -> None:
+    for package in ("asyncio", "email", "multiprocessing", "unittest", "http", "urllib", "json", "logging", "xml"):
+        shutil.copytree(Path(json.__file__).parent.parent / package, tmp_path / "sources" / package)
+    options = ["--device", "cpu", "--sizes", "tiny", "--folder", "out", "--minutes", "9", "--sources", "sources"]
+    run_bare(tmp_path, "B", *options, "--prompts", "1", "--max-tokens", "4")
+    values = json.loads((tmp_path / "out" / "part-b.json").read_text())
+    assert {stage["state"] for stage in values["stages"].values()} == {"done"}
+    found = values["stages"]["evaluation"]["facts"]["fastest_at_equal_quality"]
+    assert {"sample", "speculative", "block"} <= set(found)
+
+
+@pytest.mark.slow
 def test_every_method_is_compared_with_graphs_and_without(report: Report) -> None:
-    names = [check.name for stage, check in report.checks if stage == "agreement"]
-    assert {f"graphs on = off: {method}" for method in METHODS} < set(names)
-    assert any(name.startswith("graphs on = off: mixed, 5 rows") for name in names)
+    for dtype in ("float32", "bfloat16"):
+        names = [check.name for stage, check in report.checks if stage == f"agreement {dtype}"]
+        assert {f"graphs on = off: {method}" for method in METHODS} < set(names)
+        assert any(name.startswith("graphs on = off: mixed, 5 rows") for name in names)
+        assert {"adaptive = sample, greedy", "recorded in advance, and then again"} < set(names)
 
 
 @pytest.mark.slow
@@ -61,6 +100,17 @@ def test_times_and_floors_are_there_for_every_size(report: Report) -> None:
         parts = [row[f"{phase}_ms"] for phase in ("draft", "score", "accept", "commit")]
         assert sum(parts) + row["rest_ms"] == pytest.approx(row["block_ms"])
         assert (parts[0] > 0) == (parts[3] > 0) == (row["method"] != "sample")
+        assert row["of_floor"] == pytest.approx(row["block_ms"] / row["floor_ms"])
+
+
+@pytest.mark.slow
+def test_a_blocks_largest_kernels_and_its_launches_are_listed(report: Report) -> None:
+    stage = report.values["stages"]["profile tiny + tinier"]
+    for method in ("sample", "speculative", "mtad", "mmtad"):
+        own = [row for row in stage["rows"] if row["method"] == method]
+        assert [row["us"] for row in own] == sorted((row["us"] for row in own), reverse=True)
+        assert 0 < len(own) <= 30
+        assert stage["facts"][method]["launches"] >= sum(row["calls"] for row in own)
 
 
 @pytest.mark.slow
@@ -79,10 +129,12 @@ def test_other_systems_give_the_same_greedy_tokens(report: Report) -> None:
 def test_energy_is_a_meters_or_none(report: Report) -> None:
     for name in ("energy demo", "energy tiny"):
         stage = report.values["stages"][name]
-        assert {row["method"] for row in stage["rows"]} == {"sample", "speculative", "mtad", "mmtad"}
+        methods = ["sample", "speculative", "mtad", "mmtad"]
+        assert [row["method"] for row in stage["rows"]] == methods * 3, "each window is reported when it ends"
+        assert list(stage["facts"]["medians"]) == methods
         assert all(row["tokens_s"] > 0 for row in stage["rows"])
-        if stage["facts"]["meter"].startswith("none"):
-            assert {row["joules_token"] for row in stage["rows"]} == {"none"}
+        has_meter = not stage["facts"]["meter"].startswith("none")
+        assert all(("joules_token" in row) == has_meter for row in stage["rows"])
 
 
 @pytest.mark.slow
@@ -222,16 +274,19 @@ def test_when_the_time_is_used_up_the_rest_is_not_begun(tmp_path: Path, monkeypa
 def test_a_stage_that_does_not_exist_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--device", "cpu", "--sizes", "tiny", "--stages", "steps 8B"])
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "A", "--device", "cpu", "--sizes", "tiny", "--stages", "steps 8B"])
     with pytest.raises(SystemExit) as ended:
         gpu_check.main()
     assert ended.value.code == 2
     assert "stages = 'steps 8B'" in capsys.readouterr().err
 
 
-def test_every_stage_of_a_full_run_has_a_function_and_a_time() -> None:
-    for name in gpu_check.stage_names("full"):
-        assert callable(gpu_check.work_of(name))
-        assert gpu_check.LIMITS[name] > 0
+def test_every_stage_of_a_full_run_has_a_function_and_the_main_ones_fit_into_nine_minutes() -> None:
+    for part in gpu_check.PARTS:
+        for name, limit in gpu_check.limits_of(part, "full").items():
+            assert callable(gpu_check.work_of(name))
+            assert limit > 0
+        assert sum(gpu_check.PARTS[part].values()) <= 540
+    assert 60 * gpu_check.MINUTES < 540
     with pytest.raises(KeyError):
         gpu_check.work_of("nothing")

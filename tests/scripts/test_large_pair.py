@@ -207,7 +207,6 @@ def test_calls_go_on_until_methods_are_compared_on_held_out_text(
 ) -> None:
     common = ["--folder", str(tmp_path), "--sources", str(sources), "--minutes", "0.02", "--prompts", "2"]
     common += ["--methods", "sample,speculative,mtad,mmtad", "--max-tokens", "6"]
-    monkeypatch.setattr(large_pair, "SHOWN", 2)
     assert call(monkeypatch, *common, "--call-minutes", "0.0001") == large_pair.MORE
     assert "left: target, auxiliary, export, evaluation" in capsys.readouterr().err
     assert call(monkeypatch, *common) == 0

@@ -1,9 +1,14 @@
-"""A recorder of CUDA graphs without CUDA: what is recorded is run again."""
+"""CUDA graphs without CUDA: a recorder whose recordings are run again, and what CUDA's own recorder uses of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
 
 from engines.graphs.capture import Work
 
@@ -15,10 +20,11 @@ class FakeRecorder:
         recorded: recordings made.
         replayed: how often one of them was launched.
         inside: whether work goes to the recorder's stream.
+        waits: how often the host waited.
     """
 
     def __init__(self) -> None:
-        self.recorded, self.replayed, self.inside = 0, 0, False
+        self.recorded, self.replayed, self.inside, self.waits = 0, 0, False, 0
 
     @contextmanager
     def ordered(self) -> Iterator[None]:
@@ -43,3 +49,43 @@ class FakeRecorder:
 
     def wait(self) -> None:
         assert self.inside, "waited for the caller's stream"
+        self.waits += 1
+
+
+class FakeTorchCuda:
+    """In the place of what `engines.graphs.capture` uses of `torch.cuda`.
+
+    Attributes:
+        problem: of the end of every capture; None for none.
+        captures: begun so far.
+        mode: of torch's checks for waits.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, problem: str | None = None) -> None:
+        self.problem, self.captures, self.mode = problem, 0, "default"
+        for name, value in {
+            "Stream": Mock(),
+            "current_stream": Mock(),
+            "stream": lambda stream: nullcontext(),
+            "graph_pool_handle": Mock(),
+            "CUDAGraph": Mock(),
+            "graph": self._capture,
+            "get_sync_debug_mode": lambda: self.mode,
+            "set_sync_debug_mode": self._set_mode,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def wait(self) -> None:
+        """An operation that waits for the device."""
+        if self.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    def _set_mode(self, mode: str) -> None:
+        self.mode = mode
+
+    @contextmanager
+    def _capture(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self.captures += 1
+        yield
+        if self.problem:
+            raise RuntimeError(self.problem)

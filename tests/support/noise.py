@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise
+from mtad import device_noise
+from mtad.noise import Draws, Floats, LevelNoise, Noise, gumbel_noise, node_noise
 from mtad.params import DecodingParams
-from mtad.rows import Shape
+from mtad.rows import Shape, block_shape
 
 
 def draw_noise(
@@ -31,3 +34,33 @@ def draw_noise(
     )
     others = (torch.from_numpy(x).to(device) for x in (accept, bonus, nodes.reshape(len(params), -1)))
     return Noise(tuple(levels), *others)
+
+
+class DeviceDraws(Draws):
+    """What a batch draws on a device, as the host draws it."""
+
+    def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
+        self._shape = block_shape(params, vocab_size)
+        self._scales = torch.tensor([device_noise.scale(p.temperature) for p in params])
+
+    def into(
+        self,
+        uniform: Floats,
+        gumbel: Floats,
+        accept: Floats,
+        bonus: Floats,
+        nodes: Floats,
+        keys: Sequence[tuple[int, int]],
+    ) -> None:
+        states = torch.tensor([device_noise.begin(*key) for key in keys])
+        noise = device_noise.draw(states, self._scales, self._shape)
+        for level, (ours, theirs) in enumerate(noise.levels):
+            uniform[level], gumbel[level] = ours, theirs
+        accept[:], bonus[:], nodes[:] = noise.accept, noise.bonus, noise.nodes.reshape(nodes.shape)
+
+
+@contextmanager
+def device_numbers() -> Iterator[None]:
+    """Inside, loops on the host draw the numbers that a device draws."""
+    with patch("runtime.decoder.batch_builder.Draws", DeviceDraws):
+        yield

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.buffers import leaves
-from engines.graphs.capture import Work, host_wait
+from engines.graphs.capture import Uncapturable, Work
 from tests.support.fake_cuda import FakeRecorder
 
 READS = {
@@ -33,6 +33,30 @@ READS = {
 
 Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], dict[int, Tensor]]
 """What runs, its arguments, and where those of its results go that are not parts of its arguments."""
+
+
+_ATEN = torch.ops.aten
+
+_LOOKS = {
+    *(_ATEN._local_scalar_dense, _ATEN.item, _ATEN.is_nonzero, _ATEN.equal, _ATEN.allclose, _ATEN.nonzero),
+    *(_ATEN.nonzero_numpy, _ATEN.argwhere, _ATEN.masked_select, _ATEN.bincount, _ATEN.one_hot, _ATEN._unique2),
+    *(_ATEN.unique_consecutive, _ATEN.unique_dim),
+}
+"""Operations whose result, or its shape, the host has to know."""
+
+_INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_}
+"""Operations that look for the True entries of an index that is a mask."""
+
+
+def host_wait(operation: Any, arguments: Any) -> str | None:
+    """Why an operation makes the host wait for the device, as CUDA would find out; None if it does not."""
+    packet, given = operation.overloadpacket, leaves(arguments)
+    found = packet is _ATEN.where and len(given) == 1
+    if packet in _LOOKS or found or (packet is _ATEN.repeat_interleave and "Tensor" in operation._overloadname):
+        return f"{operation} gives the host a number"
+    if packet in _INDEXED and any(index.dtype in (torch.bool, torch.uint8) for index in given[1:] if index.dim()):
+        return f"{operation} with a mask looks for its True entries"
+    return None
 
 
 class HostRead(AssertionError):
@@ -75,8 +99,7 @@ class Record(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = operation(*args, **kwargs)
-        wait = host_wait(operation, (args, kwargs), result)
-        if wait:
+        if wait := host_wait(operation, (args, kwargs)):
             raise HostRead(wait)
         given = {tensor.untyped_storage().data_ptr() for tensor in leaves((args, kwargs))}
         made = {
@@ -91,21 +114,16 @@ class Record(TorchDispatchMode):
 
 
 class ReplayRecorder(FakeRecorder):
-    """Records and replays operations.
-
-    Attributes:
-        waits: how often the host waited.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits = 0
+    """Records and replays operations."""
 
     def record(self, work: Work) -> Work:
         assert self.inside, "recorded on the caller's stream"
         work()
-        with NoReads(), Record() as record:
-            work()
+        try:
+            with NoReads(), Record() as record:
+                work()
+        except HostRead as problem:
+            raise Uncapturable(str(problem)) from problem
         self.recorded += 1
 
         def replay() -> None:
@@ -118,7 +136,3 @@ class ReplayRecorder(FakeRecorder):
                         made[at].copy_(tensor)
 
         return replay
-
-    def wait(self) -> None:
-        assert self.inside, "waited for the caller's stream"
-        self.waits += 1

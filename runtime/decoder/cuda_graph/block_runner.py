@@ -5,25 +5,28 @@ What runs is `runtime.decoder.block.run_block`, on the batch's copy in the devic
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engines.buffers import Slab, views
-from engines.graphs.capture import Uncapturable, Watched, Work
-from engines.graphs.runner import MOST, NoRecorder, Recorder
+from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
+from engines.graphs.runner import MOST
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import BatchBuilder, Buckets
+from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import Block
+from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock, Results
-from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
+from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +46,9 @@ class DeviceBlocks:
     Args:
         auxiliary, target: the roles, whose tensors are on the engines' device.
         batches: makes the batches.
+        buckets: what it pads them to.
         recorder: how blocks are recorded, or `NoRecorder`.
-        most: graphs kept.
+        most: graphs kept, or as many as are prepared.
 
     Attributes:
         batches: as given.
@@ -54,27 +58,28 @@ class DeviceBlocks:
 
     def __init__(
         self,
-        auxiliary: EngineAuxiliary,
-        target: EngineTarget,
+        auxiliary: DeviceAuxiliary,
+        target: DeviceTarget,
         batches: BatchBuilder,
+        buckets: Buckets,
         recorder: Recorder,
         most: int = MOST,
     ) -> None:
         self._auxiliary, self._target, self.batches = auxiliary, target, batches
-        self._recorder, self._most = recorder, most
+        self._buckets, self._recorder, self._most = buckets, recorder, most
         device = target.device
         self._in, self._out = Slab(device), Slab(device)
         self._read = Slab(pinned=device.type == "cuda")
         self._blocks: OrderedDict[Key, RecordedBlock] = OrderedDict()
-        self._waits: str | None = None
+        self._refused: dict[Key, str] = {}
         self.recorded = 0
         self.unrecorded: Counter[str] = Counter()
 
     @classmethod
     def of(
         cls,
-        auxiliary: EngineAuxiliary,
-        target: EngineTarget,
+        auxiliary: DeviceAuxiliary,
+        target: DeviceTarget,
         eos: Sequence[int],
         recorder: Recorder,
         tokens: int,
@@ -97,12 +102,13 @@ class DeviceBlocks:
             problem = f"the pair was opened for steps of {scratch} tokens per row; open it for {tokens - 1} nodes"
             raise InvalidInput("max_draft_len", tokens - 1, problem)
         spec = engines[0].spec
-        buckets = Buckets(spec.rows, spec.capacity, few, pinned=target.device.type == "cuda")
-        return cls(auxiliary, target, BatchBuilder(target.vocab_size, eos, buckets), recorder)
+        masks = any(engine.reads_mask for engine in engines)
+        buckets = Buckets(spec.rows, spec.capacity, few, target.device.type == "cuda", masks)
+        return cls(auxiliary, target, BatchBuilder(target.vocab_size, eos, buckets), buckets, recorder)
 
     @property
     def records(self) -> bool:
-        """Whether blocks are recorded, as far as the engines go."""
+        """Whether blocks are recorded, as far as engines and recorder go."""
         return self._never is None
 
     @property
@@ -113,7 +119,7 @@ class DeviceBlocks:
         for engine in (self._target.engine, self._auxiliary.engine):
             if not engine.capturable:
                 return f"steps of {type(engine).__name__} cannot be part of a recording"
-        return self._waits
+        return None
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -124,7 +130,7 @@ class DeviceBlocks:
         """Why a batch's block cannot be recorded; None if it can."""
         if batch.constraints:
             return "constraints are followed on the host"
-        return self._never
+        return self._never or self._refused.get(Key.of(batch))
 
     def run_block(self, batch: Batch) -> Block:
         """Run a block, and give what the host needs of it."""
@@ -139,8 +145,9 @@ class DeviceBlocks:
                 self._recorder.wait()  # also if it broke: the next batch may not overwrite what is still being copied
         return _listed(block, read, batch.padded.requests, launched)
 
+    @torch.inference_mode()
     def prepare(self, params: Sequence[DecodingParams]) -> None:
-        """Record blocks of these parameters for every bucket of rows and columns, largest first.
+        """Record blocks of these parameters for every bucket of rows and columns, largest first, and keep them all.
 
         Smaller graphs then fit into the memory that the largest made. Only while no row is in use: the caches are
         written, and zeroed at the end.
@@ -151,15 +158,11 @@ class DeviceBlocks:
         if not self.records or not params:
             return
         batches: dict[Key, tuple[int, int, DecodingParams]] = {}
-        rows, capacity = self._target.engine.spec.rows, self._target.engine.spec.capacity
-        for p in params:
-            for count in {min(1 << power, rows) for power in range(rows.bit_length() + 1)}:
-                nodes = p.drafted * p.draft_width
-                for length in {min(64 << power, capacity) for power in range(capacity.bit_length())}:
-                    committed = length - nodes
-                    if committed >= 2:
-                        batch = self._dummy(count, committed, p)
-                        batches[Key.of(batch)] = count, committed, p
+        for p, count, length in itertools.product(params, self._buckets.counts, self._buckets.lengths):
+            committed = length - p.drafted * p.draft_width
+            if committed >= 2:
+                batches[Key.of(self._dummy(count, committed, p))] = count, committed, p
+        self._most = max(self._most, len(self._blocks.keys() | batches))
         for key in sorted(batches, key=lambda key: key.size, reverse=True):
             if key not in self._blocks:
                 self.run_block(self._dummy(*batches[key]))
@@ -179,11 +182,8 @@ class DeviceBlocks:
 
         launch: Work = work
         if self.records:
-            with self._recorder.ordered():
-                try:
-                    launch = self._recorder.record(Watched(work))
-                except Uncapturable as problem:
-                    self._waits = str(problem)
+            with self._recorder.ordered(), contextlib.suppress(Uncapturable):
+                launch = self._recorder.record(work)
 
         def run() -> float:
             with self._recorder.ordered():
@@ -212,12 +212,11 @@ class DeviceBlocks:
             return block
         log.info("recording a block of %s", key)
         block = self._new(batch)
-        watched = Watched(block)
         try:
-            block.launch, block.kept = self._recorder.record(watched), watched.kept
+            block.launch = self._recorder.record(block)
         except Uncapturable as problem:
-            self._waits = str(problem)
-            return self._count(block, self._waits)
+            self._refused[key] = str(problem)
+            return self._once(batch, str(problem))
         self.recorded += 1
         self._blocks[key] = block
         while len(self._blocks) > self._most:
@@ -226,8 +225,11 @@ class DeviceBlocks:
         return block
 
     def _once(self, batch: Batch, reason: str) -> RecordedBlock:
-        """Launch a block unrecorded."""
-        block = self._count(self._new(batch), reason)
+        """Launch a block unrecorded; its reason is logged the first time, and counted."""
+        if reason not in self.unrecorded:
+            log.warning("blocks run unrecorded, as separate kernels: %s", reason)
+        self.unrecorded[reason] += 1
+        block = self._new(batch)
         block()
         return block
 
@@ -235,15 +237,8 @@ class DeviceBlocks:
         """A block on the memory that all share, with the batch in it."""
         assert batch.padded is not None
         memory = self._in.bytes(len(batch.padded.memory))
-        static = replace(batch.padded.over(memory), constraints=batch.constraints)
-        block = RecordedBlock(memory, static, self._auxiliary, self._target, self._out)
+        block = RecordedBlock(memory, batch, self._auxiliary, self._target, self._out)
         block.load(batch)
-        return block
-
-    def _count(self, block: RecordedBlock, reason: str) -> RecordedBlock:
-        if reason not in self.unrecorded:
-            log.warning("blocks run unrecorded, as separate kernels: %s", reason)
-        self.unrecorded[reason] += 1
         return block
 
     def _back(self, block: RecordedBlock) -> Results:

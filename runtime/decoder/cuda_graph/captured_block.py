@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from mtad.live import Live
 from mtad.rows import Shape
 from runtime.decoder.batch import Batch
 from runtime.decoder.block import Ran, run_block
-from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
+from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
 
 
 class Key(NamedTuple):
@@ -82,7 +83,6 @@ class RecordedBlock:
         out: uint8, the memory of its results.
         results: of the latest launch, views of that.
         logits: of the target.
-        kept: tensors that a recording reads and does not own.
     """
 
     out: Tensor
@@ -90,12 +90,11 @@ class RecordedBlock:
     logits: Tensor
 
     def __init__(
-        self, memory: Tensor, batch: Batch, auxiliary: EngineAuxiliary, target: EngineTarget, out: Slab
+        self, memory: Tensor, batch: Batch, auxiliary: DeviceAuxiliary, target: DeviceTarget, out: Slab
     ) -> None:
         self._memory, self._batch, self._roles = memory, batch, (auxiliary, target)
         self._slab: Slab | None = out
         self.launch: Work = self
-        self.kept: list[Tensor] = []
 
     def load(self, batch: Batch) -> None:
         """Copy a batch of this kind into the memory."""
@@ -104,8 +103,11 @@ class RecordedBlock:
 
     def __call__(self) -> None:
         """Run the block; its results go to the memory of all blocks' results, of which the first run takes a view."""
-        ran = run_block(*self._roles, self._batch)
-        results = Results.of(ran, self._batch.stops)
+        batch = self._batch
+        assert batch.padded is not None
+        static = replace(batch.padded.over(self._memory), constraints=batch.constraints)
+        ran = run_block(*self._roles, static)
+        results = Results.of(ran, batch.stops)
         if self._slab is not None:
             self.out, self._slab = self._slab.bytes(size_of(results)), None
             self.results = views(results, self.out)

@@ -125,6 +125,7 @@ def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
         runner.graphs.replay(step_of(2, tokens, 64, 1))
     assert [shape.steps for shape in runner.graphs.recorded] == [3, 1]
     assert runner.recorder.recorded == 3
+    assert runner.recorder.waits == 1, "it may still be running"
 
 
 def test_a_step_that_begins_with_another_row_is_never_a_graph(runner: Runner) -> None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from engines import EngineSpec, open_engine
 from engines.folder import ATTENTION, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
-from engines.tensorrt.engine import TensorRTEngine, load_plan
+from engines.tensorrt.engine import CONTEXTS, TensorRTEngine, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
@@ -371,6 +372,17 @@ def test_each_graph_has_a_context_of_its_own(engine: TensorRTEngine) -> None:
     for steps in (1, 2, 1, 2):
         engine.step(make_step(more_tokens(2, steps), [4, 9]))
     assert len(engine._engine.contexts) == 1 + 2
+
+
+def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine) -> None:
+    kept = [weakref.ref(context) for context in engine._engine.contexts]
+    engine._engine.contexts.clear()  # only the engine keeps them now
+    for steps in range(1, CONTEXTS + 9):
+        engine.step(make_step(more_tokens(2, steps % 33 + 1), [4, 9], keep=[0] * (1 + steps // 33)))
+        kept += map(weakref.ref, engine._engine.contexts)
+        engine._engine.contexts.clear()
+    assert len(engine.graphs.recorded) == CONTEXTS
+    assert sum(context() is not None for context in kept) == 1 + CONTEXTS
 
 
 def test_logits_are_new_memory_unless_the_step_lends_some(engine: TensorRTEngine) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.speculation.planner import Acceptance, Planner
+from runtime.speculation.planner import Acceptance, Planner, variants
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 
 ROWS, TOKENS = (1, 2, 4, 8, 16), (1, 2, 3, 5, 9, 17, 33, 65)
@@ -276,6 +276,19 @@ def test_a_draft_never_exceeds_what_was_asked_and_changes_nothing_else() -> None
             same = {"method": asked.method, "draft_len": asked.draft_len, "beam_width": asked.beam_width}
             assert replace(p, **same) == asked  # type: ignore[arg-type]
         planner.observe(texts, used, *world.block(texts, used))
+
+
+def test_where_each_draft_is_recorded_few_are_chosen_among_and_all_are_known() -> None:
+    texts: list[Any] = [Text(n, replace(BEAMS, draft_len=7, beam_width=6), always(0.8 - 0.1 * n)) for n in range(3)]
+    planner, world, seen = Planner(COSTS["gpu"], few=True), World(COSTS["gpu"], noise=0.2), set()
+    for _ in range(400):
+        used = planner.plan(texts)
+        seen |= {(p.method, p.drafted, p.draft_width) for p in used}
+        planner.observe(texts, used, *world.block(texts, used))
+    assert seen <= {(p.method, p.drafted, p.draft_width) for p in variants(texts[0].params)}
+    assert len(variants(texts[0].params)) == 4 * 4 + 1
+    fixed = replace(CHAIN, speculation="fixed")
+    assert variants(fixed) == [fixed]
 
 
 def test_an_auxiliary_far_behind_is_not_caught_up_for_the_last_tokens() -> None:

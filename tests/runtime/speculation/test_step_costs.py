@@ -6,16 +6,21 @@ import copy
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from engines.graphs.capture import Work
 from mtad.errors import InvalidInput
 from runtime import LLM
 from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
+from tests.runtime.decoder.test_cuda_graph import Device
+from tests.support.replayed import ReplayRecorder
 
 TABLE = StepTable((1, 4, 8), (1, 2, 5), ((2.0, 3.0, 3.5), (4.0, 5.0, 9.0), (7.0, 9.0, 16.0)), 64, (0.01, 0.02, 0.05))
 COSTS = StepCosts(TABLE, StepTable((1,), (1, 2), ((0.25, 0.5),), 64), HostOverhead((1, 8), (1.0, 2.0), (0.1, 0.2)))
@@ -99,18 +104,66 @@ def test_what_is_no_table_is_refused() -> None:
             StepCosts.from_dict(values)
 
 
-def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_zeroed(llm: LLM) -> None:
+def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_as_they_were(llm: LLM) -> None:
+    """Also while rows are held: the whole caches are never copied, as they may take most of a GPU."""
     pair = llm.pair
+    engines = pair.auxiliary, pair.target
+    for engine in engines:
+        engine.kv.normal_()
+    before = [engine.kv.clone() for engine in engines]
     auxiliary, target = EngineAuxiliary(pair.auxiliary, pair.vocab_size), EngineTarget(pair.target, pair.vocab_size)
-    costs = measure_costs(auxiliary, target, 3, 2, budget=0.2)
+    with Largest() as copied:
+        costs = measure_costs(auxiliary, target, 3, 2, budget=0.2)
+    assert copied.elements <= pair.target.kv.numel() // 2
     for table in (costs.target, costs.auxiliary):
         assert table.rows == (1, 4)
-        assert table.tokens[:2] == (1, 4)
+        assert table.tokens[:2] == (1, 5)
         assert all(list(line) == sorted(line) for line in table.seconds)
         assert all(list(column) == sorted(column) for column in zip(*table.seconds, strict=True))
         assert min(table.seconds[0]) > 0
     assert costs.host.rows == (1, 4)
     assert min(costs.host.block) >= 0
     assert StepCosts.from_dict(costs.to_dict()) == costs
-    for engine in (pair.auxiliary, pair.target):
-        assert torch.count_nonzero(engine.kv) == 0
+    for engine, kept in zip(engines, before, strict=True):
+        assert torch.equal(engine.kv, kept)
+        engine.kv.zero_()
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest copy that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is torch.ops.aten.clone.default:
+            self.elements = max(self.elements, args[0].numel())
+        return operation(*args, **(kwargs or {}))
+
+
+class SlowToRecord(ReplayRecorder):
+    """A recording takes a second, and a launch a thousandth, by a clock of its own."""
+
+    now = 0.0
+
+    def record(self, work: Work) -> Work:
+        launch = super().record(work)
+        self.now += 1.0
+
+        def timed() -> None:
+            self.now += 0.001
+            launch()
+
+        return timed
+
+
+def test_the_time_that_recording_takes_is_none_of_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(4, recorder := SlowToRecord())
+    clock = SimpleNamespace(perf_counter=lambda: recorder.now)
+    for module in ("runtime.speculation.profiler", "runtime.decoder.cuda_graph.block_runner"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    roles = device.blocks._auxiliary, device.blocks._target
+    costs = measure_costs(*roles, max_draft_len=4, max_beam_width=4, budget=0.1, blocks=device.blocks)
+    assert (costs.target.tokens, costs.auxiliary.tokens) == ((1, 5, 17), (1, 5, 17, 64))
+    assert max(map(max, costs.target.seconds)) == pytest.approx(0.001)

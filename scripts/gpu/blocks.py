@@ -1,0 +1,174 @@
+"""Stages that take blocks apart: how long their parts take, what they launch, what their graphs take."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+
+from mtad.params import DecodingParams
+from runtime import LLM
+from runtime.pair import Pair
+from scripts.gpu.models import NODES, bytes_read, engine_of, open_llm, pair_of, random_model, shape, word_tokenizer
+from scripts.gpu.report import Found
+from scripts.gpu.setup import METHODS, Setup
+from scripts.gpu.speed import bandwidth
+from scripts.gpu.timing import Mark, Timer
+
+PHASES = ("draft", "score", "accept", "commit")
+LARGEST = 30
+"""Kernels of a block that are listed."""
+
+
+class Phases:
+    """Marks around the parts of a block, which graphs record with it.
+
+    Args:
+        llm: whose blocks; marks are set until `close`.
+        timer: of its device.
+    """
+
+    def __init__(self, llm: LLM, timer: Timer) -> None:
+        self._roles = {"auxiliary": llm._auxiliary, "target": llm._target}
+        self._marks: dict[str, tuple[Mark, Mark]] = {}
+        self._wrapped: list[tuple[Any, str]] = []
+        calls = (("auxiliary", "draft"), ("target", "score"), ("target", "accept"))
+        for role, call in (*calls, ("target", "commit"), ("auxiliary", "commit")):
+            marks = self._marks[f"{call}, {role}"] = timer.mark(), timer.mark()
+            self._wrap(self._roles[role], call, marks)
+
+    def _wrap(self, role: Any, call: str, marks: tuple[Mark, Mark]) -> None:
+        plain = getattr(role, call)
+
+        def marked(*args: Any) -> Any:
+            marks[0].record()
+            result = plain(*args)
+            marks[1].record()
+            return result
+
+        vars(role)[call] = marked
+        self._wrapped.append((role, call))
+
+    def seconds(self, drafts: bool) -> dict[str, float]:
+        """Seconds of each part of the block before; of one that does not draft, of scoring and accepting alone."""
+        ran = {"score", "accept"} | ({"draft", "commit"} if drafts else set())
+        parts = dict.fromkeys(PHASES, 0.0)
+        for name, (begin, end) in self._marks.items():
+            phase = name.split(",")[0]
+            if phase in ran:
+                parts[phase] += begin.until(end)
+        return parts
+
+    def close(self) -> None:
+        """Set no more marks."""
+        for role, call in self._wrapped:
+            vars(role).pop(call)
+
+
+def open_random(names: tuple[str, str], setup: Setup) -> Pair:
+    """A pair of random weights, with columns for a prompt and some blocks."""
+    models = [random_model(shape(name), setup.device, setup.dtype, seed) for seed, name in enumerate(names)]
+    columns = setup.sizes.prompt + 64 * (8 if setup.on_gpu else 2)
+    return pair_of(
+        [engine_of(model, max(setup.sizes.rows), columns) for model in models],
+        word_tokenizer(models[0].config.vocab_size),
+    )
+
+
+def start(llm: LLM, method: str, count: int, setup: Setup) -> None:
+    """Have `count` requests of a method running, and none else."""
+    llm.cancel(*llm.loop.scheduler.running)
+    left = llm.pair.target.spec.capacity - setup.sizes.prompt - NODES // 2
+    params = DecodingParams(speculation="fixed", method=method, ignore_eos=True, max_tokens=left)
+    draw = torch.Generator().manual_seed(5)
+    for row in range(count):
+        prompt = torch.randint(llm.pair.vocab_size, (setup.sizes.prompt,), generator=draw).tolist()
+        llm.add(prompt, replace(params, seed=row))
+    while len(llm.loop.scheduler.running) < count:
+        llm.step()
+
+
+def blocks(names: tuple[str, str], setup: Setup, found: Found) -> None:
+    """A block of random weights, as a graph and launched: its draft, its score, what accepts, what is kept, the rest.
+
+    `block_ms` is one turn of the loop on the host's clock; the parts are the device's, between marks that the graph
+    holds; `rest_ms` is what lies between: the batch, its copies, the host's bookkeeping, waiting. The floor is that of
+    the weights alone, read once by the target and by every level of a draft.
+    """
+    sizes, pair, speed = setup.sizes, open_random(names, setup), bandwidth(setup)
+    target, auxiliary = (bytes_read(engine.model.model) / speed * 1e3 for engine in (pair.target, pair.auxiliary))
+    for graphs in (True, False):
+        llm = open_llm(pair, graphs)
+        phases = Phases(llm, setup.timer)
+        for method, count in itertools.product(METHODS, sizes.rows):
+            start(llm, method, count, setup)
+            taken: list[dict[str, float]] = []
+            for block in range(8 if sizes.few else 14):
+                whole = setup.timer.whole(llm.step)
+                if block >= 4:  # the first ones record and warm up
+                    taken.append({"block": whole, **phases.seconds(method != "sample")})
+            middle = {key: 1e3 * statistics.median(one[key] for one in taken) for key in taken[0]}
+            whole, parts = middle.pop("block"), {f"{key}_ms": value for key, value in middle.items()}
+            low, _, high = statistics.quantiles([1e3 * one["block"] for one in taken], n=4)
+            floor = target + (method != "sample") * DecodingParams().draft_len * auxiliary
+            found.row(
+                method=method,
+                rows=count,
+                graph=graphs,
+                floor_ms=floor,
+                block_ms=whole,
+                of_floor=whole / floor,
+                quartiles_ms=f"{low:.3f} .. {high:.3f}",
+                **parts,
+                rest_ms=whole - sum(parts.values()),
+            )
+        phases.close()
+
+
+def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:
+    """One block of one row by method: what its graphs take of memory and time, its launches, its largest kernels.
+
+    On a CPU, torch's operators stand for kernels.
+    """
+    llm = open_llm(open_random(names, setup), graphs=True)
+    kind = torch.profiler.ProfilerActivity.CUDA if setup.on_gpu else torch.profiler.ProfilerActivity.CPU
+    wanted, time_of = (
+        (DeviceType.CUDA, "self_device_time_total") if setup.on_gpu else (DeviceType.CPU, "self_cpu_time_total")
+    )
+    for method in METHODS:
+        assert llm.blocks is not None
+        before, recorded = memory_taken(setup), llm.blocks.recorded
+        params = DecodingParams(speculation="fixed", method=method)
+        seconds = setup.timer.whole(partial(llm.record, [params]))
+        graphs = {"graphs": llm.blocks.recorded - recorded, "seconds": seconds}
+        graphs["MiB"] = (memory_taken(setup) - before) / 2**20
+        start(llm, method, 1, setup)
+        for _ in range(3):
+            llm.step()
+        with torch.profiler.profile(activities=[kind]) as taken:
+            llm.step()
+            setup.timer.wait()
+        kernels = [event for event in taken.key_averages() if event.device_type == wanted]
+        kernels.sort(key=lambda event: -getattr(event, time_of))
+        whole = sum(getattr(event, time_of) for event in kernels)
+        found.note(**{f"{method}: recorded in advance": graphs})
+        found.note(
+            **{f"{method}: launches": sum(event.count for event in kernels), f"{method}: kernels_ms": whole / 1e3}
+        )
+        for event in kernels[:LARGEST]:
+            taken_us = getattr(event, time_of)
+            found.row(method=method, us=taken_us, share=taken_us / whole, calls=event.count, kernel=event.key[:90])
+        llm.cancel(*llm.loop.scheduler.running)
+
+
+def memory_taken(setup: Setup) -> int:
+    """Bytes of the device that are in use, by CUDA's own count; 0 on a CPU."""
+    if not setup.on_gpu:
+        return 0
+    free, total = torch.cuda.mem_get_info(setup.device)
+    return int(total - free)
