@@ -14,7 +14,7 @@ from torch.autograd import DeviceType
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.pair import Pair
-from scripts.gpu.models import NODES, bytes_read, engine_of, open_llm, pair_of, random_model, shape, word_tokenizer
+from scripts.gpu.models import bytes_read, engine_of, open_llm, pair_of, random_model, shape, word_tokenizer
 from scripts.gpu.report import Found
 from scripts.gpu.setup import METHODS, Setup
 from scripts.gpu.speed import bandwidth
@@ -83,7 +83,7 @@ def open_random(names: tuple[str, str], setup: Setup) -> Pair:
 def start(llm: LLM, method: str, count: int, setup: Setup) -> None:
     """Have `count` requests of a method running, and none else."""
     llm.cancel(*llm.loop.scheduler.running)
-    left = llm.pair.target.spec.capacity - setup.sizes.prompt - NODES // 2
+    left = llm.loop.scheduler.room_for_tokens - setup.sizes.prompt
     params = DecodingParams(speculation="fixed", method=method, ignore_eos=True, max_tokens=left)
     draw = torch.Generator().manual_seed(5)
     for row in range(count):
