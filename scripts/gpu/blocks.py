@@ -156,10 +156,8 @@ def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:
         kernels = [event for event in taken.key_averages() if event.device_type == wanted]
         kernels.sort(key=lambda event: -getattr(event, time_of))
         whole = sum(getattr(event, time_of) for event in kernels)
-        found.note(**{f"{method}: recorded in advance": graphs})
-        found.note(
-            **{f"{method}: launches": sum(event.count for event in kernels), f"{method}: kernels_ms": whole / 1e3}
-        )
+        launches = sum(event.count for event in kernels)
+        found.note(**{method: {"recorded in advance": graphs, "launches": launches, "kernels_ms": whole / 1e3}})
         for event in kernels[:LARGEST]:
             taken_us = getattr(event, time_of)
             found.row(method=method, us=taken_us, share=taken_us / whole, calls=event.count, kernel=event.key[:90])
