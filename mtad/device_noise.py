@@ -48,7 +48,7 @@ def draw(states: Tensor, scales: Tensor, shape: Shape) -> Noise:
     torch.add(states[:, None], uniforms, out=x[:, :count])
     if has_gumbel := levels * width * k > 0:
         slots = states[:, None] + _places(GUMBEL, levels, width, states.device)
-        torch.add(slots[:, :, None], _candidates(k, states.device), out=x[:, count:].unflatten(1, (-1, k)))
+        torch.add(slots[:, :, None], _candidates(k, states.device), out=x[:, count:].view(rows, -1, k))
     for shift, factor in FACTORS:
         x.bitwise_xor_((x >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(_signed(factor))
     numbers = (x >> 40).bitwise_and_(2**24 - 1) * scales[:, :1]
@@ -57,8 +57,8 @@ def draw(states: Tensor, scales: Tensor, shape: Shape) -> Noise:
         # the logarithms stay finite
         gumbel.clamp_(2.0**-25, 1 - 2.0**-24).log_().neg_().log_().mul_(scales[:, 1:])
     gumbel = gumbel.reshape(rows, levels, width, k)
-    chain, accept, bonus, nodes = uniform.split([levels, levels, 1, count - 2 * levels - 1], 1)
-    return Noise(tuple(map(LevelNoise, chain.unbind(1), gumbel.unbind(1))), accept, bonus[:, 0], nodes)
+    chain, accept, nodes = uniform[:, :levels], uniform[:, levels : 2 * levels], uniform[:, 2 * levels + 1 :]
+    return Noise(tuple(map(LevelNoise, chain.unbind(1), gumbel.unbind(1))), accept, uniform[:, 2 * levels], nodes)
 
 
 @constant

@@ -231,7 +231,7 @@ class _InputBuffers:
         """Views of memory; what a device draws is `drawn` now, or not there."""
         (rows, root, places, by_target, real, scales), (last_two, committed, *numbers), live = views(self._like, memory)
         if drawn:
-            noise = device_noise.draw(*numbers, scales, self._shape)
+            noise = device_noise.draw(numbers[0], scales, self._shape)
         elif real is not None:
             noise = Noise((), *[scales.new_empty(0)] * 3)
         else:

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
+from engines import Engine
+from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.pair import Pair
@@ -80,6 +82,12 @@ def open_random(names: tuple[str, str], setup: Setup) -> Pair:
     )
 
 
+def weights_read(engine: Engine) -> int:
+    """Bytes of weights that a step of a torch engine reads."""
+    assert isinstance(engine, TorchEngine)
+    return bytes_read(engine.model.model)
+
+
 def start(llm: LLM, method: str, count: int, setup: Setup) -> None:
     """Have `count` requests of a method running, and none else."""
     llm.cancel(*llm.loop.scheduler.running)
@@ -101,7 +109,7 @@ def blocks(names: tuple[str, str], setup: Setup, found: Found) -> None:
     the weights alone, read once by the target and by every level of a draft.
     """
     sizes, pair, speed = setup.sizes, open_random(names, setup), bandwidth(setup)
-    target, auxiliary = (bytes_read(engine.model.model) / speed * 1e3 for engine in (pair.target, pair.auxiliary))
+    target, auxiliary = (weights_read(engine) / speed * 1e3 for engine in (pair.target, pair.auxiliary))
     for graphs in (True, False):
         llm = open_llm(pair, graphs)
         phases = Phases(llm, setup.timer)

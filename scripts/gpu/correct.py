@@ -66,7 +66,7 @@ def agreement(dtype: str, setup: Setup, found: Found) -> None:
         found.check(f"alone = batched: {name}", apart, 0 if exact and not setup.on_gpu else math.inf, "texts differ")
     greedy = replace(BASE, method="sample", temperature=0.0, max_tokens=tokens)
     adaptive = replace(greedy, method="speculative", speculation="adaptive")
-    ours, theirs = (on.generate(PROMPTS[:3], params) for params in (adaptive, greedy))
+    ours, theirs = (on.generate(PROMPTS[:3], own) for own in (adaptive, greedy))
     apart = sum(_differ(a, b) is not None for a, b in zip(ours, theirs, strict=True))
     found.check("adaptive = sample, greedy", apart, 0 if exact else math.inf, "texts differ")
     assert on.blocks is not None
@@ -77,8 +77,8 @@ def agreement(dtype: str, setup: Setup, found: Found) -> None:
     prepared = open_llm(pair, graphs=True, record=some)
     assert prepared.blocks is not None
     before = prepared.blocks.recorded
-    for params in some:
-        prepared.generate(PROMPTS, params)
+    for own in some:
+        prepared.generate(PROMPTS, own)
     found.check("recorded in advance, and then again", prepared.blocks.recorded - before, 0, "graphs")
     if setup.on_gpu:
         try:
