@@ -377,8 +377,9 @@ def test_each_graph_has_a_context_of_its_own(engine: TensorRTEngine) -> None:
 def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine) -> None:
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
-    for steps in range(1, CONTEXTS + 9):
-        engine.step(make_step(more_tokens(2, steps % 33 + 1), [4, 9], keep=[0] * (1 + steps // 33)))
+    shapes = [(steps, some) for steps in range(1, 10) for some in range(1, steps + 1)]
+    for steps, some in shapes[: CONTEXTS + 8]:
+        engine.step(make_step(more_tokens(2, steps), [4, 9], keep=[0] * some))
         kept += map(weakref.ref, engine._engine.contexts)
         engine._engine.contexts.clear()
     assert len(engine.graphs.recorded) == CONTEXTS
