@@ -91,7 +91,7 @@ class OutputProcessor:
                 failures[request] = error
             else:
                 if params[row].assisted:
-                    request.auxiliary_held = request.committed - 2
+                    request.auxiliary_held = max(0, request.committed - 2)
                 request.beams = block.beams[row] if block.beams and params[row].spec.live else []
             gained.append(len(request.tokens) - before)
         now = time.perf_counter()

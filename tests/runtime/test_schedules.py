@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -94,6 +94,16 @@ def pick_values(chance: random.Random) -> dict[str, Any]:
 def pick_prompt(chance: random.Random) -> list[int]:
     start = SHARED[: chance.choice([0, 0, 65, 70])]
     return start + [chance.randrange(1, VOCAB) for _ in range(chance.choice([1, 2, 3, 9, 30]))]
+
+
+def test_a_block_that_decides_no_token_of_a_prompt_of_one_leaves_the_caches_right() -> None:
+    params = DecodingParams(method="dsbd", draft_len=4, beam_width=3, accept_threshold=0.0, max_tokens=5, seed=0)
+    mock, request = make_mock(rows=1), Request(0, [5], replace(params, draft_confidence=0.1, ignore_eos=True), 0)
+    mock.loop.submit(request)
+    while not mock.loop.scheduler.idle:
+        mock.loop.step()
+        mock.loop.check_integrity()
+    assert len(request.tokens) == 5
 
 
 @cache
