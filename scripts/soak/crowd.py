@@ -115,7 +115,8 @@ async def answered(port: int, body: dict[str, Any], leave: int, slow: bool, seen
         writer.write(post(json.dumps(body).encode()))
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 429 " in head[:20]:
-            return min(2.0, float(head.lower().partition(b"\r\nretry-after-ms: ")[2].partition(b"\r")[0]) / 1000)
+            told = float(head.lower().partition(b"\r\nretry-after-ms: ")[2].partition(b"\r")[0]) / 1000
+            return min(max(told, 0.25), 2.0)
         if not body["stream"]:
             choice = json.loads(await reader.read())["choices"][0]
             return str(choice["text"])
