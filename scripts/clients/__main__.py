@@ -5,7 +5,7 @@
 
 The environments are made in build/clients from `requirements/` (exact versions, without what those ask for beyond them,
 so that none brings a CUDA build of torch). Each client runs its program of `checks/`, which prints a line of JSON for
-each thing it checked. Writes docs/results/clients.json; the exit code is 1 if anything failed.
+each thing it checked. Writes docs/results/clients.json, or its part of these clients; the exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -101,9 +101,12 @@ def main() -> None:
             print(f"{one['client']} {one['version']}: {result['checked']}: {result.get('problem', 'passed')}")
         if not one["checks"]:
             print(f"{one['client']} {one['version']}: its program failed; see the log in {BUILD / 'work'}")
-    report = {"command": " ".join(["python -m scripts.clients", *sys.argv[1:]]), "machine": machine(), "clients": found}
+    path = options.results / "clients.json"
+    kept = json.loads(path.read_text()) if path.is_file() else {"clients": []}
+    merged = {one["client"]: one for one in (*kept["clients"], *found)}
+    report = {"command": "python -m scripts.clients", "machine": machine(), "clients": list(merged.values())}
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "clients.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     sys.exit(0 if all(one["passed"] for one in found) else 1)
 
 
