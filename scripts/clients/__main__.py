@@ -5,7 +5,8 @@
 
 The environments are made in build/clients from `requirements/` (exact versions, without what those ask for beyond them,
 so that none brings a CUDA build of torch). Each client runs its program of `checks/`, which prints a line of JSON for
-each thing it checked. Writes docs/results/clients.json, or its part of these clients; the exit code is 1 if anything failed.
+each thing it checked. Writes docs/results/clients.json, or the part of these clients; the exit code is 1 if anything
+failed.
 """
 
 from __future__ import annotations
