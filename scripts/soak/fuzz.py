@@ -41,6 +41,7 @@ THREADS = 8
 
 Statuses = dict[str, Counter[int]]
 
+_FITTING = [0, 1, 2, 0.5, 1.0, 0.9, True, False]
 _NUMBERS = [
     0,
     1,
@@ -100,7 +101,8 @@ def parameter_sets(count: int, number: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         body: dict[str, Any] = {"model": MODEL, "prompt": "S"}
         for name in chance.sample(PARAMETERS, chance.choice((1, 2, 2, 3, 5))):
-            some = chance.choice([_OWN.get(name, _NUMBERS), _NUMBERS, _NUMBERS, _OTHERS])
+            fitting = _OWN.get(name, _FITTING)
+            some = chance.choices([fitting, _NUMBERS, _OTHERS], (8, 2, 1))[0]
             body[name] = chance.choice(some)
         longest = body.setdefault("max_tokens", 4)
         if isinstance(longest, int) and 8 < longest < 2**31:
