@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from mtad.params import METHODS
+from mtad.params import METHODS, DecodingParams
 from runtime.commands.entry import Parser, command
 from runtime.server.schema import PARAMETERS
 from scripts.clients.served import MODEL, served
@@ -41,7 +41,7 @@ THREADS = 8
 
 Statuses = dict[str, Counter[int]]
 
-_FITTING = [0, 1, 2, 0.5, 1.0, 0.9, True, False]
+_FITTING: dict[type, list[Any]] = {bool: [True, False], int: [1, 2, 4, 8], float: [0.0, 0.5, 0.9, 1.0, 2.0]}
 _NUMBERS = [
     0,
     1,
@@ -101,7 +101,7 @@ def parameter_sets(count: int, number: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         body: dict[str, Any] = {"model": MODEL, "prompt": "S"}
         for name in chance.sample(PARAMETERS, chance.choice((1, 2, 2, 3, 5))):
-            fitting = _OWN.get(name, _FITTING)
+            fitting = _OWN.get(name) or _FITTING.get(type(getattr(DecodingParams, name, None)), [None])
             some = chance.choices([fitting, _NUMBERS, _OTHERS], (8, 2, 1))[0]
             body[name] = chance.choice(some)
         longest = body.setdefault("max_tokens", 4)
