@@ -12,11 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.prefix_cache import KV_PAGE, PrefixCache
 from engines.tensorrt_plan import TensorRtPlan
-
-KV_PAGE = 64
-"""Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
-whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Of cache and logits, by name."""
@@ -149,6 +146,15 @@ class Engine(ABC):
         self.spec = spec
         shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity + scratch, spec.head_dim)
         self.kv = torch.zeros(shape, dtype=spec.torch_dtype, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its cache lies."""
+        return self.kv.device
+
+    def prefix_cache(self, tokens: int) -> PrefixCache:
+        """Memory for the keys and values of `tokens` tokens of earlier prompts at most."""
+        return PrefixCache(self.kv, tokens)
 
     @property
     def scratch(self) -> int:

@@ -177,6 +177,10 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE, 
             from engines.tensorrt.engine import open_tensorrt
 
             return open_tensorrt(folder, spec, placement.device if placement.on_gpu else "cuda")
+        if placement.provider == "openvino":
+            from engines.openvino.engine import OpenVinoEngine
+
+            return OpenVinoEngine(folder, spec, placement.threads, placement.compute)
         from engines.onnx.engine import open_onnxruntime
 
         return open_onnxruntime(folder, spec, placement)

@@ -25,6 +25,7 @@ class Placement:
             does not ask.
         provider: of ONNX Runtime, one of `engines.onnx.providers.PROVIDERS` (docs/onnxruntime.md); default: by the
             device.
+        compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
         attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by the
             device.
 
@@ -37,6 +38,7 @@ class Placement:
     graphs: bool = True
     provider: str | None = None
     attention: str | None = None
+    compute: str | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engines.base import KV_PAGE
+KV_PAGE = 64
+"""Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
+whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
 Key = tuple[int, tuple[int, ...]]
 """Slot of the preceding page (for none, -1 - salt), and the page's own tokens: together, all tokens from the start."""
@@ -33,10 +35,14 @@ class PrefixCache:
         layers, pair, _, heads, _, dim = kv.shape
         self._kv = kv
         self._pool = torch.zeros(tokens // KV_PAGE, layers, pair, heads, KV_PAGE, dim, dtype=kv.dtype, device=kv.device)
-        self._free = list(range(len(self._pool)))
+        self._begin(len(self._pool), self._pool.nbytes)
+
+    def _begin(self, size: int, count: int) -> None:
+        """Begin with nothing kept in a store of `size` pages, `count` bytes."""
+        self._size, self.bytes = size, count
+        self._free = list(range(size))
         # a page is touched before the one it follows, so the least recently used one never has a follower
         self._slots: OrderedDict[Key, int] = OrderedDict()
-        self.bytes = self._pool.nbytes
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         """Write what is known of `tokens` into `row`; returns the columns that are right, from 0.
@@ -47,20 +53,28 @@ class PrefixCache:
         chain = self._find(tokens, salt)
         for number, key in enumerate(chain):
             if (number + 1) * KV_PAGE > start:
-                self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[self._slots[key]]
+                self._load(self._slots[key], row, number, key[1])
         return max(start, len(chain) * KV_PAGE)
 
     def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
         """Keep the whole pages of `tokens`, whose keys and values are columns 0 .. len - 1 of `row`."""
         chain = self._find(tokens, salt)
-        for number in range(len(chain), min(len(tokens) // KV_PAGE, len(self._pool))):
+        for number in range(len(chain), min(len(tokens) // KV_PAGE, self._size)):
             columns = slice(number * KV_PAGE, (number + 1) * KV_PAGE)
             key = self._slots[chain[-1]] if chain else -1 - salt, tuple(tokens[columns])
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-            self._pool[slot] = self._kv[:, :, row, :, columns]
+            self._keep(slot, row, number)
             self._slots[key] = slot
             chain.append(key)
         self._touch(chain)
+
+    def _load(self, slot: int, row: int, number: int, tokens: Sequence[int]) -> None:
+        """Write page `number` of a row, the columns of these tokens, from the store."""
+        self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
+
+    def _keep(self, slot: int, row: int, number: int) -> None:
+        """Store page `number` of a row."""
+        self._pool[slot] = self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE]
 
     def _find(self, tokens: Sequence[int], salt: int) -> list[Key]:
         """The longest known chain of pages, marked as used."""
@@ -85,7 +99,7 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
         used = list(self._slots.values())
-        assert sorted(used + self._free) == list(range(len(self._pool))), "a page is lost or in two places"
+        assert sorted(used + self._free) == list(range(self._size)), "a page is lost or in two places"
         order = {slot: age for age, slot in enumerate(used)}
         for (parent, tokens), slot in self._slots.items():
             assert len(tokens) == KV_PAGE

@@ -13,7 +13,7 @@ from mtad.errors import InvalidInput
 if TYPE_CHECKING:
     from engines.placement import Placement
 
-AT_OPENING = ("device", "threads", "provider", "attention", "tensor_parallel", "rows", "memory")
+AT_OPENING = ("device", "threads", "provider", "compute", "attention", "tensor_parallel", "rows", "memory")
 """Options that decide how the engines are opened; they cannot change for an open pair."""
 
 _LEAST = {
@@ -36,7 +36,10 @@ class RuntimeConfig:
         device: Where both engines run: cpu, cuda, or cuda:N for GPU number N.
         threads: CPU threads of the target's engine; by default, all cores. The auxiliary has one, because its steps are
             too small to use more.
-        provider: ONNX Runtime execution provider: cpu or cuda; by default, that of the device.
+        provider: What runs an ONNX engine: openvino on a CPU, or ONNX Runtime's execution provider cpu or cuda; by
+            default, ONNX Runtime's for the device.
+        compute: Type that OpenVINO computes in and keeps its cache in: float32 or bfloat16; by default, bfloat16 where
+            the CPU has instructions for it.
         attention: Attention implementation of PyTorch engines: sdpa, or triton on a GPU; by default, that of the
             device.
         graphs: Capture whole blocks as CUDA graphs, on a GPU.
@@ -60,6 +63,7 @@ class RuntimeConfig:
     threads: int | None = None
     provider: str | None = None
     attention: str | None = None
+    compute: str | None = None
     graphs: bool = True
     tensor_parallel: int = 1
     rows: int | None = None
@@ -110,7 +114,7 @@ class RuntimeConfig:
         from engines.placement import Placement, cores
 
         threads = cores() if self.threads is None else self.threads
-        return Placement(self.device, threads, self.graphs, self.provider, self.attention)
+        return Placement(self.device, threads, self.graphs, self.provider, self.attention, self.compute)
 
     def prefix_columns(self, capacity: int) -> int:
         """Prompt tokens kept for reuse, of engines with `capacity` columns per row."""

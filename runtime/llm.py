@@ -20,7 +20,6 @@ from tqdm import tqdm
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
 from engines.graphs.runner import MOST
 from engines.memory import Memory
-from engines.parallel.engine import prefix_cache
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -120,7 +119,7 @@ class LLM:
         self.loop = DecodingLoop(
             Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
             KvCaches(
-                self._auxiliary, self._target, (prefix_cache(pair.auxiliary, kept), prefix_cache(pair.target, kept))
+                self._auxiliary, self._target, (pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept))
             ),
             batches,
             run_block,

@@ -53,14 +53,14 @@ class Pair:
     limited: bool = False
 
     def __post_init__(self) -> None:
-        devices = [engine.kv.device for engine in (self.target, self.auxiliary)]
+        devices = [engine.device for engine in (self.target, self.auxiliary)]
         if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
             raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
 
     @property
     def device(self) -> torch.device:
         """Where tensors of blocks are: with the caches, or on the CPU where those are apart."""
-        target, auxiliary = self.target.kv.device, self.auxiliary.kv.device
+        target, auxiliary = self.target.device, self.auxiliary.device
         return target if target == auxiliary else torch.device("cpu")
 
 

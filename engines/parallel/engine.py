@@ -61,6 +61,9 @@ class ParallelEngine(Engine):
     def clear_row(self, row: int, start: int = 0) -> None:
         self.run("engine.clear_row", row, start)
 
+    def prefix_cache(self, tokens: int) -> PrefixCache:
+        return ParallelPrefixCache(self, tokens)
+
     @contextlib.contextmanager
     def kept(self, *columns: slice) -> Iterator[None]:
         self.run("save", *columns)
@@ -137,11 +140,6 @@ class ParallelPrefixCache(PrefixCache):
         """Check rank 0's prefixes, and that all ranks have done the same."""
         self._engine.worker.prefixes.check_integrity()
         self._engine.check_integrity()
-
-
-def prefix_cache(engine: Engine, tokens: int) -> PrefixCache:
-    """Kept prefixes of an engine, divided or not."""
-    return ParallelPrefixCache(engine, tokens) if isinstance(engine, ParallelEngine) else PrefixCache(engine.kv, tokens)
 
 
 def open_parallel(folder: Path, spec: EngineSpec, world: int, placement: Placement) -> ParallelEngine:

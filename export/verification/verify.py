@@ -181,7 +181,8 @@ def _differences(engine: Engine, expected: Expectation) -> Tensor:
     """Of the logits, [K, V]; the engine's cache is overwritten, and zero at the end."""
     cases, answers = expected
     logits = torch.cat([run_engine(engine, case) for case in cases])
-    engine.kv.zero_()
+    for row in range(engine.spec.rows):
+        engine.clear_row(row)
     return logits - answers
 
 

@@ -93,7 +93,7 @@ def measure_costs(
 
 def _step(engine: Engine, rows: int, tokens: int, columns: int, memory: Slab) -> Callable[[], object]:
     """A step whose mask is `columns` long, up to its first logit on the host."""
-    device, spec = engine.kv.device, engine.spec
+    device, spec = engine.device, engine.spec
     at = torch.arange(columns - tokens, columns, device=device)
     mask = torch.arange(columns, device=device) <= at[:, None]
     logits = torch.empty(rows, tokens, spec.vocab_size, dtype=spec.torch_dtype, device="meta")

@@ -1,0 +1,254 @@
+"""A paged cache addressed by columns: which tokens a step has to run again, and which pages its rows have.
+
+Paged attention sees every column behind the new tokens, and a small mask among the new ones alone. A draft tree, whose
+nodes do not see each other, therefore lies among the new tokens until the block is over: each step over a deeper level
+runs the levels above once more. Nothing is ever moved: an accepted path that does not lie in place is run again, in its
+place, by the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.openvino.graph import PAGE
+
+Ints = NDArray[np.int64]
+
+
+class Pages:
+    """A pool of pages that several rows may share; a shared page is never written.
+
+    Args:
+        count: pages in all.
+
+    Attributes:
+        users: rows and kept prefixes that hold each page.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.users = np.zeros(count, np.int64)
+        self._free = list(range(count))[::-1]
+
+    def take(self) -> int:
+        page = self._free.pop()
+        self.users[page] = 1
+        return page
+
+    def share(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] -= 1
+            if not self.users[page]:
+                self._free.append(page)
+
+    def check_integrity(self, held: Sequence[int]) -> None:
+        """Whether `held`, what all holders hold together, is what the pool counts; raises AssertionError."""
+        assert np.array_equal(np.bincount(list(held), minlength=len(self.users)), self.users), "a page is lost"
+        assert sorted(self._free) == np.flatnonzero(self.users == 0).tolist(), "a page is free and held, or neither"
+
+
+class Run(NamedTuple):
+    """A step as paged attention takes it: T tokens, row after row, without padding.
+
+    Attributes:
+        tokens, positions: int64 [1, T].
+        past: int32 [R], columns before each row's first token, all of which its tokens see.
+        begins: int32 [R + 1], each row's first token among the T, and T.
+        pages, page_begins: int32, the pages of each row's columns, and where each row's begin.
+        sees: uint8, of each row its tokens' mask among themselves, flattened, row after row; empty where all are
+            causal.
+        sees_begins: int32 [R + 1], where each row's mask begins; empty where all are causal.
+        keep: int64 [R N], places of the kept logits among the T.
+        copies: pages to copy before the step, (from, to).
+    """
+
+    tokens: Ints
+    positions: Ints
+    past: NDArray[np.int32]
+    begins: NDArray[np.int32]
+    pages: NDArray[np.int32]
+    page_begins: NDArray[np.int32]
+    sees: NDArray[np.uint8]
+    sees_begins: NDArray[np.int32]
+    keep: Ints
+    copies: list[tuple[int, int]]
+
+
+class Columns:
+    """What each column of each row holds, and where.
+
+    Args:
+        rows, capacity: of the cache.
+        more: pages beside those that all rows need.
+
+    Attributes:
+        pages: the pool.
+    """
+
+    def __init__(self, rows: int, capacity: int, more: int = 0) -> None:
+        each = capacity // PAGE
+        self.pages = Pages(rows * each + more)
+        self._table = np.zeros((rows, each), np.int32)
+        self._owned = np.zeros(rows, np.int64)  # pages of each row
+        self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
+        self._lead = np.zeros((rows, capacity), np.int64)  # columns from 0 on that a column's token sees
+        self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
+        self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
+        self._base = np.zeros(rows, np.int64)  # columns that all later tokens see
+        self._seen = np.zeros((rows, 64, 64), np.bool_)  # what the columns from the base on see, from the base on
+
+    def plan(
+        self, tokens: Ints, positions: Ints, write_at: Ints, mask: NDArray[np.bool_], keep: Ints, first_row: int
+    ) -> Run:
+        """The run of a step, whose arguments are those of `engines.base.Step`; the mask is [R, S, L].
+
+        A row that begins behind the columns it has was not brought up to date, so nobody asks for its result: it is run
+        as if it were, and changes nothing.
+        """
+        count, steps = tokens.shape
+        rows = np.arange(first_row, first_row + count)
+        ends, at = write_at + steps, write_at[:, None] + np.arange(steps)
+        gap = write_at > self._known[rows]
+        lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))
+        causal = (lead > at).all(1) | gap
+        past = np.minimum(np.minimum(write_at, self._stored[rows]), lead.min(1))
+        past = np.maximum(past, np.minimum(self._base[rows], write_at))
+        past[gap] = write_at[gap]
+        for number in np.flatnonzero(past < write_at):
+            row, start = rows[number], int(write_at[number])
+            least = int(past[number])
+            while (lower := max(min(least, int(self._lead[row, least:start].min())), int(self._base[row]))) < least:
+                least = lower
+            past[number] = least
+        fresh = (past == write_at) & ~gap
+        self._base[rows] = np.where(fresh, write_at, self._base[rows])
+        self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
+        self._lead[rows[:, None], at] = lead
+        for number in np.flatnonzero(~causal):
+            row, base, end = rows[number], int(self._base[rows[number]]), int(ends[number])
+            self._reserve(end - base)
+            self._seen[row, end - steps - base : end - base, : end - base] = mask[number, :, base:end]
+        self._stored[rows] = np.where(gap, self._stored[rows], ends)
+        self._known[rows] = np.where(gap, self._known[rows], ends)
+        return self._run(rows, past, ends, steps, keep, gap)
+
+    def _run(self, rows: Ints, past: Ints, ends: Ints, steps: int, keep: Ints, gap: NDArray[np.bool_]) -> Run:
+        sizes = ends - past
+        begins = np.concatenate([[0], sizes.cumsum()])
+        columns = np.arange(begins[-1]) + np.repeat(past - begins[:-1], sizes)
+        at = np.repeat(rows, sizes), columns
+        copies = [pair for row, start, end in zip(rows, past, ends, strict=True) for pair in self._own(row, start, end)]
+        used = -(-ends // PAGE)
+        table = self._table[rows]
+        causal = (self._lead[at] > columns) | np.repeat(gap, sizes)
+        sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
+        if not causal.all():
+            own = np.split(causal, begins[1:-1])
+            sees = np.concatenate(
+                [self._sees(*each).ravel() for each in zip(rows, past, ends, own, strict=True)], dtype=np.uint8
+            )
+            sees_begins = np.concatenate([[0], (sizes**2).cumsum()]).astype(np.int32)
+        return Run(
+            tokens=self._tokens[at][None],
+            positions=self._positions[at][None],
+            past=past.astype(np.int32),
+            begins=begins.astype(np.int32),
+            pages=table[np.arange(table.shape[1]) < used[:, None]],
+            page_begins=np.concatenate([[0], used.cumsum()]).astype(np.int32),
+            sees=sees,
+            sees_begins=sees_begins,
+            keep=(begins[1:, None] - steps + keep).ravel(),
+            copies=copies,
+        )
+
+    def _sees(self, row: int, past: int, end: int, causal: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mask [n, n] of a row's columns past .. end - 1 among themselves."""
+        mask = np.tri(end - past, dtype=np.bool_)
+        if not causal.all():
+            base, (tree,) = self._base[row], np.nonzero(~causal)
+            mask[tree] = self._seen[row, past - base + tree, past - base : end - base]
+        return mask
+
+    def _reserve(self, size: int) -> None:
+        if size > self._seen.shape[1]:
+            larger = 1 << (size - 1).bit_length()
+            grown = np.zeros((len(self._seen), larger, larger), np.bool_)
+            grown[:, : self._seen.shape[1], : self._seen.shape[1]] = self._seen
+            self._seen = grown
+
+    def _own(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
+        """See to it that a row alone has the pages of columns start .. end - 1; what is to be copied for that."""
+        copies = []
+        for number in range(min(start // PAGE, int(self._owned[row])), -(-end // PAGE)):
+            if number >= self._owned[row]:
+                self._table[row, number] = self.pages.take()
+                self._owned[row] = number + 1
+            elif self.pages.users[shared := int(self._table[row, number])] > 1:
+                self._table[row, number] = self.pages.take()
+                self.pages.release([shared])
+                if start > number * PAGE:
+                    copies.append((shared, int(self._table[row, number])))
+        return copies
+
+    def held(self, row: int, start: int, end: int) -> list[int]:
+        """The pages of columns start .. end - 1 of a row."""
+        return [int(page) for page in self._table[row, start // PAGE : -(-end // PAGE)]]
+
+    def move(self, source: Ints, to: Ints) -> None:
+        """What columns `source` [R, D] hold becomes what columns `to` are going to hold: a path, each behind the last.
+
+        Nothing is copied; where a column changes, it is to be run again.
+        """
+        rows = np.arange(len(source))[:, None]
+        self._tokens[rows, to], self._positions[rows, to] = self._tokens[rows, source], self._positions[rows, source]
+        changed = np.where(source != to, to, self._tokens.shape[1])
+        self._lead[rows, to] = np.where(source != to, to + 1, self._lead[rows, to])
+        rows = rows[:, 0]
+        self._stored[rows] = np.minimum(self._stored[rows], changed.min(1))
+
+    def copy(self, source: int, to: int, columns: int) -> None:
+        """Let a row begin with the first columns of another, whose pages it shares."""
+        if source == to:
+            return
+        self.adopt(to, 0, self.held(source, 0, columns), self._tokens[source, :columns], self._positions[source, :columns])
+        self._stored[to] = min(columns, self._stored[source])
+        self._base[to] = self._stored[to]
+
+    def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Ints, positions: Ints) -> None:
+        """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""
+        self.pages.share(pages)
+        first, end = start // PAGE, start + len(tokens)
+        self.pages.release(self._table[row, first : self._owned[row]].tolist())
+        self._table[row, first : first + len(pages)] = pages
+        self._owned[row] = first + len(pages)
+        self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
+        self._lead[row, start:end] = np.arange(start, end) + 1
+        self._stored[row] = self._known[row] = self._base[row] = end
+
+    def cut(self, row: int, start: int) -> list[int]:
+        """Forget what a row holds from column `start` on; returns its own pages that are to be zeroed.
+
+        Of a page that goes on before `start`, the columns before are run again.
+        """
+        first = start // PAGE
+        gone = self._table[row, first : self._owned[row]].tolist()
+        zeroed = [page for page in gone if self.pages.users[page] == 1]
+        self.pages.release(gone)
+        self._owned[row] = min(self._owned[row], first)
+        self._known[row] = min(self._known[row], start)
+        self._stored[row] = min(self._stored[row], first * PAGE)
+        self._base[row] = min(self._base[row], self._stored[row])
+        return zeroed
+
+    def check_integrity(self, others: Sequence[int] = ()) -> None:
+        """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
+        rows = [page for row, owned in enumerate(self._owned) for page in self._table[row, :owned].tolist()]
+        self.pages.check_integrity([*rows, *others])
+        assert (self._stored <= self._known).all() and (self._known <= self._tokens.shape[1]).all()

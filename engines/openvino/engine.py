@@ -1,0 +1,169 @@
+"""OpenVINO engine: the exported ONNX graph on a CPU, with a paged cache."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.base import KV_PAGE, Engine, EngineSpec, Step
+from engines.openvino.columns import Columns
+from engines.openvino.graph import PAGE, load_openvino, read_graph
+from engines.prefix_cache import PrefixCache
+from mtad.errors import InvalidInput
+
+COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
+"""OpenVINO's names of the types that it computes in and keeps its cache in."""
+
+
+class OpenVinoEngine(Engine):
+    """A step is one run over the new tokens of all rows, without padding.
+
+    Logits agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
+
+    Args:
+        folder: engine folder that holds `model.onnx`.
+        threads: of the CPU.
+        compute: `float32` or `bfloat16`, for arithmetic and cache; default: bfloat16 where the CPU has it.
+
+    Raises:
+        InvalidInput: OpenVINO is not installed, or cannot run the graph.
+    """
+
+    capturable = False
+
+    def __init__(self, folder: Path, spec: EngineSpec, threads: int, compute: str | None = None) -> None:
+        self.spec = spec
+        ov = self._ov = load_openvino()
+        core = ov.Core()
+        if compute is None:
+            compute = "bfloat16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "float32"
+        if compute not in COMPUTE:
+            raise InvalidInput("compute", compute, f"give one of {', '.join(COMPUTE)}")
+        options = {
+            "INFERENCE_PRECISION_HINT": COMPUTE[compute],
+            "KV_CACHE_PRECISION": COMPUTE[compute],
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+        }
+        self.compute = compute
+        compiled = core.compile_model(read_graph(folder / "model.onnx", spec), "CPU", options)
+        self._request = compiled.create_infer_request()
+        self._ports = [port for port in compiled.inputs if "_cache." in port.any_name]
+        self._open(0)
+
+    def _open(self, more: int) -> None:
+        """Allocate the cache, with `more` pages than its rows need."""
+        ov, spec = self._ov, self.spec
+        self.columns = Columns(spec.rows, spec.capacity, more)
+        count = len(self.columns.pages.users)
+        self._caches = []
+        for port in self._ports:
+            shape = [count, *(dim.get_length() for dim in list(port.partial_shape)[1:])]
+            raw = np.zeros((count, int(np.prod(shape[1:])) * port.element_type.size), np.uint8)
+            kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
+            tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
+            self._caches.append(raw)
+            self._request.set_tensor(port.any_name, tensor)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, all layers."""
+        return sum(cache.shape[1] for cache in self._caches)
+
+    @property
+    def scratch(self) -> int:
+        return 0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def step(self, step: Step) -> Tensor:
+        ov, request = self._ov, self._request
+        run = self.columns.plan(
+            step.tokens.numpy(),
+            step.positions.numpy(),
+            step.write_at.numpy(),
+            step.mask.numpy()[:, 0],
+            step.keep.numpy(),
+            step.first_row,
+        )
+        for source, to in run.copies:
+            for cache in self._caches:
+                cache[to] = cache[source]
+        longest = ov.Tensor(ov.Type.i32, ov.Shape([]))
+        longest.data[...] = (run.past + np.diff(run.begins)).max()
+        feeds = {
+            "tokens": run.tokens,
+            "positions": run.positions,
+            "keep": run.keep,
+            "past_lens": run.past,
+            "subsequence_begins": run.begins,
+            "block_indices": run.pages,
+            "block_indices_begins": run.page_begins,
+            "qq_bias": run.sees,
+            "qq_bias_begins": run.sees_begins,
+        }
+        for name, value in feeds.items():
+            request.set_tensor(name, ov.Tensor(value, shared_memory=True))
+        request.set_tensor("max_context_len", longest)
+        shape = step.tokens.shape[0], len(step.keep), self.spec.vocab_size
+        logits = torch.empty(shape, dtype=self.spec.torch_dtype) if step.out is None else step.out
+        request.set_tensor("logits", ov.Tensor(logits.view(1, -1, shape[2]).numpy(), shared_memory=True))
+        request.infer()
+        return logits
+
+    def move_columns(self, source: Tensor, to: Tensor) -> None:
+        self.columns.move(source.numpy(), to.numpy())
+
+    def copy_row(self, source: int, to: int, columns: int) -> None:
+        self.columns.copy(source, to, columns)
+
+    def clear_row(self, row: int, start: int = 0) -> None:
+        for page in self.columns.cut(row, start):
+            for cache in self._caches:
+                cache[page] = 0
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        columns, caches = copy.deepcopy(self.columns), [cache.copy() for cache in self._caches]
+        try:
+            yield
+        finally:
+            self.columns = columns
+            for cache, before in zip(self._caches, caches, strict=True):
+                cache[:] = before
+
+    def prefix_cache(self, tokens: int) -> PrefixCache:
+        self._open(tokens // PAGE)
+        return PagedPrefixCache(self, tokens)
+
+
+class PagedPrefixCache(PrefixCache):
+    """Kept prefixes that are pages of the engine's own pool: keeping and restoring them copies nothing."""
+
+    def __init__(self, engine: OpenVinoEngine, tokens: int) -> None:
+        self._engine, self._pages = engine, dict[int, list[int]]()
+        self._begin(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // PAGE * engine.page_bytes)
+
+    def _load(self, slot: int, row: int, number: int, tokens: Sequence[int]) -> None:
+        start = number * KV_PAGE
+        positions = np.arange(start, start + KV_PAGE)
+        self._engine.columns.adopt(row, start, self._pages[slot], np.array(tokens), positions)
+
+    def _keep(self, slot: int, row: int, number: int) -> None:
+        columns = self._engine.columns
+        columns.pages.release(self._pages.get(slot, []))
+        self._pages[slot] = columns.held(row, number * KV_PAGE, (number + 1) * KV_PAGE)
+        columns.pages.share(self._pages[slot])
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self._engine.columns.check_integrity([page for pages in self._pages.values() for page in pages])

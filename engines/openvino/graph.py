@@ -1,0 +1,187 @@
+"""The exported graph as OpenVINO runs it: attention over a cache of pages, no second export.
+
+`TensorScatter` becomes the new columns it was to write, and `Attention` becomes OpenVINO's PagedAttention, whose cache is
+a pool of pages and whose `qq_bias` says which new tokens see which. Written from OpenVINO 2026.4.1
+(`src/core/src/op/paged_attention.cpp`); its 28 inputs are listed in `_inputs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from engines.base import EngineSpec
+from mtad.errors import InvalidInput
+
+PAGE = 32
+"""Columns of one page of the CPU plugin's cache."""
+
+PARAMETERS = {
+    "past_lens": 5,
+    "subsequence_begins": 6,
+    "block_indices": 7,
+    "block_indices_begins": 8,
+    "max_context_len": 12,
+    "qq_bias": 26,
+    "qq_bias_begins": 27,
+}
+"""Inputs of every PagedAttention that a step gives, by their place among the operator's."""
+
+
+def load_openvino() -> ModuleType:
+    """The module; imported when it is first needed.
+
+    Raises:
+        InvalidInput: it is not installed.
+    """
+    try:
+        return importlib.import_module("openvino")
+    except ImportError as error:
+        raise InvalidInput("provider", "openvino", f"{error}; pip install 'mtad[openvino]' installs it") from error
+
+
+def read_graph(path: Path, spec: EngineSpec) -> Any:
+    """Read an exported graph as an `openvino.Model` with paged attention.
+
+    Inputs: tokens, positions int64 [1, T]; keep int64 [N], places among the T tokens; of each layer i key_cache.i,
+    value_cache.i, pages of the type and shape the plugin chooses; and `PARAMETERS`. Output: logits [1, N, V].
+
+    Raises:
+        InvalidInput: the model's attention is one that PagedAttention does not compute.
+    """
+    if spec.attention != "operator":
+        raise _refused(f"its attention is {spec.attention}; export with --attention operator")
+    ov = load_openvino()
+    frontend = importlib.import_module("openvino.frontend.onnx")
+    core, refusals = ov.Core(), list[InvalidInput]()
+
+    def attention(context: Any) -> list[Any]:
+        try:
+            return [_paged(context, spec)]
+        except InvalidInput as error:  # OpenVINO would wrap it
+            refusals.append(error)
+            return [context.get_input(0)]
+
+    core.add_extension(frontend.ConversionExtension("TensorScatter", lambda context: [context.get_input(1)]))
+    core.add_extension(frontend.ConversionExtension("Attention", attention))
+    model = core.read_model(path)
+    if refusals:
+        raise refusals[0]
+    return _with_parameters(model)
+
+
+def _refused(why: str) -> InvalidInput:
+    return InvalidInput("provider", "openvino", f"{why}, or give provider cpu")
+
+
+def _paged(context: Any, spec: EngineSpec) -> Any:
+    """PagedAttention in place of an Attention of `engines.pytorch.hook`, behind what that did to its inputs."""
+    op = importlib.import_module("openvino.opset13")
+    query, key, value, mask = (context.get_input(at) for at in range(4))
+    if context.get_attribute("softcap", 0.0):
+        raise _refused(f"{spec.architecture} caps its attention scores, which OpenVINO's paged attention cannot")
+    if not _leads_to_input(mask):
+        raise _refused(f"{spec.architecture} has a sliding window, which is not supported together with draft trees")
+    key, value = (_behind(x, "Slice") for x in (key, value))
+    grouped, size = _kind(query) == "Reshape", spec.head_dim  # query heads of one KV head are queries of it
+    query = _behind(query, "Reshape" if grouped else "Concat")
+
+    def tokens_first(x: Any) -> Any:
+        """[1, H, T, D] as [T, H D]."""
+        rows = op.reshape(op.transpose(x, _of([0, 2, 1, 3], np.int64)), _of([0, 0, -1], np.int64), True)
+        return op.squeeze(rows, _of([0], np.int64))
+
+    scale = context.get_attribute("scale", size**-0.5)
+    new = tuple(tokens_first(x) for x in (query, key, value))
+    node = importlib.import_module("openvino.op")._PagedAttentionExtension(_inputs(new, scale, spec))
+    for what in ("k", "v"):
+        node.get_rt_info()[f"num_{what}_heads"] = spec.kv_heads
+        node.get_rt_info()[f"{what}_head_size"] = size
+    by_head = op.gather(op.shape_of(query), _of([0, 2, 1, 3], np.int64), _of(0, np.int64))
+    out = op.transpose(op.reshape(node.output(0), by_head, False), _of([0, 2, 1, 3], np.int64))
+    folded = op.reshape(out, _of([1, spec.kv_heads, -1, size], np.int64), False)
+    return (folded if grouped else out).output(0)
+
+
+def _of(value: Any, kind: Any) -> Any:
+    """A constant."""
+    return importlib.import_module("openvino.opset13").constant(np.array(value, kind)).output(0)
+
+
+def _inputs(new: tuple[Any, ...], scale: float, spec: EngineSpec) -> list[Any]:
+    """The 28 inputs of PagedAttention, in the operator's order; a converter can add no parameters, so those that a
+    step gives are constants until the graph is read (`_with_parameters`)."""
+    pages = [_of(np.zeros((1, spec.kv_heads, PAGE, spec.head_dim)), np.float32)] * 2
+    whole, real, zero = _of(np.zeros(0), np.int32), _of(np.zeros(0), np.float32), _of(0, np.int32)
+    return [
+        *(x.output(0) for x in new),
+        *pages,
+        *[whole] * 4,  # past_lens, subsequence_begins, block_indices, block_indices_begins
+        _of(scale, np.float32),
+        zero,  # sliding window: none
+        real,  # ALiBi slopes
+        zero,  # max_context_len
+        *[whole] * 3,  # which scores to return, rotated pages, their distances
+        *[real] * 2,  # table of rotations, threshold of sparse attention
+        *[zero] * 2,  # its block size and stride
+        _of(np.zeros((0, 0, 0, 0)), np.float32),  # attention sinks
+        zero,  # start of adaptive eviction
+        *[whole] * 4,  # its sizes, and what it keeps
+        _of(np.zeros(0), np.uint8),  # qq_bias
+        whole,  # qq_bias_begins
+    ]
+
+
+def _with_parameters(model: Any) -> Any:
+    """The graph with parameters in place of the constants, and nothing but logits returned."""
+    ov = load_openvino()
+    op = importlib.import_module("openvino.opset13")
+
+    def parameter(name: str, shape: list[int], kind: Any) -> Any:
+        made = op.parameter(ov.PartialShape(shape), kind, name)
+        made.get_output_tensor(0).set_names({name})
+        return made
+
+    layers = [node for node in model.get_ordered_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    given = {
+        name: parameter(name, [] if name == "max_context_len" else [-1], ov.Type.u8 if name == "qq_bias" else ov.Type.i32)
+        for name in PARAMETERS
+    }
+    caches = []
+    for layer, node in enumerate(layers):
+        for at, kind in ((3, "key"), (4, "value")):
+            caches.append(parameter(f"{kind}_cache.{layer}", [-1, -1, -1, -1], ov.Type.dynamic))
+            node.input(at).replace_source_output(caches[-1].output(0))
+        for name, at in PARAMETERS.items():
+            node.input(at).replace_source_output(given[name].output(0))
+    (logits,) = (result for result in model.get_results() if "logits" in result.input_value(0).get_names())
+    own = {p.get_friendly_name(): p for p in model.get_parameters()}
+    # of the mask nothing is left but its shape, which the exporter reads the number of tokens from
+    tokens = op.shape_of(own["tokens"])
+    count = op.concat([_of([1, 1], np.int64), op.gather(tokens, _of([1], np.int64), _of(0, np.int64)), _of([1], np.int64)], 0)
+    blank = op.broadcast(_of(True, np.bool_), count)
+    for use in own["mask"].output(0).get_target_inputs():
+        use.replace_source_output(blank.output(0))
+    return ov.Model([logits], [*(own[name] for name in ("tokens", "positions", "keep")), *caches, *given.values()], "paged")
+
+
+def _kind(output: Any) -> str:
+    return str(output.get_node().get_type_name())
+
+
+def _behind(output: Any, kind: str) -> Any:
+    """What the one operator of this kind was given, which the exporter put before attention."""
+    if _kind(output) != kind:
+        raise _refused(f"the graph has {_kind(output)} before its attention where {kind} is expected")
+    return output.get_node().input_value(0)
+
+
+def _leads_to_input(mask: Any) -> bool:
+    """Whether a mask is the step's own, only repeated: nothing but shapes changed on its way."""
+    while _kind(mask) in ("Reshape", "Broadcast", "Concat", "Slice"):
+        mask = mask.get_node().input_value(0)
+    return _kind(mask) == "Parameter"

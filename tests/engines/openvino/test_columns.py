@@ -1,0 +1,162 @@
+"""A paged cache addressed by columns gives every token what the contract of columns gives it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from engines.openvino.columns import Columns, Run
+from engines.openvino.graph import PAGE
+
+ROWS, CAPACITY = 4, 4 * PAGE
+Content = list[list[int]]
+
+
+class Paged:
+    """What paged attention does with a run: each token is a hash of itself and of all that it sees."""
+
+    def __init__(self) -> None:
+        self.columns = Columns(ROWS, CAPACITY)
+        self.pages = [[0] * PAGE for _ in self.columns.pages.users]
+
+    def run(self, run: Run) -> list[int]:
+        for source, to in run.copies:
+            self.pages[to] = list(self.pages[source])
+        found: list[int] = []
+        for row, past in enumerate(run.past):
+            own = run.pages[run.page_begins[row] : run.page_begins[row + 1]]
+            begin, end = run.begins[row : row + 2]
+            size, new = end - begin, list[int]()
+            sees = np.tri(size, dtype=bool)
+            if len(run.sees):
+                sees = run.sees[run.sees_begins[row] : run.sees_begins[row + 1]].reshape(size, size).astype(bool)
+            before = [self.pages[own[at // PAGE]][at % PAGE] for at in range(past)]
+            for at in range(size):
+                seen = [*before, *(new[other] for other in range(at) if sees[at, other])]
+                new.append(hash((int(run.tokens[0, begin + at]), int(run.positions[0, begin + at]), *sorted(seen))))
+            for at, value in enumerate(new):
+                self.pages[own[(past + at) // PAGE]][(past + at) % PAGE] = value
+            found += new
+        return [found[at] for at in run.keep]
+
+
+class Dense:
+    """The contract of `engines.base.Step`, on columns that hold the same hashes."""
+
+    def __init__(self) -> None:
+        self.held: Content = [[0] * CAPACITY for _ in range(ROWS)]
+
+    def step(self, tokens: np.ndarray, positions: np.ndarray, write_at: np.ndarray, mask: np.ndarray) -> Content:
+        for row, start in enumerate(write_at):
+            held = self.held[row]
+            for at in range(tokens.shape[1]):
+                seen = [held[column] for column in np.flatnonzero(mask[row, at]) if column != start + at]
+                held[start + at] = hash((int(tokens[row, at]), int(positions[row, at]), *sorted(seen)))
+        return [self.held[row][start : start + tokens.shape[1]] for row, start in enumerate(write_at)]
+
+
+class Texts:
+    """Random texts on both, as the two roles of a decoding loop would run them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.paged, self.dense = random.Random(seed), Paged(), Dense()
+        self.committed = [0] * ROWS
+
+    def step(self, write_at: list[int], sees: list[list[set[int]]], depth: list[list[int]]) -> None:
+        """One step, and whether both gave every token the same."""
+        count, steps = len(write_at), len(sees[0])
+        tokens = np.array([[self.random.randrange(1000) for _ in range(steps)] for _ in range(count)])
+        mask = np.zeros((count, steps, CAPACITY), bool)
+        for row in range(count):
+            for at in range(steps):
+                mask[row, at, list(sees[row][at])] = True
+        start, positions = np.array(write_at), np.array(depth)
+        keep = np.arange(steps)[::-1]
+        run = self.paged.columns.plan(tokens, positions, start, mask, keep, 0)
+        expected = self.dense.step(tokens, positions, start, mask)
+        assert self.paged.run(run) == [value for row in expected for value in row[::-1]]
+
+    def chain(self, write_at: list[int], steps: int) -> None:
+        """A step of which each token sees all before it."""
+        columns = [list(range(start, start + steps)) for start in write_at]
+        self.step(write_at, [[set(range(end + 1)) for end in row] for row in columns], columns)
+
+    def block(self, rows: int, width: int, levels: int) -> None:
+        """Draft a tree of levels over the last two tokens, keep a path of it."""
+        self.chain([committed - 2 for committed in self.committed[:rows]], 2)
+        nodes: list[list[set[int]]] = [[set(range(self.committed[row]))] for row in range(rows)]
+        paths = [[[] for _ in range(1)] for _ in range(rows)]
+        for level in range(levels):
+            start = [self.committed[row] + level * width for row in range(rows)]
+            parents = [[self.random.randrange(len(nodes[row])) for _ in range(width)] for row in range(rows)]
+            nodes = [
+                [nodes[row][parent] | {start[row] + slot} for slot, parent in enumerate(parents[row])]
+                for row in range(rows)
+            ]
+            paths = [
+                [[*paths[row][parent], start[row] + slot] for slot, parent in enumerate(parents[row])]
+                for row in range(rows)
+            ]
+            self.step(start, nodes, [[self.committed[row] + level] * width for row in range(rows)])
+        self.keep([row[self.random.randrange(width)] for row in paths])
+
+    def keep(self, paths: list[list[int]]) -> None:
+        source = np.array(paths)
+        to = np.array(self.committed[: len(paths)])[:, None] + np.arange(source.shape[1])
+        self.paged.columns.move(source, to)
+        for row, path in enumerate(paths):
+            self.dense.held[row][to[row, 0] : to[row, -1] + 1] = [self.dense.held[row][column] for column in path]
+            self.committed[row] += self.random.randint(1, len(path))
+
+    def copy(self, source: int, to: int, columns: int) -> None:
+        self.paged.columns.copy(source, to, columns)
+        self.dense.held[to][:columns] = self.dense.held[source][:columns]
+        self.committed[to] = columns
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_token_of_random_drafts_sees_what_its_mask_says(seed: int) -> None:
+    texts = Texts(seed)
+    texts.chain([0] * ROWS, PAGE + 9)
+    texts.committed = [texts.random.randint(3, PAGE + 9) for _ in range(ROWS)]
+    for _ in range(8):
+        width, levels, rows = texts.random.choice([1, 2, 4]), texts.random.randint(1, 4), texts.random.randint(1, ROWS)
+        if max(texts.committed) + width * levels < CAPACITY:
+            texts.block(rows, width, levels)
+        if texts.random.random() < 0.4:
+            source, to = texts.random.sample(range(ROWS), 2)
+            texts.copy(source, to, texts.committed[source] - 2 if texts.committed[source] > 4 else 3)
+        texts.paged.columns.check_integrity()
+
+
+def test_a_chain_is_never_run_again() -> None:
+    texts = Texts(0)
+    texts.chain([0], 10)
+    for start in (10, 11, 14):
+        run = texts.paged.columns.plan(*_chain(start, 3), 0)
+        assert (run.tokens.shape[1], run.past.tolist(), run.sees.size) == (3, [start], 0)
+
+
+def test_a_row_that_was_not_brought_up_to_date_changes_nothing() -> None:
+    texts = Texts(0)
+    texts.chain([0], 10)
+    texts.paged.columns.plan(*_chain(40, 2), 0)
+    texts.chain([10], 4)
+    texts.paged.columns.check_integrity()
+
+
+def test_what_is_cut_off_is_forgotten_and_the_rest_of_its_page_is_run_again() -> None:
+    texts = Texts(0)
+    texts.chain([0], PAGE + 8)
+    for page in texts.paged.columns.cut(0, PAGE + 4):
+        texts.paged.pages[page] = [-1] * PAGE
+    texts.chain([PAGE + 4], 2)
+    texts.paged.columns.check_integrity()
+
+
+def _chain(start: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    columns = np.arange(start, start + steps)
+    mask = np.arange(CAPACITY) <= columns[:, None]
+    return columns[None], columns[None], np.array([start]), mask[None], np.arange(steps)
