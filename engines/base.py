@@ -148,6 +148,11 @@ class Engine(ABC):
         self.kv = torch.zeros(shape, dtype=spec.torch_dtype, device=device)
 
     @property
+    def name(self) -> str:
+        """What computes its steps."""
+        return type(self).__name__
+
+    @property
     def device(self) -> torch.device:
         """Where its cache lies."""
         return self.kv.device

@@ -23,8 +23,8 @@ class Placement:
         threads: of the CPU.
         graphs: whether CUDA graphs may be recorded, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
             does not ask.
-        provider: of ONNX Runtime, one of `engines.onnx.providers.PROVIDERS` (docs/onnxruntime.md); default: by the
-            device.
+        provider: of ONNX graphs: `openvino` (docs/openvino.md), or one of `engines.onnx.providers.PROVIDERS`
+            (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
         attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by the
             device.
@@ -59,6 +59,10 @@ class Placement:
             if value is not None and spec.format != format:
                 problem = f"it is an option of format {format}, but the engine has format {spec.format}; leave it out"
                 raise InvalidInput(name, value, problem)
+        if self.compute is not None and self.provider != "openvino":
+            raise InvalidInput("compute", self.compute, "it is an option of provider openvino; leave it out")
+        if self.provider == "openvino" and self.on_gpu:
+            raise InvalidInput("provider", "openvino", f"does not run on the device {self.device}; give device cpu")
         if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:
             remedy = "export --to torch or in another precision, or open it with --device cuda"
             problem = f"ONNX Runtime's CPU provider has no bfloat16 MatMul; {remedy}"

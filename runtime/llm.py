@@ -300,6 +300,7 @@ class LLM:
             "target": asdict(self.pair.target.spec),
             "auxiliary": asdict(self.pair.auxiliary.spec),
             "threads": self.pair.threads,
+            "engines": [engine.name for engine in (self.pair.target, self.pair.auxiliary)],
             "functions": type(self._target.functions).__name__,
             "device": self.device,
             "graphs": self.blocks is not None and self.blocks.records,

@@ -60,7 +60,7 @@ def choose_provider(provider: str | None, device: str) -> str:
     if provider is None:
         return "cuda" if on_gpu else "cpu"
     if provider not in PROVIDERS:
-        raise InvalidInput("provider", provider, f"give one of {', '.join(PROVIDERS)}")
+        raise InvalidInput("provider", provider, f"give one of {', '.join(PROVIDERS)}, openvino")
     if on_gpu != (provider != "cpu"):
         problem = "runs on a GPU: give the device cuda" if provider != "cpu" else f"does not run on the device {device}"
         raise InvalidInput("provider", provider, problem)

@@ -78,6 +78,10 @@ class OpenVinoEngine(Engine):
         return sum(cache.shape[1] for cache in self._caches)
 
     @property
+    def name(self) -> str:
+        return f"OpenVINO {self._ov.__version__}, {self.compute}"
+
+    @property
     def scratch(self) -> int:
         return 0
 

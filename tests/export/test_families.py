@@ -24,7 +24,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from engines import open_engine
+from engines import Placement, open_engine
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check
@@ -63,6 +63,9 @@ def exported(
     return export
 
 
+OPENVINO_REFUSES = {"gemma2": "caps its attention scores", "gemma3": "sliding window", "mistral": "sliding window"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,6 +73,23 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     family: str, format: str, exported: Callable[[str, str], Path], sources: Callable[[str], tuple[Path, Path]]
 ) -> None:
     engine = open_engine(exported(family, format) / "target")
+    reference = AutoModelForCausalLM.from_pretrained(
+        sources(family)[0], dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_openvino_computes_what_the_checkpoint_computes_or_refuses_it_by_name(
+    family: str, exported: Callable[[str, str], Path], sources: Callable[[str], tuple[Path, Path]]
+) -> None:
+    folder, placement = exported(family, "onnx") / "target", Placement(provider="openvino", compute="float32")
+    if family in OPENVINO_REFUSES:
+        with pytest.raises(InvalidInput, match=OPENVINO_REFUSES[family]):
+            open_engine(folder, placement)
+        return
+    engine = open_engine(folder, placement)
     reference = AutoModelForCausalLM.from_pretrained(
         sources(family)[0], dtype=torch.float32, attn_implementation="eager"
     ).eval()

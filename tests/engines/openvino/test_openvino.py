@@ -1,0 +1,95 @@
+"""OpenVINO decodes as ONNX Runtime does, over pages that rows and kept prefixes share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from engines import Placement, open_engine
+from export.verification.verify import TOLERANCE, expect, verify, verify_activations
+from mtad.errors import InvalidInput
+from runtime import LLM, DecodingParams, RuntimeConfig
+from tests.support.steps import make_step, some_tokens
+
+FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
+METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "bild", "mtjd")
+
+
+@pytest.fixture(scope="module")
+def folder(pair_folders: Callable[[str], Path]) -> Path:
+    return pair_folders("onnx")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, FLOAT32)
+
+
+def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
+    folder: Path, reference: LlamaForCausalLM
+) -> None:
+    engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
+    assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
+
+
+def test_bfloat16_is_near_the_checkpoint(folder: Path, reference: LlamaForCausalLM) -> None:
+    engine = open_engine(folder / "target", Placement(provider="openvino", compute="bfloat16"))
+    assert verify_activations(engine, expect(reference, engine.spec), precision="int8") < 0.05
+
+
+def test_every_method_decodes_the_same_tokens_as_on_onnx_runtime(llm: LLM, folder: Path) -> None:
+    prompts = ["SELECT name FROM", "def largest(values):", "where do they live? " * 6]
+    base = DecodingParams(max_tokens=20, ignore_eos=True, accept_threshold=0.3)
+    params = [replace(base, method=method, seed=seed) for seed, method in enumerate(METHODS)]
+    ours, theirs = (
+        one.generate([prompt for prompt in prompts for _ in params], params * len(prompts))
+        for one in (llm, LLM(folder, RuntimeConfig(threads=1)))
+    )
+    assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+    assert sum(result.statistics.accepted for result in ours) > 20
+    llm.loop.caches.check_integrity()
+
+
+def test_a_prompt_that_starts_as_an_earlier_one_shares_its_pages(llm: LLM) -> None:
+    params, start = DecodingParams(method="mmtad", max_tokens=12, ignore_eos=True, seed=3), "the same beginning " * 12
+    first, again, other = (llm.generate([start + end], params)[0] for end in ("a", "a", "b"))
+    assert again.token_ids == first.token_ids
+    assert again.statistics.reused_tokens >= 64
+    assert other.statistics.reused_tokens >= 64
+    llm.loop.caches.check_integrity()
+
+
+def test_the_cache_is_what_it_was_after_measuring(folder: Path) -> None:
+    engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
+    engine.step(make_step(some_tokens(1, 40)[None], [0], keep=[]))
+    step = make_step(some_tokens(2, 3)[None], [40], keep=[0, 1, 2])
+    with engine.kept():
+        expected = engine.step(step)
+        engine.clear_row(0)
+        engine.step(make_step(some_tokens(3, 70)[None], [0], keep=[]))
+    torch.testing.assert_close(engine.step(step), expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (RuntimeConfig(compute="bfloat16"), "compute"),
+        (RuntimeConfig(provider="openvino", compute="float8"), "compute"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_name(folder: Path, config: RuntimeConfig, field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        LLM(folder, config)
+    assert refused.value.field == field
+
+
+def test_a_missing_library_is_named_with_its_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'mtad\[openvino\]'"):
+        LLM(folder, FLOAT32)
