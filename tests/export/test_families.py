@@ -63,7 +63,7 @@ def exported(
     return export
 
 
-OPENVINO_REFUSES = {"gemma2": "caps its attention scores", "gemma3": "sliding window", "mistral": "sliding window"}
+OPENVINO_REFUSES = {"gemma-2": "caps its attention scores", "gemma-3": "sliding window", "mistral": "sliding window"}
 
 
 @pytest.mark.slow
