@@ -6,14 +6,20 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engines.prefix_cache import KV_PAGE, PrefixCache
 from engines.tensorrt_plan import TensorRtPlan
+
+if TYPE_CHECKING:
+    from engines.prefix_cache import PrefixCache
+
+KV_PAGE = 64
+"""Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
+whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Of cache and logits, by name."""
@@ -159,6 +165,8 @@ class Engine(ABC):
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
         """Memory for the keys and values of `tokens` tokens of earlier prompts at most."""
+        from engines.prefix_cache import PrefixCache
+
         return PrefixCache(self.kv, tokens)
 
     @property

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-KV_PAGE = 64
-"""Mask lengths are rounded up to this many columns: reductions over the cache then take the same order of additions
-whatever the other rows' lengths are, so a row's logits do not depend on them. Capacities are multiples of it."""
+from engines.base import KV_PAGE
 
 Key = tuple[int, tuple[int, ...]]
 """Slot of the preceding page (for none, -1 - salt), and the page's own tokens: together, all tokens from the start."""

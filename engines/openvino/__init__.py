@@ -1,0 +1,1 @@
+"""OpenVINO on a CPU, with a paged cache."""

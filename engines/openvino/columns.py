@@ -217,7 +217,8 @@ class Columns:
         """Let a row begin with the first columns of another, whose pages it shares."""
         if source == to:
             return
-        self.adopt(to, 0, self.held(source, 0, columns), self._tokens[source, :columns], self._positions[source, :columns])
+        tokens, positions = self._tokens[source, :columns], self._positions[source, :columns]
+        self.adopt(to, 0, self.held(source, 0, columns), tokens, positions)
         self._stored[to] = min(columns, self._stored[source])
         self._base[to] = self._stored[to]
 
@@ -251,4 +252,4 @@ class Columns:
         """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
         rows = [page for row, owned in enumerate(self._owned) for page in self._table[row, :owned].tolist()]
         self.pages.check_integrity([*rows, *others])
-        assert (self._stored <= self._known).all() and (self._known <= self._tokens.shape[1]).all()
+        assert (self._stored <= self._known).all(), "a column is stored whose token is not known"

@@ -1,8 +1,8 @@
 """The exported graph as OpenVINO runs it: attention over a cache of pages, no second export.
 
-`TensorScatter` becomes the new columns it was to write, and `Attention` becomes OpenVINO's PagedAttention, whose cache is
-a pool of pages and whose `qq_bias` says which new tokens see which. Written from OpenVINO 2026.4.1
-(`src/core/src/op/paged_attention.cpp`); its 28 inputs are listed in `_inputs`.
+`TensorScatter` becomes the new columns that it was to write, and `Attention` becomes OpenVINO's PagedAttention, whose
+cache is a pool of pages and whose `qq_bias` says which new tokens see which. Written for OpenVINO 2026.4.1, whose
+operator has 28 inputs: `_inputs`.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ def _of(value: Any, kind: Any) -> Any:
 
 
 def _inputs(new: tuple[Any, ...], scale: float, spec: EngineSpec) -> list[Any]:
-    """The 28 inputs of PagedAttention, in the operator's order; a converter can add no parameters, so those that a
-    step gives are constants until the graph is read (`_with_parameters`)."""
+    """The 28 inputs of PagedAttention, in the operator's order.
+
+    A converter can add no parameters, so those that a step gives are constants until `_with_parameters`.
+    """
     pages = [_of(np.zeros((1, spec.kv_heads, PAGE, spec.head_dim)), np.float32)] * 2
     whole, real, zero = _of(np.zeros(0), np.int32), _of(np.zeros(0), np.float32), _of(0, np.int32)
     return [
@@ -147,10 +149,10 @@ def _with_parameters(model: Any) -> Any:
         return made
 
     layers = [node for node in model.get_ordered_ops() if node.get_type_name() == "PagedAttentionExtension"]
-    given = {
-        name: parameter(name, [] if name == "max_context_len" else [-1], ov.Type.u8 if name == "qq_bias" else ov.Type.i32)
-        for name in PARAMETERS
-    }
+    given = {}
+    for name in PARAMETERS:
+        shape: list[int] = [] if name == "max_context_len" else [-1]
+        given[name] = parameter(name, shape, ov.Type.u8 if name == "qq_bias" else ov.Type.i32)
     caches = []
     for layer, node in enumerate(layers):
         for at, kind in ((3, "key"), (4, "value")):
@@ -161,12 +163,13 @@ def _with_parameters(model: Any) -> Any:
     (logits,) = (result for result in model.get_results() if "logits" in result.input_value(0).get_names())
     own = {p.get_friendly_name(): p for p in model.get_parameters()}
     # of the mask nothing is left but its shape, which the exporter reads the number of tokens from
-    tokens = op.shape_of(own["tokens"])
-    count = op.concat([_of([1, 1], np.int64), op.gather(tokens, _of([1], np.int64), _of(0, np.int64)), _of([1], np.int64)], 0)
-    blank = op.broadcast(_of(True, np.bool_), count)
+    count = op.gather(op.shape_of(own["tokens"]), _of([1], np.int64), _of(0, np.int64))
+    blanks = op.concat([_of([1, 1], np.int64), count, _of([1], np.int64)], 0)
+    blank = op.broadcast(_of(True, np.bool_), blanks)
     for use in own["mask"].output(0).get_target_inputs():
         use.replace_source_output(blank.output(0))
-    return ov.Model([logits], [*(own[name] for name in ("tokens", "positions", "keep")), *caches, *given.values()], "paged")
+    first = [own[name] for name in ("tokens", "positions", "keep")]
+    return ov.Model([logits], [*first, *caches, *given.values()], "paged")
 
 
 def _kind(output: Any) -> str:
