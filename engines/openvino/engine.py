@@ -135,12 +135,13 @@ class OpenVinoEngine(Engine):
                 cache[page] = 0
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        columns, caches = copy.deepcopy(self.columns), [cache.copy() for cache in self._caches]
+    def kept(self, *columns: slice) -> Iterator[None]:
+        """Whatever is run inside, the cache is afterwards what it was, in all columns."""
+        account, caches = copy.deepcopy(self.columns), [cache.copy() for cache in self._caches]
         try:
             yield
         finally:
-            self.columns = columns
+            self.columns = account
             for cache, before in zip(self._caches, caches, strict=True):
                 cache[:] = before
 

@@ -87,7 +87,7 @@ class Texts:
         """Draft a tree of levels over the last two tokens, keep a path of it."""
         self.chain([committed - 2 for committed in self.committed[:rows]], 2)
         nodes: list[list[set[int]]] = [[set(range(self.committed[row]))] for row in range(rows)]
-        paths = [[[] for _ in range(1)] for _ in range(rows)]
+        paths: list[Content] = [[[]] for _ in range(rows)]
         for level in range(levels):
             start = [self.committed[row] + level * width for row in range(rows)]
             parents = [[self.random.randrange(len(nodes[row])) for _ in range(width)] for row in range(rows)]
