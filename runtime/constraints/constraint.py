@@ -151,8 +151,7 @@ class Constraint:
         if params.logit_bias or words:
             self.bias = constrainer.zeros.clone()
             self.bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values())).to(self.bias)
-        if words:
-            self.bias[words.single_tokens] = -math.inf
+            self.bias[words.single_tokens if words else []] = -math.inf
         if _penalises(params):
             self.counts, self.seen = constrainer.zeros.clone(), constrainer.unseen.clone()
             self.seen[list(prompt)] = True

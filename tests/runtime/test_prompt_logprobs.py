@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
+from runtime.llm import Prompt
 
 PROMPTS = ["SELECT name FROM", "S", "where do they live? " * 8, "How many singers"]
 BASE = DecodingParams(max_tokens=6, ignore_eos=True, seed=5, prompt_logprobs=3)
@@ -74,8 +75,8 @@ def test_choices_share_the_scores_and_the_prompts_prefill(llm: LLM, reference: L
 
 def test_no_new_tokens_score_the_prompt_alone(llm: LLM, reference: LlamaForCausalLM) -> None:
     running = llm.add(PROMPTS[0], replace(BASE, prompt_logprobs=None, max_tokens=40))
-    for prompt in (*PROMPTS, [7]):
-        result = llm.generate(prompt, replace(BASE, max_tokens=0))[0]
+    prompts: list[Prompt] = [*PROMPTS, [7]]
+    for result in llm.generate(prompts, replace(BASE, max_tokens=0)):
         check(result, reference, 3)
         assert (result.text, result.token_ids, result.finish_reason) == ("", [], "length")
         assert result.statistics.target_passes == 0
