@@ -25,7 +25,6 @@ LOST = 120.0
 """Seconds after which a request that has not ended is lost."""
 LEAVES, SLOW, WHOLE = 0.15, 0.1, 0.1
 """Shares of the requests whose client leaves in the middle, reads slowly, or does not stream."""
-STRANGERS = 3
 STRANGER = "127.0.0.2"
 """Where strangers come from: an address of their own, on this machine."""
 
@@ -196,7 +195,9 @@ async def attack(port: int, model: str, seen: Noticed, ended: Callable[[], bool]
             seen.attacking.discard(name)
 
 
-async def crowd(port: int, jobs: list[tuple[dict[str, Any], str]], connections: int, seconds: float) -> Noticed:
+async def crowd(
+    port: int, jobs: list[tuple[dict[str, Any], str]], connections: int, seconds: float, strangers: int
+) -> Noticed:
     """Keep so many connections busy for so many seconds, beside strangers who attack; each job has its answer."""
     seen, began = Noticed(), time.perf_counter()
 
@@ -212,7 +213,7 @@ async def crowd(port: int, jobs: list[tuple[dict[str, Any], str]], connections: 
     async with asyncio.TaskGroup() as group:
         for number in range(connections):
             group.create_task(client(number))
-        for number in range(STRANGERS):
+        for number in range(strangers):
             group.create_task(attack(port, jobs[0][0]["model"], seen, ended, number))
     watching.cancel()
     return seen

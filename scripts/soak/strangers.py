@@ -1,7 +1,7 @@
 """A busy server among strangers who attack it: does anybody else notice?
 
-    python -m scripts.soak.strangers                                 five minutes
-    python -m scripts.soak.strangers --seconds 30 --connections 16   a short form
+    python -m scripts.soak.strangers                                 seven minutes
+    python -m scripts.soak.strangers --seconds 30 --warm-up 30       a short form
 
 So many connections send requests in a closed loop, more than there are rows and places to wait, so that some are turned
 away and come again. Some of their clients leave in the middle, some read slowly, some do not stream. Beside them,
@@ -11,8 +11,9 @@ nothing, and requests that they do not read. What must hold:
 * every request ends, with the text that it gets alone: none is lost, none is mixed up;
 * no attack is answered with 500, and the process lives on, with its bookkeeping in order;
 * health is answered within `--health` milliseconds, and no stream that has begun waits longer than `--gap` for a token;
-* memory is flat: of a line through the server's resident memory after the first quarter, the upper end of what 95 % of
-  such lines rise by is below `--leak-limit` per 1,000 requests.
+* memory is flat: of a line through the server's resident memory, the upper end of what 95 % of such lines rise by is
+  below `--leak-limit` per 1,000 requests. The line begins after `--warm-up` seconds, when every attack has been made
+  and the grammars that are kept have been compiled, and a quarter of the rest.
 
 All of the clients have a process of their own, `scripts.soak.crowd`, on the same cores. Prints what each attack was
 answered and, as its last line, one JSON object, which it also writes as strangers.json; the exit code is 1 if anything
@@ -52,8 +53,8 @@ Memory = list[tuple[int, float]]
 """(requests ended, resident MiB)."""
 
 
-def run(llm: LLM, settings: dict[str, Any]) -> tuple[dict[str, Any], Memory]:
-    """Serve until the crowd has gone; what it noticed, and the server's memory."""
+def run(llm: LLM, settings: dict[str, Any], warm_up: float) -> tuple[dict[str, Any], Memory]:
+    """Serve until the crowd has gone; what it noticed, and the server's memory after so many seconds."""
     engine, options = AsyncLLM(llm), ServerOptions(MODEL, send_seconds=5, max_connections=200)
     config = configure(create_app(engine, options), options, access_log=False, log_level="error")
     server = DrainingServer(config, engine, drain_seconds=30)
@@ -70,6 +71,7 @@ def run(llm: LLM, settings: dict[str, Any]) -> tuple[dict[str, Any], Memory]:
         target=lambda: answer.append(crowd.communicate(json.dumps(settings | {"port": port}))[0])
     )
     talking.start()
+    talking.join(warm_up)
     while talking.is_alive():
         talking.join(READING)
         trim()
@@ -127,7 +129,9 @@ def main() -> None:
     parser = Parser(prog="scripts.soak.strangers", description="A busy server among strangers who attack it.")
     parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
     parser.add_argument("--connections", type=int, default=64, help="(default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=300, help="(default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=300, help="after the warm-up (default %(default)s)")
+    parser.add_argument("--warm-up", type=float, default=120, help="seconds (default %(default)s)")
+    parser.add_argument("--strangers", type=int, default=3, help="who attack at once (default %(default)s)")
     parser.add_argument("--health", type=float, default=100, help="milliseconds (default %(default)s)")
     parser.add_argument("--gap", type=float, default=250, help="milliseconds (default %(default)s)")
     parser.add_argument("--leak-limit", type=float, default=5, help="MiB per 1,000 requests (default %(default)s)")
@@ -147,8 +151,9 @@ def main() -> None:
         for prompt, result in zip(prompts, alone, strict=True)
     ]
     freeze()
-    seen, memory = run(llm, {"jobs": jobs, "connections": options.connections, "seconds": options.seconds})
-    report |= {"connections": options.connections, "rows": ROWS, "seconds": options.seconds}
+    load = {"connections": options.connections, "strangers": options.strangers}
+    seen, memory = run(llm, load | {"jobs": jobs, "seconds": options.warm_up + options.seconds}, options.warm_up)
+    report |= load | {"rows": ROWS, "seconds": options.seconds, "warm_up_seconds": options.warm_up}
     report |= summarise(seen, memory, options)
     for name, answers in seen["answers"].items():
         slowest = seen["slowest"].get(name, {})

@@ -55,15 +55,19 @@ def test_a_crowd_gets_its_answers_and_notices_one_that_is_not(
     monkeypatch.setattr(crowd, "heads", lambda _: {})
     params = DecodingParams.from_dict(dict(PARAMS), plain.pair.defaults)
     jobs: list[Any] = [({"model": MODEL, "prompt": "SELECT", **PARAMS}, plain.generate("SELECT", params)[0].text)]
-    seen = asyncio.run(crowd.crowd(server.port, jobs, connections=4, seconds=1.5))
+    seen = asyncio.run(crowd.crowd(server.port, jobs, connections=4, seconds=1.5, strangers=2))
     assert seen.ended["right"] > 0
     assert not seen.lost + seen.wrong
     assert seen.gaps
     assert seen.health
     assert set(seen.answers["no float32"]) == set(seen.answers["brackets"]) == {400}
-    seen = asyncio.run(crowd.crowd(server.port, [(jobs[0][0], "another text")], connections=1, seconds=0.3))
+    seen = asyncio.run(
+        crowd.crowd(server.port, [(jobs[0][0], "another text")], connections=1, seconds=0.3, strangers=0)
+    )
     assert seen.wrong
-    seen = asyncio.run(crowd.crowd(server.port, [({**jobs[0][0], "temperature": -1}, "")], connections=1, seconds=0.1))
+    seen = asyncio.run(
+        crowd.crowd(server.port, [({**jobs[0][0], "temperature": -1}, "")], connections=1, seconds=0.1, strangers=0)
+    )
     assert seen.lost
 
 
