@@ -67,6 +67,7 @@ class OpenAIResponse:
 
     Attributes:
         statistics: of the choices that have ended, by index.
+        renamed: what the fields that errors name are called in the request.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class OpenAIResponse:
         self._begun: set[int] = set()
         self._origins = [Origins() for _ in requests]
         self._readers = [CallReader(calling) for _ in requests] if calling else []
+        self.renamed = body.renamed | ({"grammar": "tools"} if calling else {})
         self.statistics: dict[int, Statistics] = {}
         kind = "chat.completion" if self._chat else "text_completion"
         # the id is no secret: asking the system for randomness would hand the interpreter's lock to the engine's thread

@@ -93,7 +93,7 @@ class Responder:
                 try:  # a task of its own: each delta wakes it alone, not all the calls it was reached through
                     await asyncio.create_task(self._send(send))
                 except Exception as error:
-                    shown = api_error(error)
+                    shown = api_error(error, self._response.renamed)
                     problem = "the client went away" if gone.done() else shown.message
                     await self._give_up(shown, scope, receive, send)
         except TimeoutError:

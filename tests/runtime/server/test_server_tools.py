@@ -10,6 +10,7 @@ import pytest
 from openai import BadRequestError
 
 from runtime import LLM
+from runtime.constraints.follower import Follower
 from tests.support.live_server import MODEL, LiveServer, call, live
 from tests.support.waiting import own
 
@@ -145,3 +146,13 @@ def test_a_template_without_tools_can_only_be_made_to_call(plain: LLM) -> None:
         assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["unit"] in ("C", "F")
         with pytest.raises(BadRequestError, match="no place for calls"):
             server.client.chat.completions.create(model=MODEL, messages=[{"role": "tool", "content": "20"}])
+
+
+def test_a_text_that_cannot_go_on_is_blamed_on_the_field_that_was_sent(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Follower, "advance", lambda self, tokens: self._problem("no token can follow"))
+    for param, value in (("response_format", {"type": "json_object"}), ("tools", TOOLS)):
+        body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4, param: value}
+        status, _, answer = call(server, "POST", "/v1/chat/completions", body)
+        assert (status, answer["error"]["param"]) == (400, param)
