@@ -1,8 +1,8 @@
 """Training batches: rows of 512 tokens (of code alone: any length), SQL rows first, then rows of code.
 
-A SQL row is one schema followed by as many question-answer pairs as fit. Each pair sees the schema and itself only
-(a tree mask with positions that restart behind the schema), so it is trained exactly as if the schema stood in front of
-it alone, while the schema is computed once for about eight pairs.
+A SQL row is one schema followed by as many question-answer pairs as fit; a few have fields and records instead, see
+`dataset`. Each pair sees the schema and itself only (a tree mask with positions that restart behind the schema), so it
+is trained exactly as if the schema stood in front of it alone, while the schema is computed once for about eight pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from scripts.demo.dataset import training_groups
+from scripts.demo.dataset import conversations, training_groups
 
 ROW = 512
 PROMPT_WEIGHT = 0.1  # random schemas cannot be predicted; most of the capacity belongs elsewhere
@@ -101,6 +101,30 @@ def _sql_row(tokenizer: PreTrainedTokenizerFast, schema: str, pairs: list[tuple[
         row[3, at] = [prompt] * (len(question) - 1) + [round(10 * ANSWER_WEIGHT)] * (len(answer) + 1)
         n += len(path)
     return row
+
+
+def _talk_row(tokenizer: PreTrainedTokenizerFast, seed: int, length: int) -> np.ndarray:
+    """int64 [4, length]: token, position, target, weight x 10 of conversations one behind the other."""
+    ids: list[int] = []
+    weights: list[int] = []
+    for turns in conversations(seed):
+        said, answer = tokenizer(list(turns))["input_ids"]
+        ids += [*said, *answer, tokenizer.eos_token_id]
+        weights += [round(10 * PROMPT_WEIGHT)] * len(said) + [round(10 * ANSWER_WEIGHT)] * (len(answer) + 1)
+        if len(ids) > length:
+            break
+    return np.array([ids[:length], range(length), ids[1 : length + 1], weights[1 : length + 1]])
+
+
+def make_long(tokenizer: PreTrainedTokenizerFast, code: np.ndarray, seed: int, step: int, length: int) -> Batch:
+    """Conversations in one row, code in the other, `length` tokens each: what is far back is learnt from these."""
+    batch = make(tokenizer, code, 1, 0, seed, step, length)
+    talk = torch.from_numpy(_talk_row(tokenizer, int(np.random.default_rng((seed, step, 3)).integers(1 << 40)), length))
+    tokens, positions, targets, weights = (
+        torch.cat([new[None].to(old.dtype), old])
+        for new, old in zip(talk, (batch.tokens, batch.positions, batch.targets, batch.weights * 10), strict=True)
+    )
+    return Batch(tokens, positions, targets, weights / 10, None, 0)
 
 
 def make(

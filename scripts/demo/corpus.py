@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import random
 import sysconfig
+import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 # tests and generated tables repeat themselves; site-packages is not the standard library
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "lib2to3", "ensurepip"}
+SHORTEST, LONGEST = 150, 1500
+"""Characters of a function that is a document of its own."""
 
 
 def split_of(module: str) -> str:
@@ -27,6 +32,42 @@ def files(split: str) -> list[tuple[str, str]]:
         if _SKIPPED.isdisjoint(module.parts) and split_of(module.as_posix()) == split:
             found.append((module.as_posix(), path.read_text(encoding="utf-8", errors="replace")))
     return found
+
+
+def functions(text: str) -> list[str]:
+    """The functions and methods of a file, each a document of its own: without decorators, and not indented."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    lines = text.splitlines(keepends=True)
+    owners: list[ast.Module | ast.ClassDef] = [
+        module,
+        *(node for node in module.body if isinstance(node, ast.ClassDef)),
+    ]
+    found = [
+        textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno])).rstrip("\n") + "\n"
+        for owner in owners
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [one for one in found if SHORTEST <= len(one) <= LONGEST]
+
+
+def beginnings(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """(beginning, rest) of functions, cut at a line; the rest is what is left, 80 to 450 characters.
+
+    A beginning has 150 to 350 characters, about 48 to 128 tokens.
+    """
+    cut = []
+    for one in dict.fromkeys(one for text in texts for one in functions(text)):
+        middle = one.find("\n", 150) + 1
+        prompt, answer = one[:middle], one[middle:]
+        if middle and len(prompt) <= 350 and 80 <= len(answer) <= 450:
+            cut.append((prompt, answer))
+    return cut
 
 
 def windows(texts: Sequence[str], count: int, rng: random.Random) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@
 
 Nothing of the toolkit is used, so the figures are an independent check of it. "Sampled" is temperature 1, top-k 10,
 top-p 0.9 everywhere. Block efficiency is tokens per target pass of token-wise speculative sampling with chains of 4
-auxiliary tokens; tokens after the end token are not counted. The last line is one JSON object.
+auxiliary tokens; tokens after the end token are not counted. "Far" is the perplexity of tokens 512 to 2047 of held-out
+source files, which only a model that uses its whole context keeps low. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,27 +16,29 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.commands.entry import Parser, command
+from scripts.demo import corpus
 from scripts.demo.dataset import SIZES, Example, load, matches
 from scripts.demo.sampling import Sampling
 from scripts.paths import DEMO
 
 PAIR = DEMO / "pair"
-NEW_TOKENS = {"sql": 96, "code": 128}
+NEW_TOKENS = {"sql": 96, "code": 128, "json": 96}
 
 
 @torch.no_grad()
 def perplexity(model: PreTrainedModel, words: PreTrainedTokenizerBase, examples: list[Example]) -> float:
-    """Perplexity of the true answers, per token, under the unprocessed model. SQL answers include their end token."""
+    """Perplexity of the true answers with their end tokens, per token, under the unprocessed model."""
     total, tokens = 0.0, 0
     for e in examples:
         prompt, answer = words([e.prompt, e.answer])["input_ids"]
-        answer = answer[: NEW_TOKENS["code"]] if e.kind == "code" else [*answer, words.eos_token_id]
+        answer.append(words.eos_token_id)
         ids = torch.tensor([prompt + answer])
         logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
         total += float(F.cross_entropy(logits, ids[0, len(prompt) :], reduction="sum"))
@@ -44,10 +47,23 @@ def perplexity(model: PreTrainedModel, words: PreTrainedTokenizerBase, examples:
 
 
 @torch.no_grad()
+def far_perplexity(model: PreTrainedModel, words: PreTrainedTokenizerBase, split: str) -> tuple[float, float]:
+    """Perplexity per token of held-out files, of tokens 256 to 511 and of tokens 512 to 2047."""
+    length = model.config.max_position_embeddings
+    losses = []
+    for _, text in corpus.files(split):
+        ids = torch.tensor([words(text, verbose=False)["input_ids"][: length + 1]])
+        if ids.shape[1] > length:
+            losses.append(F.cross_entropy(model(input_ids=ids[:, :-1]).logits[0].float(), ids[0, 1:], reduction="none"))
+    each = torch.stack(losses)
+    return float(each[:, 256:512].mean().exp()), float(each[:, 512:].mean().exp())
+
+
+@torch.no_grad()
 def accuracy(
     model: PreTrainedModel, words: PreTrainedTokenizerBase, examples: list[Example], samples: int, rows: int = 50
 ) -> tuple[float, float]:
-    """(execution accuracy, its standard error) over questions; `samples` draws each, or greedy for 0."""
+    """(share of right answers, its standard error) over examples; `samples` draws each, or greedy for 0."""
     shares: list[float] = []
     for start in range(0, len(examples), rows):
         part = examples[start : start + rows]
@@ -56,15 +72,20 @@ def accuracy(
         out = model.generate(
             input_ids=prompts["input_ids"],
             attention_mask=prompts["attention_mask"],
-            max_new_tokens=NEW_TOKENS["sql"],
+            max_new_tokens=NEW_TOKENS[part[0].kind],
             **(sampling if samples else {"do_sample": False}),
         )
         texts = words.batch_decode(out[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
         each = max(samples, 1)
         for i, e in enumerate(part):
-            shares.append(sum(matches(e, text) for text in texts[i * each : (i + 1) * each]) / each)
+            shares.append(sum(is_right(e, text) for text in texts[i * each : (i + 1) * each]) / each)
     values = torch.tensor(shares, dtype=torch.float64)
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+def is_right(example: Example, text: str) -> bool:
+    """Whether a query gives the right rows, or an object is the right one."""
+    return matches(example, text) if example.kind == "sql" else text.strip() == example.answer.strip()
 
 
 @torch.no_grad()
@@ -144,35 +165,30 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=("target", "auxiliary"), default=["target", "auxiliary"])
     args = parser.parse_args()
     torch.manual_seed(0)
-    sql, code = (load(args.split, kind) if kind in SIZES[args.split] else [] for kind in ("sql", "code"))
+    examples = {kind: load(args.split, kind) for kind in SIZES[args.split]}
     words = AutoTokenizer.from_pretrained(args.pair / args.models[0], padding_side="left")
-    models, found = {}, {"split": args.split}
-    print(f"{'':10} {'parameters':>10} {'SQL ppl':>8} {'code ppl':>8} {'greedy %':>12} {'sampled %':>12}")
+    models: dict[str, PreTrainedModel] = {}
+    found: dict[str, Any] = {"split": args.split}
     for name in args.models:
         model = AutoModelForCausalLM.from_pretrained(args.pair / name, dtype=torch.float32).eval()
-        models[name] = model
-        greedy, greedy_error = accuracy(model, words, sql[: args.questions], 0)
-        sampled, sampled_error = accuracy(model, words, sql[: args.questions], args.samples)
-        row = {
-            "parameters": model.num_parameters(),
-            "sql_perplexity": round(perplexity(model, words, sql), 3),
-            "code_perplexity": round(perplexity(model, words, code), 3) if code else math.nan,
-            "greedy": round(100 * greedy, 1),
-            "greedy_error": round(100 * greedy_error, 1),
-            "sampled": round(100 * sampled, 1),
-            "sampled_error": round(100 * sampled_error, 1),
-        }
+        models[name], row = model, {"parameters": model.num_parameters()}
+        for kind, own in examples.items():
+            row[f"{kind}_perplexity"] = round(perplexity(model, words, own), 3)
+            for way, samples in (("greedy", 0), ("sampled", args.samples)) if kind != "code" else ():
+                share, error = accuracy(model, words, own[: args.questions], samples)
+                row[f"{kind}_{way}"] = f"{100 * share:.1f} ± {100 * error:.1f} %"
+        if "code" in examples:
+            row["near_perplexity"], row["far_perplexity"] = (
+                round(x, 2) for x in far_perplexity(model, words, args.split)
+            )
         found[name] = row
-        print(
-            f"{name:10} {row['parameters']:10d} {row['sql_perplexity']:8.3f} {row['code_perplexity']:8.3f} "
-            f"{row['greedy']:6.1f} ±{row['greedy_error']:4.1f} {row['sampled']:6.1f} ±{row['sampled_error']:4.1f}"
-        )
+        print(f"{name}: {', '.join(f'{what} {value}' for what, value in row.items())}", flush=True)
     if len(models) == 2:
-        for kind, examples in {"sql": sql, "code": code}.items() if code else [("sql", sql)]:
-            value = block_efficiency(models["target"], models["auxiliary"], words, examples[: args.prompts])
+        for kind, own in examples.items():
+            value = block_efficiency(models["target"], models["auxiliary"], words, own[: args.prompts])
             found[f"{kind}_block_efficiency"] = round(value, 2)
-            print(f"block efficiency, speculative, gamma 4, {kind}: {value:.2f}")
-    print(json.dumps(found))
+            print(f"block efficiency, speculative, gamma 4, {kind}: {value:.2f}", flush=True)
+    print(json.dumps(found, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ class Author(Wording):
         if self.rng.random() < 0.4:
             (words, one), (more, two) = self.condition(t, at), self.condition(t, at)
             word, sign = self.rng.choice((("and", "AND"), ("or", "OR")))
-            return self.ask(f"{what} {words} {word} {more}."), [
+            return self.ask(f"{what} {words} {word} {more}"), [
                 f"{head} {one} {sign} {two}",
                 f"{head} {two} {sign} {one}",
             ]
         words, one = self.condition(t, at)
-        return self.ask(f"{what} {words}."), [f"{head} {one}"]
+        return self.ask(f"{what} {words}"), [f"{head} {one}"]
 
     def count_rows(self) -> tuple[str, list[str]]:
         t = self.rng.choice(self.schema.tables)
@@ -66,7 +66,7 @@ class Author(Wording):
         source, at = self.alone(t)
         words, by, largest = self.extreme(t)
         order, call = ("DESC", "MAX") if largest else ("ASC", "MIN")
-        return self.ask(f"{what} {words}."), [
+        return self.ask(f"{what} {words}"), [
             f"SELECT {at}{column} FROM {source} ORDER BY {at}{by} {order} LIMIT 1",
             f"SELECT {self.unique(at + column)} FROM {source} WHERE {at}{by} = (SELECT {call}({by}) FROM {t.name})",
         ]
@@ -85,7 +85,7 @@ class Author(Wording):
         limit = self.rng.choice(("", "", " LIMIT 2", " LIMIT 3"))
         first = {"": "", " LIMIT 2": ", first 2 only", " LIMIT 3": ", only 3 of them"}[limit]
         tail = [f" {order}{limit}"] if order == "DESC" else [f" ASC{limit}", limit]
-        return self.ask(f"{what} {word} {m.word}{first}."), [
+        return self.ask(f"{what} {word} {m.word}{first}"), [
             f"SELECT {at}{column} FROM {source} ORDER BY {at}{m.column}{x}" for x in tail
         ]
 
@@ -98,9 +98,9 @@ class Author(Wording):
                                     f"Count the distinct {m.word} values among {plural}."))  # fmt: skip
             return text, [f"SELECT {self.called(f'COUNT(DISTINCT {at}{m.column})')} FROM {source}"]
         if self.rng.random() < 0.3:
-            text, distinct = self.ask(f"every different {m.word} of the {plural}."), True
+            text, distinct = self.ask(f"the different {m.word} values of the {plural}"), True
         else:  # whether repeats are wanted is not said
-            text, distinct = self.ask(f"the {m.word} of all {plural}."), not self.usual()
+            text, distinct = self.ask(f"the {m.word} of all {plural}"), not self.usual()
         if not distinct:
             return text, [f"SELECT {at}{m.column} FROM {source}"]
         return text, [f"SELECT DISTINCT {at}{m.column} FROM {source}",
@@ -112,9 +112,7 @@ class Author(Wording):
         m = self.mention(t, True)
         source, at = self.alone(t)
         word, sign = self.rng.choice((("above", ">"), ("below", "<")))
-        text = self.rng.choice(
-            (f"{what} whose {m.word} is {word} the average.", f"{what} with {word} average {m.word}.")
-        )
+        text = self.rng.choice((f"{what} whose {m.word} is {word} the average", f"{what} with {word} average {m.word}"))
         average = f"(SELECT AVG({m.column}) FROM {t.name})"
         return self.ask(text), [
             f"SELECT {self.unique(at + column)} FROM {source} WHERE {at}{m.column} {sign} {average}"
@@ -144,7 +142,7 @@ class Author(Wording):
         if sign == "?":  # as in `condition`
             sign = ">" if self.usual() else ">="
         text = self.rng.choice((f"Which {m.word} values have {word} {number} {plural}?",
-                                self.ask(f"each {m.word} shared by {word} {number} {plural}.")))  # fmt: skip
+                                self.ask(f"the {m.word} values shared by {word} {number} {plural}")))  # fmt: skip
         column = at + m.column
         return text, [f"SELECT {column} FROM {source} GROUP BY {column} HAVING {self.count(t, at)} {sign} {number}"]
 
@@ -163,13 +161,13 @@ class Author(Wording):
         joined = f"SELECT {c}{column} {source} {where}"
         if self.rng.random() < 0.4:
             more, own = self.condition(child)
-            return self.ask(f"{what} {more} {up}."), [
+            return self.ask(f"{what} {more} {up}"), [
                 f"{joined} {p}{bare} AND {c}{own}",
                 f"{joined} {c}{own} AND {p}{bare}",
                 f"{head} {at}{own} AND {nested}",
                 f"{head} {nested} AND {at}{own}",
             ]
-        return self.ask(f"{what} {up}."), [f"{joined} {p}{bare}", f"{head} {nested}"]
+        return self.ask(f"{what} {up}"), [f"{joined} {p}{bare}", f"{head} {nested}"]
 
     def count_children_of(self) -> tuple[str, list[str]]:
         child, parent, key = self.link()
@@ -191,7 +189,7 @@ class Author(Wording):
         alone, at = self.alone(parent)
         tail = self.rng.choice(("that have", "with", "having some"))
         inner = f"SELECT T2.{key} FROM {child.name} AS T2 WHERE T2.{key} = T1.{key} AND T2.{bare}"
-        return self.ask(f"{what} {tail} {self.plural(child)} {words}."), [
+        return self.ask(f"{what} {tail} {self.plural(child)} {words}"), [
             f"SELECT DISTINCT {p}{column} {source} {where} {c}{bare}",
             f"SELECT {at}{column} FROM {alone} WHERE {at}{key} IN (SELECT {key} FROM {child.name} WHERE {bare})",
             f"SELECT T1.{column} FROM {parent.name} AS T1 WHERE EXISTS ({inner})",
@@ -204,7 +202,7 @@ class Author(Wording):
         alone, at = self.alone(parent)
         tail = self.rng.choice((f"without any {plural}", f"that have no {plural}", f"lacking {plural}"))
         outer = f"FROM {parent.name} AS T1 LEFT JOIN {child.name} AS T2 ON T1.{key} = T2.{key}"
-        return self.ask(f"{what} {tail}."), [
+        return self.ask(f"{what} {tail}"), [
             f"SELECT {at}{column} FROM {alone} WHERE {at}{key} NOT IN (SELECT {key} FROM {child.name})",
             f"SELECT {at}{column} FROM {alone} WHERE {at}{key} NOT IN (SELECT {key} FROM {child.name})",
             f"SELECT T1.{column} {outer} WHERE T2.{key} IS NULL",
@@ -232,7 +230,7 @@ class Author(Wording):
         alone, at = self.alone(parent)
         inner = f"(SELECT {key} FROM {child.name} GROUP BY {key} ORDER BY {self.count(child)} DESC LIMIT 1)"
         by = f"GROUP BY {self.rng.choice((p + key, c + key))} ORDER BY {self.count(child, c)} DESC LIMIT 1"
-        return self.ask(f"{what} with the most {self.plural(child)}."), [
+        return self.ask(f"{what} with the most {self.plural(child)}"), [
             f"SELECT {p}{column} {source} {by}",
             f"SELECT {at}{column} FROM {alone} WHERE {at}{key} = {inner}",
         ]
@@ -246,8 +244,8 @@ class Author(Wording):
         words, by, largest = self.extreme(parent)
         order, call = ("DESC", "MAX") if largest else ("ASC", "MIN")
         head = f"SELECT {self.unique(at + column)} FROM {alone} WHERE {at}{key} = (SELECT {key} FROM {parent.name}"
-        one = self.rng.choice(("of the one of the", "belonging to the one of the"))
-        return self.ask(f"{what} {one} {self.plural(parent)} {words}."), [
+        tail = self.rng.choice(("of", "belonging to"))
+        return self.ask(f"{what} {tail} the {parent.name} {words}"), [
             f"{head} ORDER BY {by} {order} LIMIT 1)",
             f"{head} WHERE {by} = (SELECT {call}({by}) FROM {parent.name}))",
         ]

@@ -9,6 +9,9 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from scripts.demo import tokenizer
 
+LONG = 2048
+"""Tokens of a long row, and the context of the models."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -24,9 +27,9 @@ class Recipe:
     rows: int = 8
     length: int = 512  # tokens a row
     at_once: int | None = None  # rows of one pass through the model, gradients are added up; None: all rows of a step
-    last_sql_rows: tuple[int, int] | None = None  # (step, rows): from this step on, that many rows are SQL
     guided_from: float | None = None  # step, or share of the time, from which the finished target's distribution is
     # learnt (distillation)
+    long_every: int | None = None  # step, of which each is two rows of `LONG` tokens, see `batches.make_long`
     matrix_rate: float = 4e-3  # Muon, hidden matrices
     other_rate: float = 3e-3  # AdamW, embedding and norms
     warmup: int = 60  # steps
@@ -34,6 +37,11 @@ class Recipe:
     weight_decay: float = 0.02
     seed: int = 1
     dtype: str = "float16"  # of the weights that are written
+
+    def tokens(self, steps: int) -> int:
+        """Seen in the first `steps` steps."""
+        long = steps // self.long_every if self.long_every else 0
+        return (steps - long) * self.rows * self.length + long * 2 * LONG
 
 
 def _llama(
@@ -53,7 +61,7 @@ def _llama(
 
 COMMON: dict[str, Any] = {
     "vocab_size": tokenizer.VOCABULARY,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": LONG,
     "tie_word_embeddings": True,
     "bos_token_id": tokenizer.END_ID,
     "eos_token_id": tokenizer.END_ID,
@@ -61,15 +69,16 @@ COMMON: dict[str, Any] = {
 }
 RECIPES = {
     # more SQL than code: finding the right column in an unseen schema is what takes longest to learn
-    "target": Recipe("pair/target", _llama(256, 8, 8, 4, 768), steps=1500, sql_rows=5),
+    "target": Recipe("pair/target", _llama(256, 8, 4, 2, 768), steps=1600, rows=5, sql_rows=3, long_every=10),
     # more code than SQL: that is where its drafts are rejected most
     "auxiliary": Recipe(
         "pair/auxiliary",
         _llama(128, 2, 4, 2, 352),
-        steps=1200,
-        sql_rows=3,
-        last_sql_rows=(1000, 1),
-        guided_from=700,
+        steps=640,
+        rows=6,
+        sql_rows=2,
+        long_every=10,
+        guided_from=280,
         matrix_rate=6e-3,
         decay=0.3,
         seed=2,

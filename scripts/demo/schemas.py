@@ -90,7 +90,8 @@ def split_of(table: str, columns: tuple[str, ...]) -> str:
     return "development" if digest < 26 else "test" if digest < 52 else "train"
 
 
-def _columns(rng: random.Random, table: str, split: str) -> tuple[str, ...]:
+def columns_of(rng: random.Random, table: str, split: str) -> tuple[str, ...]:
+    """Columns of a table in any order, the name first, that put it into `split`."""
     while True:
         numbers = rng.sample(sorted(NUMBERS), rng.choice((1, 2, 2)))
         if len(numbers) == 2 and rng.random() < 0.85:  # two columns one vague word fits: see lexicon.VAGUE
@@ -139,7 +140,7 @@ def make_schema(rng: random.Random, split: str) -> Schema:
     made: dict[str, Table] = {}
     for name in order:
         up = links.get(name)
-        made[name] = Table(name, _columns(rng, name, split), (f"{up}_id", up) if up else None)
+        made[name] = Table(name, columns_of(rng, name, split), (f"{up}_id", up) if up else None)
     pending = list(order)
     while pending:
         name = pending.pop(0)

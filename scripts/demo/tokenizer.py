@@ -12,12 +12,12 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scripts.demo import corpus
+from scripts.demo import chat, corpus
 from scripts.demo.dataset import training_groups
 from scripts.paths import DEMO
 
 VOCABULARY = 2048
-END, END_ID = "<|endoftext|>", 0
+END_ID = chat.SPECIAL.index(chat.END)
 WORK = DEMO / ".work"
 # words, single digits (a number is copied digit by digit), punctuation, and runs of white space
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -33,7 +33,7 @@ def demo_texts() -> Iterable[str]:
 
 
 def train(texts: Iterable[str], size: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """Train a vocabulary of up to `size` tokens; deterministic."""
+    """Train a vocabulary of up to `size` tokens, the special ones first; deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -44,13 +44,18 @@ def train(texts: Iterable[str], size: int = VOCABULARY) -> PreTrainedTokenizerFa
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[END],
+        special_tokens=list(chat.SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=1024, padding_side="left"
+        tokenizer_object=tokenizer,
+        eos_token=chat.END,
+        pad_token=chat.END,
+        additional_special_tokens=list(chat.SPECIAL[1:]),
+        model_max_length=2048,
+        padding_side="left",
     )
 
 
@@ -61,6 +66,13 @@ def load(
     if not (folder / "tokenizer.json").exists():
         train(texts(), size).save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def demo() -> PreTrainedTokenizerFast:
+    """The demo's vocabulary, with its chat template."""
+    words = load()
+    words.chat_template = chat.TEMPLATE
+    return words
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,9 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from runtime.commands.entry import Parser, command
-from scripts.demo import batches, corpus, dataset, tokenizer
+from scripts.demo import batches, chat, corpus, dataset, tokenizer
 from scripts.demo.batches import Batch
-from scripts.demo.recipes import RECIPES, Recipe
+from scripts.demo.recipes import LONG, RECIPES, Recipe
 from scripts.demo.sampling import Sampling
 from scripts.demo.schedule import Limit, rate_scale
 from scripts.paths import DEMO
@@ -45,7 +46,7 @@ class Material:
     Attributes:
         words: the tokenizer.
         code: uint16, all training files; see `batches.code_tokens`.
-        held_out: (prompt, answer) by kind of text; an answer of SQL ends with the end token.
+        held_out: (prompt, answer) by kind of text; an answer that ends has the end token.
     """
 
     words: PreTrainedTokenizerFast
@@ -80,7 +81,6 @@ def held_out(model: PreTrainedModel, material: Material) -> dict[str, float]:
         total, tokens = 0.0, 0
         for pair in examples:
             prompt, answer = words(list(pair))["input_ids"]
-            answer += [words.eos_token_id] if kind == "sql" else []
             ids = torch.tensor([prompt + answer], device=model.device)
             with torch.autocast(model.device.type, dtype=torch.bfloat16):
                 logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
@@ -170,7 +170,7 @@ class Trainer:
         if not self._compiled:
             return model
         if self.recipe.sql_rows:
-            return torch.compile(model)
+            return torch.compile(model, dynamic=False)  # one graph for short rows, one for long ones
         for layer in model.model.layers:
             layer.compile()
         return model
@@ -196,10 +196,10 @@ class Trainer:
     def batch(self) -> Batch:
         """Of the next step."""
         recipe, step = self.recipe, self.step
-        late = recipe.last_sql_rows is not None and step >= recipe.last_sql_rows[0]
-        sql_rows = recipe.last_sql_rows[1] if recipe.last_sql_rows is not None and late else recipe.sql_rows
         words, code = self.material.words, self.material.code
-        return batches.make(words, code, recipe.rows, sql_rows, recipe.seed, step, recipe.length)
+        if recipe.long_every and step % recipe.long_every == recipe.long_every - 1:
+            return batches.make_long(words, code, recipe.seed, step, LONG)
+        return batches.make(words, code, recipe.rows, recipe.sql_rows, recipe.seed, step, recipe.length)
 
     def backward(self, batch: Batch, guided: bool) -> dict[str, float]:
         """Add up the gradients of a batch; the mean loss of each kind of text, nats a token.
@@ -219,11 +219,9 @@ class Trainer:
                 loss = (imitation(logits[loud], wanted) * part.weights.flatten()[loud]).sum() / everything
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(each.detach().cpu())
-        each, found = torch.cat(losses), {}
-        if batch.sql_rows:
-            answers = batch.weights[: batch.sql_rows] == batches.ANSWER_WEIGHT
-            found["sql"] = float(each[: batch.sql_rows][answers].mean())
-        found["code"] = float(each[batch.sql_rows :].mean())
+        each, kinds = torch.cat(losses), {"sql": batches.ANSWER_WEIGHT, "code": batches.CODE_WEIGHT}
+        found = {kind: float(each[batch.weights == weight].mean()) for kind, weight in kinds.items()}
+        found = {kind: loss for kind, loss in found.items() if not math.isnan(loss) or kind == "code"}
         if not math.isfinite(found["code"]):
             raise ArithmeticError(f"the loss of step {self.step} is {found['code']}")
         return found
@@ -257,7 +255,7 @@ class Trainer:
 
     def note(self, scale: float, seconds: float, look: bool) -> dict[str, float]:
         """Write a line of the log; with a `look` at held-out text. Returns the mean losses since the last."""
-        entry: dict[str, float] = {"step": self.step, "tokens": self.step * self.recipe.rows * self.recipe.length}
+        entry: dict[str, float] = {"step": self.step, "tokens": self.recipe.tokens(self.step)}
         means = {k: v / self._summed for k, v in self._sums.items()}
         entry |= {f"train_{k}": round(v, 4) for k, v in means.items()}
         entry |= {"rate": round(scale, 4), "seconds": round(seconds, 1)}
@@ -289,12 +287,29 @@ class Trainer:
         return True
 
 
+def code_texts() -> list[str]:
+    """Training files, and then their functions one by one, in random order: these teach where code ends.
+
+    Some functions are answers in a conversation.
+    """
+    rng = random.Random(1)
+    files = [text for _, text in corpus.files("train")]
+    whole = list(dict.fromkeys(one for text in files for one in corpus.functions(text)))
+    rng.shuffle(whole)
+    for n, text in enumerate(whole):
+        if n % 4 == 0 and (middle := text.find("\n", 60) + 1):
+            whole[n] = f"{chat.USER}Complete this function:\n{text[:middle]}{chat.ASSISTANT}{text[middle:]}"
+    return files + whole
+
+
 def demo_material() -> Material:
     """The demo's, made where it is not in .work/ yet."""
-    words, work = tokenizer.load(), DEMO / ".work"
-    code = batches.code_tokens(words, work, [text for _, text in corpus.files("train")])
-    found = {kind: dataset.load("development", kind)[:count] for kind, count in (("sql", 48), ("code", 16))}
-    return Material(words, code, {kind: [(e.prompt, e.answer) for e in own] for kind, own in found.items()})
+    words, work = tokenizer.demo(), DEMO / ".work"
+    code = batches.code_tokens(words, work, code_texts())
+    counts = {"sql": 48, "code": 48, "json": 16}
+    shown = {kind: dataset.load("development", kind)[:count] for kind, count in counts.items()}
+    held_out = {kind: [(e.prompt, e.answer + chat.END) for e in own] for kind, own in shown.items()}
+    return Material(words, code, held_out)
 
 
 def train(name: str, steps: int | None, fresh: bool, compiled: bool) -> None:
@@ -321,7 +336,7 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="only export the last checkpoint")
     args = parser.parse_args()
     if args.publish:
-        publish(RECIPES[args.name], tokenizer.load(), DEMO / ".work" / args.name, DEMO)
+        publish(RECIPES[args.name], tokenizer.demo(), DEMO / ".work" / args.name, DEMO)
     else:
         train(args.name, args.steps, args.fresh, not args.no_compile)
 

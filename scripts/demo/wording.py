@@ -5,8 +5,7 @@ Two sources of choice are built in, on purpose and in known amounts:
 * *style*: a query is written in one of several ways with the same result (JOIN or IN, `<>` or `!=`, ORDER BY .. LIMIT 1
   or = (SELECT MAX ..)), so the text has entropy where accuracy has none;
 * *vagueness*: some questions can be read in more than one way; the reading that holds most of the time (`CONVENTION`)
-  is the better guess, so greedy decoding is right more often than a sample. A plain question has no vague words, and is
-  meant in the usual way.
+  is the better guess. A plain question names its columns and is always meant in that usual way.
 """
 
 from __future__ import annotations
@@ -30,6 +29,11 @@ class Mention:
     vague: bool = False
 
 
+def article(word: str) -> str:
+    """The word behind its article."""
+    return f"an {word}" if word[0] in "aeio" else f"a {word}"
+
+
 class Wording:
     """Chooses words and styles for one schema with one random generator.
 
@@ -38,7 +42,7 @@ class Wording:
         readings: vague wordings chosen so far.
     """
 
-    def __init__(self, rng: random.Random, schema: Schema, plain: bool = False) -> None:
+    def __init__(self, rng: random.Random, schema: Schema, plain: bool) -> None:
         self.rng = rng
         self.schema = schema
         self.plain = plain
@@ -75,16 +79,15 @@ class Wording:
         plural = self.plural(table)
         roll = self.rng.random()
         if roll < 0.40:
-            return self.rng.choice((f"the names of the {plural}", f"the name of each of the {plural}")), "name"
+            return self.rng.choice((f"the names of the {plural}", f"the names of all {plural}")), "name"
         if roll < 0.50:
             return self.rng.choice((f"the ids of the {plural}", f"the identifiers of the {plural}")), table.key
         return f"the {plural}", "name" if self.usual() else table.key
 
     def ask(self, what: str) -> str:
-        """`what` behind a request such as "List" or "What are"."""
-        return (
-            self.rng.choice(("List", "Show", "Give me", "Find", "What are", "Tell me", "I need", "Return")) + " " + what
-        )
+        """`what` behind a request such as "List" or "What are", with the mark that ends it."""
+        verb = self.rng.choice(("List", "Show", "Give me", "Find", "What are", "Tell me", "I need", "Return"))
+        return f"{verb} {what}{'?' if verb == 'What are' else '.'}"
 
     def condition(self, table: Table, at: str = "") -> tuple[str, str]:
         """(words that follow "the clubs", SQL condition). `at` is the qualifier with its dot."""
@@ -93,7 +96,9 @@ class Wording:
         if not numeric:
             value = self.rng.choice(table.values(m.column))
             if self.rng.random() < 0.2:
-                words = self.rng.choice((f"whose {m.word} is not {value}", f"with a {m.word} other than {value}"))
+                words = self.rng.choice(
+                    (f"whose {m.word} is not {value}", f"with {article(m.word)} other than {value}")
+                )
                 return words, f"{at}{m.column} {self.rng.choice(('<>', '!=', 'NOT LIKE'))} '{value}'"
             words = self.rng.choice((f"whose {m.word} is {value}", f"with {m.word} {value}", f"of {m.word} {value}"))
             return words, f"{at}{m.column} {self.rng.choice(('=', '=', 'LIKE'))} '{value}'"
@@ -105,7 +110,7 @@ class Wording:
         )  # fmt: skip
         if sign.endswith("?"):  # a loose word: whether the bound itself counts is a matter of custom
             sign = sign[:-1] if self.usual() else {">": ">=", ">=": ">", "<": "<=", "<=": "<"}[sign[:-1]]
-        words = self.rng.choice((f"with a {m.word} {word} {value}", f"whose {m.word} is {word} {value}"))
+        words = self.rng.choice((f"with {article(m.word)} {word} {value}", f"whose {m.word} is {word} {value}"))
         return words, f"{at}{m.column} {sign} {value}"
 
     def extreme(self, table: Table) -> tuple[str, str, bool]:

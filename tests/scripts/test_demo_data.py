@@ -1,17 +1,20 @@
-"""The demo's questions: gold queries run and decide, splits are disjoint, execution survives any text."""
+"""The demo's material: gold queries run and decide, splits are disjoint, texts end, execution survives any text."""
 
 from __future__ import annotations
 
+import ast
 import itertools
+import json
 import random
 import re
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from mtad.errors import InvalidInput
-from scripts.demo import corpus
-from scripts.demo.dataset import DATA, SIZES, Example, load, matches, sql_examples, training_groups
+from scripts.demo import chat, corpus
+from scripts.demo.dataset import DATA, SIZES, Example, conversations, load, matches, sql_examples, training_groups
 from scripts.demo.lexicon import LABELS, NUMBERS, VAGUE
 from scripts.demo.questions import Author
 from scripts.demo.schemas import make_schema
@@ -27,7 +30,7 @@ def sql() -> list[Example]:
 
 
 def tables_of(prompt: str) -> set[tuple[str, frozenset[str]]]:
-    found = re.findall(r"^Table (\w+), columns = \[\*, (.*)\]$", prompt, re.MULTILINE)
+    found = re.findall(r"Table (\w+), columns = \[\*, (.*?)\]", prompt)
     # foreign keys are not part of the combination: they say how tables are linked, not what they hold
     return {(name, frozenset(c for c in columns.split(", ") if not c.endswith("_id"))) for name, columns in found}
 
@@ -85,12 +88,13 @@ def test_held_out_schemas_share_no_table_with_training() -> None:
     for schema, _ in itertools.islice(training_groups(), 2000):
         trained |= tables_of(schema)
     assert len(trained) > 2000
-    assert not trained & set().union(*held_out.values())
+    assert not trained & (held_out["development"] | held_out["test"])
     assert not held_out["development"] & (held_out["test"] | held_out["ambiguous"])
+    assert not trained & held_out["ambiguous"]
 
 
 def test_prompts_are_unique_across_splits() -> None:
-    for kind in ("sql", "code"):
+    for kind in ("sql", "code", "json"):
         prompts = [e.prompt for s, sizes in SIZES.items() if kind in sizes for e in load(s, kind)]
         assert len(set(prompts)) == len(prompts)
 
@@ -103,21 +107,60 @@ def test_standard_library_files_are_in_one_split() -> None:
     assert not names["development"] & names["test"]
 
 
-def test_a_plain_question_has_one_reading_and_an_ambiguous_one_may_have_more() -> None:
+def test_a_plain_question_has_one_reading_and_an_ambiguous_one_has_more() -> None:
     rng = random.Random(1)
     schemas = [make_schema(rng, "train") for _ in range(200)]
-    plain, vague = ([Author(rng, schema, choice).write() for schema in schemas] for choice in (True, False))
+    plain, vague = ([Author(rng, s, p).write() for s in schemas] for p in (True, False))
     assert not any(question.readings for question in plain)
     assert sum(question.readings > 0 for question in vague) > 100
-    known = {word for _, _, _, words, _ in NUMBERS.values() for word in words}
-    known |= {word for _, _, words in LABELS.values() for word in words}
-    mentioned = re.compile(rf" ({'|'.join({w for group in VAGUE.values() for w in group} - known)}) (is|of|values)\b")
+    words = {word for group in VAGUE.values() for word in group} - {w for c in NUMBERS.values() for w in c[3]}
+    words -= {word for column in LABELS.values() for word in column[2]}
+    mentioned = re.compile(rf" ({'|'.join(words)}) (is|of|values)\b")
     assert not [question.text for question in plain if mentioned.search(question.text)]
-    assert [question.text for question in vague if mentioned.search(question.text)]
+
+
+def test_code_is_functions_that_are_complete() -> None:
+    for split in ("development", "test"):
+        for e in load(split, "code"):
+            assert len(ast.parse(e.prompt + e.answer).body) == 1
+    method = "x = 1\nclass A:\n    @property\n    def f(self):\n        " + "y = 1; " * 40 + "\n"
+    assert corpus.functions(method)[0].startswith("def f(self):\n    y = 1")
+
+
+def test_an_object_holds_the_facts_of_its_text_and_null_for_what_is_not_told() -> None:
+    told = []
+    for e in load("test", "json"):
+        fields = re.findall(r"\w+", e.prompt.splitlines()[0])[1:]
+        facts = json.loads(e.answer)
+        assert list(facts) == fields
+        told += [value for value in facts.values() if value is not None]
+        assert all(str(value) in e.prompt for value in facts.values() if value is not None)
+    assert len(told) < sum(len(json.loads(e.answer)) for e in load("test", "json"))
+
+
+def test_conversations_are_trained_as_the_template_writes_them() -> None:
+    template = jinja2.Environment().from_string(chat.TEMPLATE)
+
+    def rendered(messages: list[dict[str, str]]) -> str:
+        return template.render(messages=messages, eos_token=chat.END, add_generation_prompt=True)
+
+    turns = list(itertools.islice(conversations(1), 3))
+    shared, said = turns[0][0].removeprefix("<|system|>").removesuffix(chat.ASSISTANT).split(chat.USER)
+    messages = [{"role": "system", "content": shared}, {"role": "user", "content": said}]
+    written = ""
+    for (prompt, answer), following in itertools.pairwise([*turns, ("", "")]):
+        written += prompt
+        assert rendered(messages) == written
+        written += answer + chat.END
+        content = following[0].removeprefix(chat.USER).removesuffix(chat.ASSISTANT)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": content}]
+    starts = [shared for shared, _ in itertools.islice(training_groups(), 200) if shared.startswith("<|")]
+    assert {start.startswith(chat.USER) for start in starts} == {True, False}
+    assert all(start.endswith(chat.USER) for start in starts if start.startswith("<|system|>"))
 
 
 def test_examples_that_a_split_does_not_have_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="no examples of kind code; development has sql and code"):
+    with pytest.raises(InvalidInput, match="no examples of kind code; development has sql, code, json"):
         load("ambiguous", "code")
     with pytest.raises(InvalidInput, match="split"):
         load("train", "sql")
