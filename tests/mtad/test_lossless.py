@@ -50,7 +50,7 @@ def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
         replace(FREE, temperature=1.7, top_k=3, top_p=0.9, draft_len=3),
         replace(FREE, method="sample"),
         *(
-            pytest.param(replace(base, method=method, draft_confidence=confidence), marks=pytest.mark.slow)
+            replace(base, method=method, draft_confidence=confidence)
             for method in ("speculative", "block", "gbv", "traversal", "specinfer")
             for base in (
                 replace(FREE, draft_len=3, branching=(2, 2, 1)),
@@ -76,8 +76,7 @@ def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
 
 SURE = [
     (gap, replace(FREE, temperature=temperature, **filters, **method))
-    for gap in (12, 18, 24, 30)
-    for temperature in (0.3, 0.6, 1.0)
+    for gap, temperature in ((12, 1.0), (18, 1.0), (30, 1.0), (24, 0.6), (18, 0.3), (30, 0.3))
     for filters in ({}, {"top_k": 3}, {"top_p": 0.9})
     for method in (
         {"method": "speculative"},
@@ -89,7 +88,11 @@ SURE = [
         {"method": "specinfer", "branching": (2, 2), "replacement": True},
     )
 ]
-"""Auxiliaries that are sure, and often wrong: gaps in logits, with the parameters of every lossless method."""
+"""Auxiliaries that are sure, and often wrong, with the parameters of every lossless method.
+
+Gaps in logits over temperatures of 12 to 100: what float32 and float64 can express as 1 - q ends at 17 and 37, what
+float32 can express at all at 103.
+"""
 
 
 def described(value: object) -> str:
@@ -97,19 +100,11 @@ def described(value: object) -> str:
     return f"{p.method}-{p.temperature}-{p.top_k}-{p.top_p}" if isinstance(p, DecodingParams) else f"gap{value}"
 
 
-@pytest.mark.parametrize(
-    ("gap", "params"),
-    [
-        pytest.param(gap, p, marks=() if (gap, p.temperature, p.top_k) == (18, 1.0, 0) else pytest.mark.slow)
-        for gap, p in SURE
-    ],
-    ids=described,
-)
+@pytest.mark.parametrize(("gap", "params"), SURE, ids=described)
 def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) -> None:
     assert p_value(params, sure_pair(23, VOCAB, gap)) > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["mtad", "mmtad_sample", "modal", "typical", "threshold", "ensemble", "relaxed", "bild"]
 )
@@ -153,7 +148,6 @@ def test_modal_at_threshold_0_is_greedy_decoding() -> None:
         assert generate(pair, params, 9, 12) == [greedy] * len(params)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.5, 2.0])
 def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
     """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
@@ -185,7 +179,6 @@ def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
         assert generate(pair, params, 9, length) == [greedy] * len(params)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
     params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 5

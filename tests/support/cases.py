@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import mtad.accept
+import mtad.noise
 from mtad.accept import Accepted
 from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distribution import Candidates
@@ -29,6 +30,9 @@ from mtad.tree import TokenTree, keep_best
 from runtime.constraints.adjust import Constraints
 from tests.support.mock_models import Pair, mock_pair
 from tests.support.noise import draw_noise
+
+WINDOWS = lru_cache(maxsize=16_384)(mtad.noise._window.__wrapped__)
+"""Keeps the noise of thousands of texts, which tests draw with the same seeds."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class Run(NamedTuple):
         """The row's tokens, the bonus last."""
         return tuple(self.accepted.tokens[row, : int(self.accepted.length[row]) + 1].tolist())
 
+    def texts(self) -> list[Tokens]:
+        """`emitted` of every row."""
+        table = zip(self.accepted.tokens.tolist(), self.accepted.length.tolist(), strict=True)
+        return [tuple(tokens[: length + 1]) for tokens, length in table]
+
     def random(self, row: int) -> Random:
         """The row's numbers."""
         uniform = np.array([level.uniform[row].numpy() for level in self.noise.levels])
@@ -96,7 +105,7 @@ def run_block(
 ) -> Run:
     """One block of a batch of requests."""
     params = [case.params for case in cases]
-    shape = block_shape(params, vocab)
+    shape = block_shape(list({id(p): p for p in params}.values()), vocab)
     rows = stack_rows(params, shape, vocab, eos)
     noise = draw_noise(params, [case.key for case in cases], shape, vocab)
     live = Live.of([list(case.beams) for case in cases], shape.draft_len, shape.width) if shape.live else None
@@ -123,9 +132,9 @@ def run_block(
         draft = tree = assemble(stack(levels))
         if shape.selects:
             tree, _ = keep_best(draft, rows)
-        for row, known in enumerate(paths):
-            nodes = zip(tree.parents[row].tolist(), tree.tokens[row].tolist(), tree.drafted[row].tolist(), strict=True)
-            for parent, token, new in nodes:
+        trees = zip(paths, tree.parents.tolist(), tree.tokens.tolist(), tree.drafted.tolist(), strict=True)
+        for known, *nodes in trees:
+            for parent, token, new in zip(*nodes, strict=True):
                 known.append((known[parent] if parent >= 0 else ()) + ((token,) if new else ()))
         points = tree_paths(tree)
     visited = [start[row] + paths[row] for row in range(len(cases))]
@@ -149,11 +158,12 @@ def generate(
         if not waiting:
             break
         cases = [Case(pair, params[row], texts[row], (row, index), beams.get(row, ())) for row in waiting]
-        run = run_block(cases, vocab, eos)
+        with patch.object(mtad.noise, "_window", WINDOWS):
+            run = run_block(cases, vocab, eos)
         kept = run.accepted.live.beams() if run.accepted.live else [[]] * len(waiting)
-        for at, row in enumerate(waiting):
-            texts[row] += run.emitted(at)
-            beams[row] = tuple(kept[at])
+        for row, text, live in zip(waiting, run.texts(), kept, strict=True):
+            texts[row] += text
+            beams[row] = tuple(live)
     return [text[:length] for text in texts]
 
 
