@@ -58,7 +58,7 @@ gc.disable()  # until all is imported
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what will never be garbage, and look for garbage rarely: it takes half of the time."""
+    """Look for garbage rarely, and not among what was imported: else it takes up to half of a test's time."""
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
     gc.enable()

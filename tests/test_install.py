@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from scripts.paths import ROOT
 
@@ -36,7 +38,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of a fresh environment that holds the wheel and what it requires, and nothing else."""
+    """The commands of a fresh environment: the wheel, links to what it requires, and nothing else."""
     folder = tmp_path_factory.mktemp("install")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (folder / "source").mkdir(exist_ok=True)
@@ -45,11 +47,33 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, folder / "source" / package, ignore=shutil.ignore_patterns("__pycache__"))
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    pip = (python, "-I", "-m", "pip", "--quiet", "--disable-pip-version-check")
     run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
     (wheel,) = folder.glob("*.whl")
-    run(*pip, "install", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
+    run(*pip, "install", "--no-deps", "--no-compile", wheel, cwd=folder)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (own,) = site.glob("mtad-*.dist-info")
+    for place in required(metadata.Distribution.at(own).requires or []):
+        if not (site / place.name).exists():
+            (site / place.name).symlink_to(place)
+    run(*pip, "check", cwd=folder)
     return python.parent
+
+
+def required(requirements: Sequence[str]) -> Iterator[Path]:
+    """What distributions here put beside each other: those that meet the requirements, and what they require."""
+    waiting, known = [(text, "") for text in requirements], set()
+    while waiting:
+        text, extra = waiting.pop()
+        wanted = Requirement(text)
+        if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        for each in ("", *wanted.extras):
+            if (wanted.name, each) not in known:
+                known.add((wanted.name, each))
+                waiting += [(text, each) for text in metadata.requires(wanted.name) or []]
+        found = metadata.distribution(wanted.name)
+        yield from {Path(str(found.locate_file(file.parts[0]))) for file in found.files or [] if file.parts[0] != ".."}
 
 
 @pytest.mark.slow

@@ -163,6 +163,7 @@ def mock_logits(tokens: list[int], noise: float) -> Tensor:
     return _mock(tuple(tokens), noise)
 
 
+@cache
 def torch_model(folder: Path) -> Callable[[list[int]], Tensor]:
     """Logits of a checkpoint after some tokens: float32 [V]."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
