@@ -319,6 +319,7 @@ class TestHash:
         assert code_of(plain) == code_of(same)
         assert code_of(plain) != code_of(plain.replace("1", "2"))
 
+    @pytest.mark.slow
     def test_it_changes_with_every_module_that_writes_engines(self) -> None:
         sources = engine_sources()
         same, home = hash_of(sources), ROOT / "export"

@@ -27,7 +27,11 @@ METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "moda
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
-every_method = pytest.mark.parametrize("method", METHODS)
+DAILY = ("sample", "speculative", "specinfer", "mtad", "mmtad", "dsbd")
+"""One of each form of draft, and the paper's; a rule alone has tests of its own."""
+every_method = pytest.mark.parametrize(
+    "method", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 
 
 @pytest.fixture(scope="session")

@@ -159,6 +159,7 @@ def test_no_point_within_the_bounds_is_said(peak: list[int]) -> None:
     assert not tune.tune(llm, PROMPTS, DecodingParams(), Objective(max_perplexity=0.5)).fits
 
 
+@pytest.mark.slow
 def test_points_are_what_the_same_requests_give(exported: Path) -> None:
     llm = LLM(exported, RuntimeConfig(threads=1, prefix_tokens=0))
     base = DecodingParams(max_tokens=8, n=2, seed=9)
@@ -411,6 +412,7 @@ def test_what_is_measured_is_what_will_be_written(run: Run, pair: Path, monkeypa
     assert open_pair(pair).defaults == replace(bases[0], draft_len=2)
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -> None:
     before = (pair / "pair.json").read_bytes()
     code, out, _ = run(*SMALL, "--goal", "quality", "--min-speed", "0", "--dry-run", "--json", "--method", "mmtad")
