@@ -62,7 +62,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def required(requirements: Sequence[str]) -> Iterator[Path]:
     """What distributions here put beside each other: those that meet the requirements, and what they require."""
-    waiting, known = [(text, "") for text in requirements], set()
+    waiting, known = [(text, "") for text in requirements], set[tuple[str, str]]()
     while waiting:
         text, extra = waiting.pop()
         wanted = Requirement(text)
