@@ -32,7 +32,7 @@ from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from tests.support.families import FAMILIES, GROUPED, MULTI_HEAD, WINDOW, write_model
-from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
+from tests.support.steps import alone_and_together, make_step, more_tokens, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +143,8 @@ def test_a_text_without_grouped_queries_has_the_same_bits_in_any_batch(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rows_bits_do_not_depend_on_the_batch(family: str, exported: Callable[[str, str], Path]) -> None:
-    engine = open_engine(exported(family, "onnx") / "target")
-    for row, length in enumerate(LENGTHS):
-        engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
-    tokens = more_tokens(4, 5)
-    whole = engine.step(make_step(tokens, LENGTHS))
-    for steps, row in itertools.product((1, 2), range(4)):
-        alone = engine.step(make_step(tokens[row : row + 1, :steps], LENGTHS[row : row + 1], first_row=row))
-        assert torch.equal(alone[0], whole[row, :steps])
+    for alone, whole in alone_and_together(open_engine(exported(family, "onnx") / "target")):
+        assert torch.equal(alone, whole)
 
 
 @pytest.mark.slow

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 
-from engines import Step
+from engines import Engine, Step
 from engines.base import mask_length
 
 LENGTHS = [70, 5, 33, 1]
@@ -34,3 +37,14 @@ def make_step(
 
 def more_tokens(rows: int, steps: int) -> torch.Tensor:
     return torch.stack([some_tokens(100 + row, 8)[:steps] for row in range(rows)])
+
+
+def alone_and_together(engine: Engine) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits of a row that steps alone, and of the same row and steps among all of `LENGTHS`."""
+    for row, length in enumerate(LENGTHS):
+        engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
+    tokens = more_tokens(4, 5)
+    whole = engine.step(make_step(tokens, LENGTHS))
+    for steps, row in itertools.product((1, 2), range(4)):
+        alone = engine.step(make_step(tokens[row : row + 1, :steps], LENGTHS[row : row + 1], first_row=row))
+        yield alone[0], whole[row, :steps]

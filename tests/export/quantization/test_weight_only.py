@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +35,7 @@ from export.verification.check import check
 from export.verification.verify import ACTIVATIONS, TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
-from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
+from tests.support.steps import alone_and_together, some_tokens
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
 """Gemm with biases, fused weights, soft caps, matrices that are stored transposed, tied embeddings."""
@@ -147,14 +146,8 @@ def test_every_matrix_but_the_embedding_is_quantised(
 def test_a_rows_logits_depend_on_the_batch_by_no_more_than_rounding(
     precision: str, quantized: Callable[[str, str], Path]
 ) -> None:
-    engine = open_engine(quantized("gemma-2", precision))
-    for row, length in enumerate(LENGTHS):
-        engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
-    tokens = more_tokens(4, 5)
-    whole = engine.step(make_step(tokens, LENGTHS))
-    for steps, row in itertools.product((1, 2), range(4)):
-        alone = engine.step(make_step(tokens[row : row + 1, :steps], LENGTHS[row : row + 1], first_row=row))
-        torch.testing.assert_close(alone[0], whole[row, :steps], rtol=1e-4, atol=1e-4)
+    for alone, whole in alone_and_together(open_engine(quantized("gemma-2", precision))):
+        torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-4)
 
 
 class TestReport:
