@@ -99,15 +99,21 @@ def test_a_search_and_steps_beside_it_leave_the_executor_its_beam_width() -> Non
 
 
 def run_pair(seed: int, drafting: str) -> Counter[str]:
-    """One random schedule on executors that break, cancel and answer in any order."""
-    chance = random.Random(seed)
+    """One random schedule on executors that answer in any order; those of every second one break.
+
+    Of a tree, one leaf may fail alone: the text goes on with a smaller draft, whose tokens are others. So there are no
+    trees where executors break.
+    """
+    chance, faulty = random.Random(seed), seed % 2 == 1
     pair = Pair(chance.randint(1, 5), drafting, max_waiting=chance.choice([2, 64]))
     pair.target.chance, pair.auxiliary.chance = random.Random(seed), random.Random(seed + 1)
 
     def break_something(chance: random.Random) -> None:
-        chance.choice([pair.auxiliary, pair.target]).faults = [chance.choice(["error", "nan", None])]
+        if faulty:
+            chance.choice([pair.auxiliary, pair.target]).faults = [chance.choice(["error", "nan", None])]
 
-    reasons = run_schedule(seed, pair.loop, pool(drafting), break_something)
+    entries = [entry for entry in pool(drafting) if not (faulty and entry[1].spec.tree)]
+    reasons = run_schedule(seed, pair.loop, entries, break_something)
     assert pair.target.idle
     assert pair.auxiliary.idle
     return reasons
@@ -115,9 +121,9 @@ def run_pair(seed: int, drafting: str) -> Counter[str]:
 
 @pytest.mark.parametrize("drafting", ["steps", "search"])
 def test_every_request_of_a_random_schedule_ends_exactly_once_with_the_tokens_it_gets_alone(drafting: str) -> None:
-    reasons = sum((run_pair(seed, drafting) for seed in range(30)), Counter[str]())
+    reasons = sum((run_pair(seed, drafting) for seed in range(40)), Counter[str]())
     assert reasons["stop"] + reasons["length"] > 60
-    assert reasons["cancelled"] > 1
+    assert reasons["cancelled"] > 2
     assert reasons["error"] > 2
 
 
