@@ -86,7 +86,7 @@ def relaxed(scored: Scored, rows: Rows) -> Verdict:
     """
     chain = Chain.of(scored)
     ids, log_prob = chain.after.ids[:, :-1], chain.after.log_prob[:, :-1]
-    among = (ids == chain.tokens[:, :, None]) & (index(ids.shape[2], ids.device) < rows.count[:, :, None])
+    among = (ids == chain.tokens[:, :, None]) & (index(ids.shape[2], ids.device) < rows.rule_count[:, :, None])
     close = log_prob[:, :, 0].exp() - chain.log_p.exp() <= rows.threshold
     return _plain(scored, chain, among.any(-1) & close & (chain.log_p > -math.inf))
 
@@ -98,7 +98,7 @@ def fly(scored: Scored, rows: Rows) -> Verdict:
     `fly_entropy_threshold`, the threshold, and the next `fly_window_size` tokens would all be accepted. At temperature
     0, a token is accepted if it is the target's most likely one.
     """
-    chain, window = Chain.of(scored), rows.count
+    chain, window = Chain.of(scored), rows.rule_count
     p, levels = chain.after.log_prob[:, :-1], index(chain.drafted.shape[1], window.device)
     drawn, ratio = rows.drawn[:, None], (chain.log_p - chain.log_q).exp()
     likeliest = chain.tokens == chain.after.ids[:, :-1, 0]

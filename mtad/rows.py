@@ -72,7 +72,7 @@ class Rows(NamedTuple):
         min_p: float32 [R, 1, 1], relative to the most likely token.
         threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
             the other `RATIOS` its logarithm, -inf for 0.
-        count: int64 [R, 1], what the row's rule counts: `relaxed_topk` or `fly_window_size`.
+        rule_count: int64 [R, 1], what the row's rule counts: `relaxed_topk` or `fly_window_size`.
         log_confidence: float32 [R, 1], log-likelihood below which a path is not continued; -inf for never.
         log_fallback: float32 [R, 1], `bild`: log-probability below which the target decides; -inf for never.
         itself: float32 [K], conditional log-probability of an ended beam's only candidate, itself: 0, -inf, -inf, ..
@@ -100,7 +100,7 @@ class Rows(NamedTuple):
     top_p: Tensor
     min_p: Tensor
     threshold: Tensor
-    count: Tensor
+    rule_count: Tensor
     log_confidence: Tensor
     log_fallback: Tensor
     itself: Tensor
@@ -216,7 +216,7 @@ def stack_rows(
         top_p=column([max(p.top_p, LEAST) if p.top_p < 1 else 2.0 for p in params])[:, :, None],
         min_p=column([p.min_p for p in params])[:, :, None],
         threshold=column([_threshold(p) for p in params]),
-        count=torch.tensor(
+        rule_count=torch.tensor(
             [[p.fly_window_size if p.spec.rule == "fly" else p.relaxed_topk] for p in params], device=device
         ),
         log_confidence=column(list(map(_log, confidence))),

@@ -70,6 +70,6 @@ def run(options: argparse.Namespace, given: dict[str, Any]) -> None:
         f"{report.costs.auxiliary:.3f}, each further scored token {report.costs.token:.4f}\n\n"
         "draft_len  width  tokens per pass  x sample"
     )
-    for one in report.estimates:
-        best = "  <- fastest" if one is report.best else ""
-        print(f"{one.draft_len:9}  {one.width:5}  {one.tokens_per_pass:15.2f}  {one.speed:8.2f}{best}")
+    for row in report.estimates:
+        best = "  <- fastest" if row is report.best else ""
+        print(f"{row.draft_len:9}  {row.width:5}  {row.tokens_per_pass:15.2f}  {row.speed:8.2f}{best}")

@@ -119,8 +119,8 @@ def estimate(
     rows = stack_rows([params], block_shape([params], vocab), vocab, ())
     found = []
     for ids, first in texts:
-        logits = (_logits(model, ids, first)[:, :vocab] for model in (target, auxiliary))
-        found.append(acceptance(*logits, rows))
+        p, q = (_logits(model, ids, first)[:, :vocab] for model in (target, auxiliary))
+        found.append(acceptance(p, q, rows))
         progress()
     costs = costs or measure_costs(target, auxiliary, texts[0][0])
     means = np.array([one[0].mean() for one in found])

@@ -19,7 +19,8 @@ from mtad.reference.request import Distribution, Random, Request, Tokens
 from tests.support.mock_models import Pair, mock_pair, sure_pair
 
 VOCAB = 3
-COIN = Random(*[np.full((9, 9), math.nan, dtype=np.float32)] * 2, np.full(9, math.nan), np.full((9, 9), math.nan), 0.0)
+NONE = np.full((9, 9), math.nan, dtype=np.float32)
+COIN = Random(NONE, NONE, NONE[0], NONE, 0.0)
 """Numbers that are not drawn: what is compared with one has every outcome, with its probability."""
 BASE = DecodingParams(draft_len=2, beam_width=2, top_k=0, top_p=1.0)
 
