@@ -62,8 +62,8 @@ class RuntimeConfig:
     device: str = "cpu"
     threads: int | None = None
     provider: str | None = None
-    attention: str | None = None
     compute: str | None = None
+    attention: str | None = None
     graphs: bool = True
     tensor_parallel: int = 1
     rows: int | None = None

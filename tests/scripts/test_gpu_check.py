@@ -38,8 +38,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         options = [part, "--device", "cpu", "--sizes", "tiny", "--folder", str(folder)]
         run_bare(folder, *options, "--worker", *gpu_check.limits_of(part, "tiny"))
         whole |= Report(path).values["stages"]
-    Report(path, {"stages": whole}).save()
-    return Report(path)
+    report = Report(path)
+    report.values["stages"] = whole
+    return report
 
 
 def run_bare(folder: Path, *options: str) -> None:
