@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install, lint, type-check, test. With --fast first, only the daily tests: those not marked as slow. Other arguments go to
-# pytest, which runs a file of tests on each of two cores.
+# pytest, which runs a file of tests in each of three processes: on two cores, one of them mostly waits.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 ruff check .
@@ -11,4 +11,4 @@ if [ "${1:-}" = --fast ]; then
 elif ! [ -d build/baselines/target ]; then
     scripts/baselines.sh
 fi
-python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

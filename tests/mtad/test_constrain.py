@@ -178,6 +178,7 @@ def test_what_lies_in_unused_places_of_a_path_does_not_matter() -> None:
         assert torch.equal(bits(constrain(logits, other, terms(rows))), bits(found))
 
 
+@pytest.mark.slow
 def test_paths_of_a_draft_and_of_a_scored_tree_are_those_of_the_parents() -> None:
     lengths = Counter[int]()
     for cases, vocab, eos, run in mixed_runs()[:12]:

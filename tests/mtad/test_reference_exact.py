@@ -138,6 +138,7 @@ PAIRS = [mock_pair(seed, VOCAB, 1.2, noise) for seed in range(3) for noise in (0
     ],
     ids=lambda p: f"{p.method}-{p.beam_width}-{p.branching}-{p.replacement}",
 )
+@pytest.mark.slow
 def test_a_lossless_rule_writes_the_targets_distribution(params: DecodingParams) -> None:
     for pair, eos in zip(PAIRS, itertools.cycle([(), (1,)]), strict=False):
         request = asked(pair, params, eos)

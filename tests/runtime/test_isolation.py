@@ -81,6 +81,7 @@ def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
 
 
 @pytest.mark.parametrize("bad", [(0,), (11,), (15,), (0, 15), (3, 4, 9)])
+@pytest.mark.slow
 def test_those_that_break_a_block_are_found_by_halving(bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_mock(rows=16).loop, make(16))
     loop = make_mock(rows=16).loop
@@ -123,6 +124,7 @@ def test_an_error_that_does_not_come_again_ends_nobody(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [1e-37, 1e37])
+@pytest.mark.slow
 def test_every_number_that_is_accepted_ends_nobody(size: float, method: str) -> None:
     least: dict[str, Any] = (
         {"temperature": 0.01, "repetition_penalty": 1e-6} if size < 1 else {"top_p": 1.0, "draft_confidence": 1.0}

@@ -41,6 +41,7 @@ def texts(method: str, temperature: float, words: tuple[str, ...], prompt: tuple
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_no_bad_word_is_ever_complete(method: str, temperature: float) -> None:
     assert not [text for text in texts(method, temperature, WORDS) if any(word in text for word in WORDS)]
 
@@ -93,6 +94,7 @@ def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmles
 
 
 @pytest.mark.parametrize("method", ["sample", "speculative", "mmtad", "specinfer"])
+@pytest.mark.slow
 def test_real_engines_never_write_one_and_lossless_drafts_change_nothing(plain: LLM, method: str) -> None:
     params = DecodingParams(method=method, max_tokens=24, temperature=0.0, ignore_eos=True, accept_threshold=0.1)
     tokenizer = plain.pair.tokenizer.backend_tokenizer

@@ -87,6 +87,7 @@ LANGUAGES: list[tuple[Asked, Callable[[str], bool]]] = [
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("language", range(3))
+@pytest.mark.slow
 def test_texts_satisfy_their_grammar(
     method: str, language: int, tokenizer: Tokenizer, constrainer: Constrainer
 ) -> None:

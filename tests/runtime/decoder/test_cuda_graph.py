@@ -165,6 +165,7 @@ def batch_of(device: Device, params: Sequence[DecodingParams], committed: int = 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.slow
 def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) -> None:
     device = Device(4, recorder := ReplayRecorder())
     params = [DecodingParams(method=method, seed=row, draft_confidence=0.1) for row in range(rows)]
@@ -210,6 +211,7 @@ class Blank(Engine):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
     mode, gpu = fake_gpu()
     params = [DecodingParams(method=method, seed=1), DecodingParams(method="bild"), DecodingParams(method=method)]

@@ -190,6 +190,7 @@ def test_planning_needs_no_torch() -> None:
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.slow
 def test_never_slower_than_no_speculation_at_any_batch_size(kind: str, rows: int, rate: float) -> None:
     adaptive = against(kind, [always(rate)] * rows, CHAIN, seeds=4 if rows < 8 else 2)
     assert statistics.mean(adaptive) <= 1.03
@@ -197,6 +198,7 @@ def test_never_slower_than_no_speculation_at_any_batch_size(kind: str, rows: int
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.slow
 def test_a_chain_alone_is_as_fast_as_with_the_best_fixed_length(kind: str, rate: float) -> None:
     params = replace(CHAIN, max_tokens=800)
     adaptive = against(kind, [always(rate)], params, seeds=16)
