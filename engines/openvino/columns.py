@@ -33,6 +33,11 @@ class Pages:
         self.users = np.zeros(count, np.int64)
         self._free = list(range(count))[::-1]
 
+    def grow(self, more: int) -> None:
+        """Add `more` pages behind those that there are."""
+        self._free = [*range(len(self.users), len(self.users) + more)][::-1] + self._free
+        self.users = np.concatenate([self.users, np.zeros(more, np.int64)])
+
     def take(self) -> int:
         page = self._free.pop()
         self.users[page] = 1
@@ -86,15 +91,14 @@ class Columns:
 
     Args:
         rows, capacity: of the cache.
-        more: pages beside those that all rows need.
 
     Attributes:
         pages: the pool.
     """
 
-    def __init__(self, rows: int, capacity: int, more: int = 0) -> None:
+    def __init__(self, rows: int, capacity: int) -> None:
         each = capacity // PAGE
-        self.pages = Pages(rows * each + more)
+        self.pages = Pages(rows * each)
         self._table = np.zeros((rows, each), np.int32)
         self._owned = np.zeros(rows, np.int64)  # pages of each row
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
@@ -198,7 +202,8 @@ class Columns:
         return copies
 
     def held(self, row: int, start: int, end: int) -> list[int]:
-        """The pages of columns start .. end - 1 of a row."""
+        """The pages of columns start .. end - 1 of a row, which are stored."""
+        assert end <= self._stored[row], "a column is asked for that is not stored"
         return [int(page) for page in self._table[row, start // PAGE : -(-end // PAGE)]]
 
     def move(self, source: Ints, to: Ints) -> None:
@@ -217,13 +222,17 @@ class Columns:
         """Let a row begin with the first columns of another, whose pages it shares."""
         if source == to:
             return
-        tokens, positions = self._tokens[source, :columns], self._positions[source, :columns]
-        self.adopt(to, 0, self.held(source, 0, columns), tokens, positions)
-        self._stored[to] = min(columns, self._stored[source])
-        self._base[to] = self._stored[to]
+        stored = min(columns, int(self._stored[source]))
+        pages = self.held(source, 0, stored)
+        self.adopt(to, 0, pages, self._tokens[source, :stored], self._positions[source, :stored])
+        rest = slice(stored, columns)  # is known, and is run again
+        self._tokens[to, rest], self._positions[to, rest] = self._tokens[source, rest], self._positions[source, rest]
+        self._lead[to, rest] = np.arange(stored, columns) + 1
+        self._known[to] = columns
 
     def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Ints, positions: Ints) -> None:
         """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""
+        assert start <= self._stored[row], "columns would be missing before those that are adopted"
         self.pages.share(pages)
         first, end = start // PAGE, start + len(tokens)
         self.pages.release(self._table[row, first : self._owned[row]].tolist())

@@ -55,17 +55,25 @@ class OpenVinoEngine(Engine):
         compiled = core.compile_model(read_graph(folder / "model.onnx", spec), "CPU", options)
         self._request = compiled.create_infer_request()
         self._ports = [port for port in compiled.inputs if "_cache." in port.any_name]
-        self._open(0)
-
-    def _open(self, more: int) -> None:
-        """Allocate the cache, with `more` pages than its rows need."""
-        ov, spec = self._ov, self.spec
-        self.columns = Columns(spec.rows, spec.capacity, more)
-        count = len(self.columns.pages.users)
-        self._caches = []
         for port in self._ports:
+            if port.partial_shape[2].get_length() != PAGE:
+                problem = (
+                    f"its pages have {port.partial_shape[2]} columns, not {PAGE}: another version; give provider cpu"
+                )
+                raise InvalidInput("provider", "openvino", problem)
+        self.columns = Columns(spec.rows, spec.capacity)
+        self._caches: list[np.ndarray] = []
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Memory for all pages that there are; what the pages held before, they hold afterwards."""
+        ov, before = self._ov, self._caches
+        count, self._caches = len(self.columns.pages.users), []
+        for number, port in enumerate(self._ports):
             shape = [count, *(dim.get_length() for dim in list(port.partial_shape)[1:])]
             raw = np.zeros((count, int(np.prod(shape[1:])) * port.element_type.size), np.uint8)
+            if before:
+                raw[: len(before[number])] = before[number]
             kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
             tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
             self._caches.append(raw)
@@ -146,7 +154,8 @@ class OpenVinoEngine(Engine):
                 cache[:] = before
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
-        self._open(tokens // PAGE)
+        self.columns.pages.grow(tokens // PAGE)
+        self._allocate()
         return PagedPrefixCache(self, tokens)
 
 

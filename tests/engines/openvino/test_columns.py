@@ -110,6 +110,11 @@ class Texts:
             self.dense.held[row][to[row, 0] : to[row, -1] + 1] = [self.dense.held[row][column] for column in path]
             self.committed[row] += self.random.randint(1, len(path))
 
+    def cut(self, row: int, start: int) -> None:
+        for page in self.paged.columns.cut(row, start):
+            self.paged.pages[page] = [-1] * PAGE
+        self.committed[row] = start
+
     def copy(self, source: int, to: int, columns: int) -> None:
         self.paged.columns.copy(source, to, columns)
         self.dense.held[to][:columns] = self.dense.held[source][:columns]
@@ -127,7 +132,10 @@ def test_every_token_of_random_drafts_sees_what_its_mask_says(seed: int) -> None
             texts.block(rows, width, levels)
         if texts.random.random() < 0.4:
             source, to = texts.random.sample(range(ROWS), 2)
-            texts.copy(source, to, texts.committed[source] - 2 if texts.committed[source] > 4 else 3)
+            columns = max(3, texts.committed[source] - 2)
+            if texts.random.random() < 0.5:
+                texts.cut(source, columns)
+            texts.copy(source, to, columns)
         texts.paged.columns.check_integrity()
 
 
