@@ -66,9 +66,9 @@ def test_a_prompt_that_starts_as_an_earlier_one_shares_its_pages(llm: LLM) -> No
 
 
 def test_a_second_loop_on_the_pair_leaves_what_the_first_has_kept(llm: LLM) -> None:
-    params, prompt = DecodingParams(max_tokens=8, ignore_eos=True, seed=4), "kept by the first loop " * 10
+    params, prompt = DecodingParams(max_tokens=8, ignore_eos=True, seed=4), "kept by the first loop " * 6
     expected = llm.generate(prompt, params)[0]
-    LLM(llm.pair, RuntimeConfig()).generate("something else " * 20, params)
+    LLM(llm.pair, RuntimeConfig()).generate("something else " * 8, params)
     again = llm.generate(prompt, params)[0]
     assert again.token_ids == expected.token_ids
     assert again.statistics.reused_tokens >= 64
