@@ -127,7 +127,9 @@ class Step:
 
 
 class Engine(ABC):
-    """A compiled model with its KV cache. Engines differ in `step` alone.
+    """A compiled model with its KV cache.
+
+    Engines differ in `step` alone; one whose cache is not an array of columns overrides all that uses `kv`.
 
     Args:
         spec: what the engine's folder says of it.

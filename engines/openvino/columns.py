@@ -105,7 +105,7 @@ class Columns:
         self._lead = np.zeros((rows, capacity), np.int64)  # columns from 0 on that a column's token sees
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
         self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
-        self._base = np.zeros(rows, np.int64)  # columns that all later tokens see
+        self._base = np.zeros(rows, np.int64)  # no run starts before this column, and `_seen` is indexed from it
         self._seen = np.zeros((rows, 64, 64), np.bool_)  # what the columns from the base on see, from the base on
 
     def plan(
@@ -114,24 +114,25 @@ class Columns:
         """The run of a step, whose arguments are those of `engines.base.Step`; the mask is [R, S, L].
 
         A row that begins behind the columns it has was not brought up to date, so nobody asks for its result: it is run
-        as if it were, and changes nothing.
+        as if it were, and changes no column that the row is known to hold.
         """
         count, steps = tokens.shape
         rows = np.arange(first_row, first_row + count)
         ends, at = write_at + steps, write_at[:, None] + np.arange(steps)
-        gap = write_at > self._known[rows]
+        lagging = write_at > self._known[rows]
         lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))
-        causal = (lead > at).all(1) | gap
+        causal = (lead > at).all(1) | lagging
         past = np.minimum(np.minimum(write_at, self._stored[rows]), lead.min(1))
         past = np.maximum(past, np.minimum(self._base[rows], write_at))
-        past[gap] = write_at[gap]
+        past[lagging] = write_at[lagging]
+        # go back until no column that is run again needs one that is neither run again nor seen by all
         for number in np.flatnonzero(past < write_at):
             row, start = rows[number], int(write_at[number])
             least = int(past[number])
             while (lower := max(min(least, int(self._lead[row, least:start].min())), int(self._base[row]))) < least:
                 least = lower
             past[number] = least
-        fresh = (past == write_at) & ~gap
+        fresh = (past == write_at) & ~lagging
         self._base[rows] = np.where(fresh, write_at, self._base[rows])
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
         self._lead[rows[:, None], at] = lead
@@ -139,19 +140,23 @@ class Columns:
             row, base, end = rows[number], int(self._base[rows[number]]), int(ends[number])
             self._reserve(end - base)
             self._seen[row, end - steps - base : end - base, : end - base] = mask[number, :, base:end]
-        self._stored[rows] = np.where(gap, self._stored[rows], ends)
-        self._known[rows] = np.where(gap, self._known[rows], ends)
-        return self._run(rows, past, ends, steps, keep, gap)
+        self._stored[rows] = np.where(lagging, self._stored[rows], ends)
+        self._known[rows] = np.where(lagging, self._known[rows], ends)
+        return self._run(rows, past, ends, steps, keep, lagging)
 
-    def _run(self, rows: Ints, past: Ints, ends: Ints, steps: int, keep: Ints, gap: NDArray[np.bool_]) -> Run:
+    def _run(self, rows: Ints, past: Ints, ends: Ints, steps: int, keep: Ints, lagging: NDArray[np.bool_]) -> Run:
         sizes = ends - past
         begins = np.concatenate([[0], sizes.cumsum()])
         columns = np.arange(begins[-1]) + np.repeat(past - begins[:-1], sizes)
         at = np.repeat(rows, sizes), columns
-        copies = [pair for row, start, end in zip(rows, past, ends, strict=True) for pair in self._own(row, start, end)]
+        copies = [
+            pair
+            for row, start, end in zip(rows, past, ends, strict=True)
+            for pair in self._make_writable(row, start, end)
+        ]
         used = -(-ends // PAGE)
         table = self._table[rows]
-        causal = (self._lead[at] > columns) | np.repeat(gap, sizes)
+        causal = (self._lead[at] > columns) | np.repeat(lagging, sizes)
         sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
         if not causal.all():
             own = np.split(causal, begins[1:-1])
@@ -187,7 +192,7 @@ class Columns:
             grown[:, : self._seen.shape[1], : self._seen.shape[1]] = self._seen
             self._seen = grown
 
-    def _own(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
+    def _make_writable(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
         """See to it that a row alone has the pages of columns start .. end - 1; what is to be copied for that."""
         copies = []
         for number in range(min(start // PAGE, int(self._owned[row])), -(-end // PAGE)):
@@ -201,7 +206,7 @@ class Columns:
                     copies.append((shared, int(self._table[row, number])))
         return copies
 
-    def held(self, row: int, start: int, end: int) -> list[int]:
+    def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row, which are stored."""
         assert end <= self._stored[row], "a column is asked for that is not stored"
         return [int(page) for page in self._table[row, start // PAGE : -(-end // PAGE)]]
@@ -223,7 +228,7 @@ class Columns:
         if source == to:
             return
         stored = min(columns, int(self._stored[source]))
-        pages = self.held(source, 0, stored)
+        pages = self.pages_of(source, 0, stored)
         self.adopt(to, 0, pages, self._tokens[source, :stored], self._positions[source, :stored])
         rest = slice(stored, columns)  # is known, and is run again
         self._tokens[to, rest], self._positions[to, rest] = self._tokens[source, rest], self._positions[source, rest]

@@ -174,7 +174,7 @@ class PagedPrefixCache(PrefixCache):
     def _keep(self, slot: int, row: int, number: int) -> None:
         columns = self._engine.columns
         columns.pages.release(self._pages.get(slot, []))
-        self._pages[slot] = columns.held(row, number * KV_PAGE, (number + 1) * KV_PAGE)
+        self._pages[slot] = columns.pages_of(row, number * KV_PAGE, (number + 1) * KV_PAGE)
         columns.pages.share(self._pages[slot])
 
     def check_integrity(self) -> None:

@@ -79,16 +79,16 @@ def _refused(why: str) -> InvalidInput:
 
 
 def _paged(context: Any, spec: EngineSpec) -> Any:
-    """PagedAttention in place of an Attention of `engines.pytorch.hook`, behind what that did to its inputs."""
+    """PagedAttention in place of an Attention, past the Slice, Reshape or Concat that `engines.pytorch.hook` put first."""
     op = importlib.import_module("openvino.opset13")
     query, key, value, mask = (context.get_input(at) for at in range(4))
     if context.get_attribute("softcap", 0.0):
         raise _refused(f"{spec.architecture} caps its attention scores, which OpenVINO's paged attention cannot")
     if not _leads_to_input(mask):
         raise _refused(f"{spec.architecture} has a sliding window, which is not supported together with draft trees")
-    key, value = (_behind(x, "Slice") for x in (key, value))
+    key, value = (_input_before(x, "Slice") for x in (key, value))
     grouped, size = _kind(query) == "Reshape", spec.head_dim  # query heads of one KV head are queries of it
-    query = _behind(query, "Reshape" if grouped else "Concat")
+    query = _input_before(query, "Reshape" if grouped else "Concat")
 
     def tokens_first(x: Any) -> Any:
         """[1, H, T, D] as [T, H D]."""
@@ -176,7 +176,7 @@ def _kind(output: Any) -> str:
     return str(output.get_node().get_type_name())
 
 
-def _behind(output: Any, kind: str) -> Any:
+def _input_before(output: Any, kind: str) -> Any:
     """What the one operator of this kind was given, which the exporter put before attention."""
     if _kind(output) != kind:
         raise _refused(f"the graph has {_kind(output)} before its attention where {kind} is expected")
