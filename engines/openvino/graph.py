@@ -79,7 +79,7 @@ def _refused(why: str) -> InvalidInput:
 
 
 def _paged(context: Any, spec: EngineSpec) -> Any:
-    """PagedAttention in place of an Attention, past the Slice, Reshape or Concat that `engines.pytorch.hook` put first."""
+    """PagedAttention in place of an Attention, past what `engines.pytorch.hook` put before it."""
     op = importlib.import_module("openvino.opset13")
     query, key, value, mask = (context.get_input(at) for at in range(4))
     if context.get_attribute("softcap", 0.0):
