@@ -1,13 +1,14 @@
 # The HTTP server, on a CPU: docs/deployment.md says how it is built and run, and what to change for a GPU.
 FROM python:3.11-slim
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# an index with PyTorch's builds for CPUs; without it, pip takes the build for CUDA
+ARG TORCH_INDEX=
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY engines engines
 COPY export export
 COPY mtad mtad
 COPY runtime runtime
-RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$TORCH_INDEX" '.[serve]' \
+RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '.[serve]' \
     && useradd --create-home mtad
 USER mtad
 WORKDIR /home/mtad

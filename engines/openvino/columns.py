@@ -193,7 +193,7 @@ class Columns:
             self._seen = grown
 
     def _make_writable(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
-        """See to it that a row alone has the pages of columns start .. end - 1; what is to be copied for that."""
+        """Give a row pages of its own for columns start .. end - 1; returns which pages to copy, (from, to)."""
         copies = []
         for number in range(min(start // PAGE, int(self._owned[row])), -(-end // PAGE)):
             if number >= self._owned[row]:

@@ -33,7 +33,7 @@ class DeviceRole(EngineRole):
         return batch.padded.length
 
     def _step(self, batch: Batch, inputs: Inputs, first: int, end: int) -> Tensor:
-        """See `EngineRole._step`; logits that need no conversion stay in a graph's own memory."""
+        """Run a step inside a graph: logits that need no conversion stay in the graph's own memory."""
         assert batch.padded is not None
         behind = torch.where(batch.padded.real, inputs.write_at, self.engine.spec.capacity)
         inputs = inputs._replace(write_at=behind)
@@ -49,20 +49,20 @@ class DeviceRole(EngineRole):
 
 
 class DeviceDrafter(DeviceRole, Drafter):
-    """See `Drafter`."""
+    """A drafter whose steps a CUDA graph can hold."""
 
 
 class DeviceAuxiliary(DeviceRole, EngineAuxiliary):
-    """See `EngineAuxiliary`."""
+    """An auxiliary whose steps a CUDA graph can hold."""
 
     drafter = DeviceDrafter
 
 
 class DeviceTarget(DeviceRole, EngineTarget):
-    """See `EngineTarget`."""
+    """A target whose steps a CUDA graph can hold."""
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
-        """See `EngineTarget.score`; in memory that all blocks share, as logits are looked at behind the block."""
+        """Score in memory that all blocks share, because logits are looked at after the block."""
         logits = super().score(batch, tree)
         if not self.engine.capturable or any(logits is shared for shared in self._logits.values()):
             return logits
