@@ -15,48 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.openvino.graph import PAGE
+from engines.pages import PageTable
 
 Ints = NDArray[np.int64]
-
-
-class Pages:
-    """A pool of pages that several rows may share; a shared page is never written.
-
-    Args:
-        count: pages in all.
-
-    Attributes:
-        users: rows and kept prefixes that hold each page.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.users = np.zeros(count, np.int64)
-        self._free = list(range(count))[::-1]
-
-    def grow(self, more: int) -> None:
-        """Add `more` pages behind those that there are."""
-        self._free = [*range(len(self.users), len(self.users) + more)][::-1] + self._free
-        self.users = np.concatenate([self.users, np.zeros(more, np.int64)])
-
-    def take(self) -> int:
-        page = self._free.pop()
-        self.users[page] = 1
-        return page
-
-    def share(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self.users[page] += 1
-
-    def release(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self.users[page] -= 1
-            if not self.users[page]:
-                self._free.append(page)
-
-    def check_integrity(self, held: Sequence[int]) -> None:
-        """Whether `held`, what all holders hold together, is what the pool counts; raises AssertionError."""
-        assert np.array_equal(np.bincount(list(held), minlength=len(self.users)), self.users), "a page is lost"
-        assert sorted(self._free) == np.flatnonzero(self.users == 0).tolist(), "a page is free and held, or neither"
 
 
 class Run(NamedTuple):
@@ -93,14 +54,11 @@ class Columns:
         rows, capacity: of the cache.
 
     Attributes:
-        pages: the pool.
+        table: each row's pages.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
-        each = capacity // PAGE
-        self.pages = Pages(rows * each)
-        self._table = np.zeros((rows, each), np.int32)
-        self._owned = np.zeros(rows, np.int64)  # pages of each row
+        self.table = PageTable(rows, capacity, PAGE)
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
         self._lead = np.zeros((rows, capacity), np.int64)  # columns from 0 on that a column's token sees
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
@@ -152,10 +110,10 @@ class Columns:
         copies = [
             pair
             for row, start, end in zip(rows, past, ends, strict=True)
-            for pair in self._make_writable(row, start, end)
+            for pair in self.table.make_writable(row, start, end)
         ]
         used = -(-ends // PAGE)
-        table = self._table[rows]
+        table = self.table.table[rows]
         causal = (self._lead[at] > columns) | np.repeat(lagging, sizes)
         sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
         if not causal.all():
@@ -192,24 +150,10 @@ class Columns:
             grown[:, : self._seen.shape[1], : self._seen.shape[1]] = self._seen
             self._seen = grown
 
-    def _make_writable(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Give a row pages of its own for columns start .. end - 1; returns which pages to copy, (from, to)."""
-        copies = []
-        for number in range(min(start // PAGE, int(self._owned[row])), -(-end // PAGE)):
-            if number >= self._owned[row]:
-                self._table[row, number] = self.pages.take()
-                self._owned[row] = number + 1
-            elif self.pages.users[shared := int(self._table[row, number])] > 1:
-                self._table[row, number] = self.pages.take()
-                self.pages.release([shared])
-                if start > number * PAGE:
-                    copies.append((shared, int(self._table[row, number])))
-        return copies
-
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row, which are stored."""
         assert end <= self._stored[row], "a column is asked for that is not stored"
-        return [int(page) for page in self._table[row, start // PAGE : -(-end // PAGE)]]
+        return self.table.pages_of(row, start, end)
 
     def move(self, source: Ints, to: Ints) -> None:
         """What columns `source` [R, D] hold becomes what columns `to` are going to hold: a path, each behind the last.
@@ -238,11 +182,8 @@ class Columns:
     def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Ints, positions: Ints) -> None:
         """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""
         assert start <= self._stored[row], "columns would be missing before those that are adopted"
-        self.pages.share(pages)
-        first, end = start // PAGE, start + len(tokens)
-        self.pages.release(self._table[row, first : self._owned[row]].tolist())
-        self._table[row, first : first + len(pages)] = pages
-        self._owned[row] = first + len(pages)
+        self.table.adopt(row, start, pages)
+        end = start + len(tokens)
         self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
         self._lead[row, start:end] = np.arange(start, end) + 1
         self._stored[row] = self._known[row] = self._base[row] = end
@@ -252,18 +193,13 @@ class Columns:
 
         Of a page that goes on before `start`, the columns before are run again.
         """
-        first = start // PAGE
-        gone = self._table[row, first : self._owned[row]].tolist()
-        zeroed = [page for page in gone if self.pages.users[page] == 1]
-        self.pages.release(gone)
-        self._owned[row] = min(self._owned[row], first)
+        zeroed = self.table.cut(row, start)
         self._known[row] = min(self._known[row], start)
-        self._stored[row] = min(self._stored[row], first * PAGE)
+        self._stored[row] = min(self._stored[row], start // PAGE * PAGE)
         self._base[row] = min(self._base[row], self._stored[row])
         return zeroed
 
     def check_integrity(self, others: Sequence[int] = ()) -> None:
         """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
-        rows = [page for row, owned in enumerate(self._owned) for page in self._table[row, :owned].tolist()]
-        self.pages.check_integrity([*rows, *others])
+        self.table.check_integrity(others)
         assert (self._stored <= self._known).all(), "a column is stored whose token is not known"

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.base import KV_PAGE, Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.openvino.columns import Columns
 from engines.openvino.graph import PAGE, load_openvino, read_graph
+from engines.pages import PagedPrefixCache
 from engines.prefix_cache import PrefixCache
 from mtad.errors import InvalidInput
 
@@ -68,7 +69,7 @@ class OpenVinoEngine(Engine):
     def _allocate(self) -> None:
         """Memory for all pages that there are; what the pages held before, they hold afterwards."""
         ov, before = self._ov, self._caches
-        count, self._caches = len(self.columns.pages.users), []
+        count, self._caches = len(self.columns.table.pages.users), []
         for number, port in enumerate(self._ports):
             shape = [count, *(dim.get_length() for dim in list(port.partial_shape)[1:])]
             raw = np.zeros((count, int(np.prod(shape[1:])) * port.element_type.size), np.uint8)
@@ -154,29 +155,9 @@ class OpenVinoEngine(Engine):
                 cache[:] = before
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
-        self.columns.pages.grow(tokens // PAGE)
+        self.columns.table.pages.grow(tokens // PAGE)
         self._allocate()
-        return PagedPrefixCache(self, tokens)
+        return PagedPrefixCache(self.columns.table, tokens, self.page_bytes, self._adopt)
 
-
-class PagedPrefixCache(PrefixCache):
-    """Kept prefixes that are pages of the engine's own pool: keeping and restoring them copies nothing."""
-
-    def __init__(self, engine: OpenVinoEngine, tokens: int) -> None:
-        self._engine, self._pages = engine, dict[int, list[int]]()
-        self._begin(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // PAGE * engine.page_bytes)
-
-    def _load(self, slot: int, row: int, number: int, tokens: Sequence[int]) -> None:
-        start = number * KV_PAGE
-        positions = np.arange(start, start + KV_PAGE)
-        self._engine.columns.adopt(row, start, self._pages[slot], np.array(tokens), positions)
-
-    def _keep(self, slot: int, row: int, number: int) -> None:
-        columns = self._engine.columns
-        columns.pages.release(self._pages.get(slot, []))
-        self._pages[slot] = columns.pages_of(row, number * KV_PAGE, (number + 1) * KV_PAGE)
-        columns.pages.share(self._pages[slot])
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        self._engine.columns.check_integrity([page for pages in self._pages.values() for page in pages])
+    def _adopt(self, row: int, start: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
+        self.columns.adopt(row, start, pages, np.array(tokens), np.arange(start, start + len(tokens)))

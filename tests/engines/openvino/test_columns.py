@@ -19,7 +19,7 @@ class Paged:
 
     def __init__(self) -> None:
         self.columns = Columns(ROWS, CAPACITY)
-        self.pages = [[0] * PAGE for _ in self.columns.pages.users]
+        self.pages = [[0] * PAGE for _ in self.columns.table.pages.users]
 
     def run(self, run: Run) -> list[int]:
         for source, to in run.copies:

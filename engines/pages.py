@@ -1,0 +1,157 @@
+"""A cache that is a pool of pages: which rows and kept prefixes hold which. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engines.base import KV_PAGE
+from engines.prefix_cache import PrefixCache
+
+
+class Pages:
+    """A pool of pages that several rows may share; a shared page is never written.
+
+    Args:
+        count: pages in all.
+
+    Attributes:
+        users: rows and kept prefixes that hold each page.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.users = np.zeros(count, np.int64)
+        self._free = list(range(count))[::-1]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def grow(self, more: int) -> None:
+        """Add `more` pages behind those that there are."""
+        self._free = [*range(len(self.users), len(self.users) + more)][::-1] + self._free
+        self.users = np.concatenate([self.users, np.zeros(more, np.int64)])
+
+    def take(self) -> int:
+        page = self._free.pop()
+        self.users[page] = 1
+        return page
+
+    def share(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] -= 1
+            if not self.users[page]:
+                self._free.append(page)
+
+    def check_integrity(self, held: Sequence[int]) -> None:
+        """Whether `held`, what all holders hold together, is what the pool counts; raises AssertionError."""
+        assert np.array_equal(np.bincount(list(held), minlength=len(self.users)), self.users), "a page is lost"
+        assert sorted(self._free) == np.flatnonzero(self.users == 0).tolist(), "a page is free and held, or neither"
+
+
+class PageTable:
+    """The pages of each row: page n of a row holds its columns n size .. (n + 1) size - 1.
+
+    Args:
+        rows, capacity: of the cache; the capacity is a multiple of `size`.
+        size: columns of a page.
+        count: pages of the pool; default: as many as all rows can fill.
+
+    Attributes:
+        pages: the pool.
+        table: int32 [rows, capacity / size], of which each row's first `owned` are its own.
+        owned: int64 [rows], pages of each row.
+    """
+
+    def __init__(self, rows: int, capacity: int, size: int, count: int | None = None) -> None:
+        each = capacity // size
+        self.size = size
+        self.pages = Pages(rows * each if count is None else count)
+        self.table = np.zeros((rows, each), np.int32)
+        self.owned = np.zeros(rows, np.int64)
+
+    def make_writable(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Give a row pages of its own for columns start .. end - 1; returns which pages to copy, (from, to)."""
+        copies = []
+        for number in self._missing(row, start, end):
+            page = self.pages.take()
+            if number < self.owned[row]:
+                shared = int(self.table[row, number])
+                self.pages.release([shared])
+                if start > number * self.size:
+                    copies.append((shared, page))
+            self.table[row, number] = page
+        self.owned[row] = max(self.owned[row], -(-end // self.size))
+        return copies
+
+    def missing(self, row: int, start: int, end: int) -> int:
+        """Pages that `make_writable` would take from the pool."""
+        return len(self._missing(row, start, end))
+
+    def _missing(self, row: int, start: int, end: int) -> list[int]:
+        owned = int(self.owned[row])
+        numbers = range(min(start // self.size, owned), -(-end // self.size))
+        return [n for n in numbers if n >= owned or self.pages.users[self.table[row, n]] > 1]
+
+    def pages_of(self, row: int, start: int, end: int) -> list[int]:
+        """The pages of columns start .. end - 1 of a row."""
+        return [int(page) for page in self.table[row, start // self.size : -(-end // self.size)]]
+
+    def adopt(self, row: int, start: int, pages: Sequence[int]) -> None:
+        """Let a row's pages from column `start` on, a page's first, be these, which it shares."""
+        self.pages.share(pages)
+        first = start // self.size
+        self.pages.release(self.table[row, first : self.owned[row]].tolist())
+        self.table[row, first : first + len(pages)] = pages
+        self.owned[row] = first + len(pages)
+
+    def cut(self, row: int, start: int) -> list[int]:
+        """Take the page of column `start` and those behind it from a row; returns those that nobody holds now."""
+        first = start // self.size
+        gone = self.table[row, first : self.owned[row]].tolist()
+        self.pages.release(gone)
+        self.owned[row] = min(self.owned[row], first)
+        return [page for page in gone if not self.pages.users[page]]
+
+    def check_integrity(self, others: Sequence[int] = ()) -> None:
+        """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
+        rows = [page for row, owned in enumerate(self.owned) for page in self.table[row, :owned].tolist()]
+        self.pages.check_integrity([*rows, *others])
+
+
+class PagedPrefixCache(PrefixCache):
+    """Kept prefixes that are pages of the engine's own pool: keeping and restoring them copies nothing.
+
+    Args:
+        table: the engine's, whose pool has room for `tokens` tokens more than its rows hold.
+        tokens: tokens to keep at most; rounded down to pages of 64.
+        page_bytes: bytes of one page of the pool.
+        adopt: lets a row's columns from one on, the first of a page, be those of pages: row, column, pages, tokens.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        tokens: int,
+        page_bytes: int,
+        adopt: Callable[[int, int, Sequence[int], Sequence[int]], None],
+    ) -> None:
+        self._table, self._adopt, self._pages = table, adopt, dict[int, list[int]]()
+        self._begin(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // table.size * page_bytes)
+
+    def _load(self, slot: int, row: int, number: int, tokens: Sequence[int]) -> None:
+        self._adopt(row, number * KV_PAGE, self._pages[slot], tokens)
+
+    def _keep(self, slot: int, row: int, number: int) -> None:
+        self._table.pages.release(self._pages.get(slot, []))
+        self._pages[slot] = self._table.pages_of(row, number * KV_PAGE, (number + 1) * KV_PAGE)
+        self._table.pages.share(self._pages[slot])
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self._table.check_integrity([page for pages in self._pages.values() for page in pages])
