@@ -34,8 +34,7 @@ class RuntimeConfig:
 
     Attributes:
         device: Where both engines run: cpu, cuda, or cuda:N for GPU number N.
-        threads: CPU threads of the target's engine; by default, all cores. The auxiliary has one, because its steps are
-            too small to use more.
+        threads: CPU threads of each engine; by default, all cores.
         provider: What runs an ONNX engine: openvino on a CPU, or ONNX Runtime's execution provider cpu or cuda; by
             default, ONNX Runtime's for the device.
         compute: Type that OpenVINO computes in and keeps its cache in: float32 or bfloat16; by default, bfloat16 where

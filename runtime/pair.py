@@ -40,7 +40,7 @@ class Pair:
         eos: tokens that end a text, the target's.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
-        threads: CPU threads of the target.
+        threads: CPU threads of each engine.
         limited: whether `pair.json` has a `max_tokens` of its own.
 
     Raises:
@@ -106,7 +106,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         engine = open_engine(folder / "target", placement, rows, scratch)
     return Pair(
         target=engine,
-        auxiliary=_open_auxiliary(folder / "auxiliary", replace(placement, threads=1), rows, scratch),
+        auxiliary=_open_auxiliary(folder / "auxiliary", placement, rows, scratch),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
@@ -118,7 +118,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
 
 
 def _open_auxiliary(folder: Path, placement: Placement, rows: int | None, scratch: int) -> Engine:
-    """Open the auxiliary's engine; of a pair on OpenVINO where its own steps are the shortest.
+    """Open the auxiliary's engine; of a pair on OpenVINO where its own drafts take the shortest.
 
     Small models are bound by what a runtime does between operators, which ONNX Runtime has less of.
     """
@@ -126,23 +126,35 @@ def _open_auxiliary(folder: Path, placement: Placement, rows: int | None, scratc
         return open_engine(folder, placement, rows, scratch)
     others = placement, replace(placement, provider="cpu", compute=None)
     engines = {str(one.provider): open_engine(folder, one, rows) for one in others}
-    seconds = {name: _step_seconds(engine) for name, engine in engines.items()}
+    seconds = {name: _draft_seconds(engine) for name, engine in engines.items()}
     best = min(seconds, key=seconds.__getitem__)
     each = ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())
-    log.info("the auxiliary runs on provider %s: steps take %s", best, each)
+    log.info("the auxiliary runs on provider %s: drafts take %s", best, each)
     return engines[best]
 
 
-def _step_seconds(engine: Engine) -> float:
-    """Seconds of a step of one level, the mean of one row and of all rows, each the least of a few."""
-    spec, columns, taken = engine.spec, min(256, engine.spec.capacity), 0.0
+def _draft_seconds(engine: Engine, levels: int = 4, beams: int = 4) -> float:
+    """Seconds of the steps of a draft behind a prompt, the mean of one row and of all rows, each the least of a few."""
+    spec = engine.spec
+    length = min(128, spec.capacity)
+    start, taken = length - (levels - 1) * beams, 0.0
+    columns = torch.arange(length)
+    engine.step(Step.causal(torch.zeros(spec.rows, start, dtype=torch.int64), 0, spec.capacity, columns[:0]))
     for rows in (1, spec.rows):
-        tokens = torch.zeros(rows, 4, dtype=torch.int64)
-        step = Step.causal(tokens, columns - 4, spec.capacity, torch.arange(4))
+        steps = [Step.causal(torch.zeros(rows, 2, dtype=torch.int64), start - 2, spec.capacity, columns[1:2])]
+        for level in range(levels - 1):
+            first = torch.full((rows,), start + level * beams)
+            behind = columns - start  # each beam sees the slots of its own above it
+            sees = (behind < 0) | ((behind % beams == columns[:beams, None]) & (behind < (level + 1) * beams))
+            mask = sees.expand(rows, 1, beams, length)
+            tokens = torch.zeros(rows, beams, dtype=torch.int64)
+            out = torch.empty(rows, beams, spec.vocab_size, dtype=spec.torch_dtype)
+            steps.append(Step(tokens, tokens + start + level, first, mask.contiguous(), columns[:beams], out=out))
         least = math.inf
         for _ in range(8):
             began = time.perf_counter()
-            engine.step(step)
+            for step in steps:
+                engine.step(step)
             least = min(least, time.perf_counter() - began)
         taken += least / 2
     for row in range(spec.rows):

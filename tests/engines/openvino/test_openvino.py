@@ -6,15 +6,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from engines import Placement, open_engine
+from engines.openvino.columns import Run
+from engines.openvino.engine import OpenVinoEngine
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.pair import _draft_seconds
 from tests.support.steps import make_step, some_tokens
 
 FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
@@ -83,6 +87,24 @@ def test_the_cache_is_what_it_was_after_measuring(folder: Path) -> None:
         engine.clear_row(0)
         engine.step(make_step(some_tokens(3, 70)[None], [0], keep=[]))
     torch.testing.assert_close(engine.step(step), expected)
+
+
+def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(folder / "auxiliary", Placement(provider="openvino", compute="float32"), rows=2)
+    assert isinstance(engine, OpenVinoEngine)
+    runs, plan = list[Run](), engine.columns.plan
+
+    def record(*arguments: Any) -> Run:
+        runs.append(plan(*arguments))
+        return runs[-1]
+
+    monkeypatch.setattr(engine.columns, "plan", record)
+    assert _draft_seconds(engine) > 0
+    assert {tuple(run.past) for run in runs[1:]} == {(114,), (116,), (114, 114), (116, 116)}
+    assert {run.tokens.shape[1] // len(run.past) for run in runs[1:]} == {2, 4, 8, 12}
+    engine.columns.check_integrity()
 
 
 @pytest.mark.parametrize(
