@@ -24,6 +24,8 @@ GAIN = 1.02
 PROBE_SHARE = 0.01
 """A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
 
+SETTLED = 8
+"""Blocks after a change that tell how wrong the table is about what it was changed to."""
 
 LEAST, MOST_ERROR = BlockShape(1, 1, 1), 1.6
 """The smallest draft, and the factor by which the table is at most taken to be wrong about it, against no draft."""
@@ -100,7 +102,8 @@ class Planner:
 
     A block takes the seconds of the table times the machine's speed. If it drafts, it takes some more: the table's
     error of the smallest draft, since what the table misses is the host's work, which larger drafts share. In the first
-    blocks after a change between drafting and not, an error of the table is that one; later it is the speed's.
+    blocks after a change between drafting and not, an error of the table is that one; after a change of the draft, it
+    is that draft's own; later it is the speed's.
 
     Nothing is learnt of what is not run, so now and then a probe runs another width (0 drafts nothing), in turn.
     `PROBE_SHARE` bounds what probes lose.
@@ -116,6 +119,7 @@ class Planner:
         self._block_seconds = lru_cache(4096)(costs.block)
         self._acceptance = Acceptance(max_draft_len)
         self._speed = self._draft_error = 1.0
+        self._own_error: dict[tuple[int, BlockShape], tuple[int, float]] = {}  # times seen, mean logarithm
         self._rows: dict[int, tuple[int, dict[DraftSize, DecodingParams]]] = {}
         self._text_tokens = 64.0
         self._ids: list[int] = []
@@ -127,7 +131,7 @@ class Planner:
         self._now = DraftSize(max_draft_len, 1)
         self._rate = 0.0
         self._countdown = 0
-        self._alike = 8
+        self._alike = self._same = SETTLED
         self._timed = [1, 1]
         self._probes = 0
         self._since_probe = math.inf
@@ -174,9 +178,14 @@ class Planner:
                 self._acceptance.add(method, width, drafted, count)
         drafts = self._block[1].draft_len > 0
         self._alike = self._alike + 1 if drafts == (before[1].draft_len > 0) else 0
+        self._same = self._same + 1 if self._block[1] == before[1] else 0
         if self._block == before:  # else tensors were made anew
             off = math.log(max(seconds, 1e-9) / self._expect(*before, max(request.committed for request in requests)))
-            off, changed = min(max(off, -0.7), 0.7), self._alike <= 8
+            off, changed = min(max(off, -0.7), 0.7), self._alike <= SETTLED
+            if drafts and not changed and self._same <= SETTLED:
+                times, error = self._own_error.get(before, (0, 0.0))
+                self._own_error[before] = times + 1, error + off * max(0.05, 1 / (times + 5))
+                return
             self._timed[changed] += 1
             if not (drafts and changed):
                 self._speed *= math.exp(off * max(0.2, 1 / self._timed[False]))
@@ -268,7 +277,8 @@ class Planner:
         seconds = self._block_seconds(rows, shape, columns)
         if shape.draft_len:
             seconds += (self._draft_error - 1) * self._block_seconds(rows, LEAST, columns)
-        return max(1e-9, self._speed * seconds)
+        error = self._own_error.get((rows, shape), (0, 0.0))[1]
+        return max(1e-9, self._speed * seconds * math.exp(error))
 
     def _catch_up(self, request: Request, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
