@@ -43,7 +43,7 @@ that of 1.64 billion parameters, 6.56 GB: 7.32 GB (`python -m scripts.export_mem
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EngineEstimate:
     """What one engine takes.
 
     Attributes:
@@ -66,8 +66,8 @@ class Estimate:
     seconds: float
 
 
-def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[Estimate], Memory]:
-    """Estimate the export of a plan to `folder`; nothing is read but configurations.
+def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[EngineEstimate], Memory]:
+    """EngineEstimate the export of a plan to `folder`; nothing is read but configurations.
 
     Returns:
         what the target and the auxiliary take, and the memory of the runtime with both, as `LLM` will print it.
@@ -78,7 +78,7 @@ def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[Estimate], Memory]
     return engines, Memory.of(target, auxiliary, disk, NODES + 1, 2 * target.capacity)
 
 
-def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
+def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstimate:
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
     parameters = sum(parameter.numel() for parameter in empty.parameters())  # tied ones count once
@@ -91,7 +91,7 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
     form = "torch" if is_torch else "onnx"  # a plan's build comes on top: not measured
     made = model.download > 0 or bool(engine_differs(folder, spec))
     seconds = (0 if is_torch else TRACE + TRACE_LAYER * spec.layers) + PER_BILLION[form] * parameters / 1e9
-    return Estimate(
+    return EngineEstimate(
         name=model.name,
         spec=spec,
         parameters=parameters,
@@ -104,7 +104,7 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> Estimate:
     )
 
 
-def describe(engines: list[Estimate], running: Memory) -> str:
+def describe(engines: list[EngineEstimate], running: Memory) -> str:
     """An estimate for people: a table of the engines, totals, and what comes on top of the figures."""
     table: list[tuple[str, ...]] = [("", "parameters", "on disk", "download", "KV per row", "memory", "CPU time")]
     for one in engines:

@@ -81,7 +81,7 @@ class CudaRecorder:
         caller.wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
-        """See `Recorder.record`.
+        """Run some work twice and record it the second time; returns what replays it.
 
         The first run settles what happens only once: kernels are compiled and loaded, memory is allocated. The second
         one finds waits for the device, because a capture that breaks off leaves torch's allocator in a poor state.

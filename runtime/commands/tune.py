@@ -20,7 +20,7 @@ from runtime.commands.entry import Parser, add_placement, command, json_object, 
 
 if TYPE_CHECKING:
     from runtime.tuning.measure import Point
-    from runtime.tuning.search import Tuning, Verdict
+    from runtime.tuning.search import Decision, Tuning
 
 TRIED = ("block", "traversal", "mtad", "mmtad_sample")
 """Methods that are tried if none are given: the lossless ones first."""
@@ -105,7 +105,7 @@ def main() -> None:
         raise InvalidInput("pair", None, "give the pair's folder, or --estimate with two checkpoints")
 
     from runtime.tuning.prompts import read_prompts
-    from runtime.tuning.search import GRID, TEMPERATURES, Objective, Verdict, describe, grid_of, join, judge, tune
+    from runtime.tuning.search import GRID, TEMPERATURES, Decision, Objective, describe, grid_of, join, judge, tune
 
     grids = {method: _grid(grid_of(METHODS[method]), options) for method in methods}
     for method, grid in grids.items():
@@ -141,7 +141,7 @@ def main() -> None:
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
     bases = {method: DecodingParams.from_dict({**exported, **given, "method": method}) for method in methods}
     prompts = [example.prompt for example in examples]
-    verdict = Verdict(False, "no setting keeps the bounds")
+    verdict = Decision(False, "no setting keeps the bounds")
     said = time.monotonic()
     with tqdm(desc="tuning", unit="answer", file=sys.stderr, disable=None) as bar:
 
@@ -194,7 +194,7 @@ def main() -> None:
         print(f"\n{_conclusion(now, choice, verdict, options.dry_run)}")
 
 
-def _conclusion(now: DecodingParams, choice: DecodingParams, verdict: Verdict, dry_run: bool) -> str:
+def _conclusion(now: DecodingParams, choice: DecodingParams, verdict: Decision, dry_run: bool) -> str:
     """The last line: what has become of the pair's default, in the parameters that differ."""
     before, after = (
         {**asdict(p), "accept_threshold": p.threshold, "draft_confidence": p.confidence} for p in (now, choice)

@@ -230,7 +230,7 @@ class EngineTarget(EngineRole):
     """
 
     def score_prompt(self, row: int, tokens: Sequence[int], start: int, count: int) -> list[TokenScore]:
-        """See `runtime.decoder.roles.Target`.
+        """Log-probabilities of a prompt's tokens, as `runtime.decoder.roles.Target` has them, in pieces of `PIECE`.
 
         Raises:
             ArithmeticError: a log-probability is not a finite number.

@@ -78,7 +78,7 @@ class ExecutorLLM(LLM):
         self._ids = itertools.count()
 
     def requests(self, prompt: Prompt, params: DecodingParams | None = None, *rest: Any, **more: Any) -> list[Request]:
-        """See `LLM.requests`.
+        """Check prompts and parameters, and make requests of them, as `LLM.requests` does.
 
         Raises:
             InvalidInput: also where adaptive drafts are asked for by name, log-probabilities of prompts, or a tree that

@@ -68,7 +68,7 @@ class ExecutorTarget:
         return found
 
     def score(self, batch: Batch, tree: TokenTree | None) -> Tensor:
-        """See `Target.score`. Of nodes that were not scored, the root's logits."""
+        """Logits after the root and each node; of nodes that were not scored, the root's."""
         sequences = self.sequences(batch)
         self.tokens.update(enumerate(sequences))  # a block without a draft is never committed
         places = [(row, nodes) for row in range(len(sequences)) for nodes in _leaves(tree, row)]
@@ -90,7 +90,7 @@ class ExecutorTarget:
         return self._logits
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:
-        """See `Target.accept`. A node that was not scored counts as one that was not drafted."""
+        """Decide what is kept; a node that was not scored counts as one that was not drafted."""
         adjusted = logits
         if batch.constraints:
             paths = tree_paths(draft.tree) if draft else root_paths(len(batch.committed))

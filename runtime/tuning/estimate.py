@@ -52,7 +52,7 @@ class Costs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class DraftEstimate:
     """For one draft length and width: expected tokens per target pass, and speed as a multiple of `sample`'s."""
 
     draft_len: int
@@ -79,10 +79,10 @@ class Report:
     acceptance_error: float
     quantiles: tuple[float, ...]
     costs: Costs
-    estimates: list[Estimate]
+    estimates: list[DraftEstimate]
 
     @property
-    def best(self) -> Estimate:
+    def best(self) -> DraftEstimate:
         """The fastest."""
         return max(self.estimates, key=lambda one: one.speed)
 
@@ -99,7 +99,7 @@ def estimate(
     costs: Costs | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> Report:
-    """Estimate the gain of drafts of every length and width.
+    """DraftEstimate the gain of drafts of every length and width.
 
     Args:
         target, auxiliary: models of one vocabulary.
@@ -130,7 +130,7 @@ def estimate(
         for draft_len in DRAFT_LENS:
             passes = sum(expected_passes(one[WIDTHS.index(width)], one[0], draft_len) for one in found)
             tokens = len(first_child) / passes
-            estimates.append(Estimate(draft_len, width, tokens, tokens / costs.block(draft_len, width)))
+            estimates.append(DraftEstimate(draft_len, width, tokens, tokens / costs.block(draft_len, width)))
     return Report(
         texts=len(found),
         positions=len(first_child),

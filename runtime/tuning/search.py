@@ -12,7 +12,7 @@ with what was measured in another. Two goals:
   distinct-2, or bound it.
 
 The search goes by the figures themselves. What it chooses is then compared with the pair's present default on texts
-that the search has not seen, and replaces it only if it leads by more than twice the standard error (`Verdict`).
+that the search has not seen, and replaces it only if it leads by more than twice the standard error (`Decision`).
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def join(found: Mapping[str, Tuning], objective: Objective) -> Tuning:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """Whether a choice should replace the pair's present default.
 
     Attributes:
@@ -238,7 +238,7 @@ def judge(
     seeds: int = 1,
     right: Right = None,
     progress: Progress = lambda done, total: None,
-) -> Verdict:
+) -> Decision:
     """Compare what a search chose with the present default, on texts that the search has not seen.
 
     Args:
@@ -247,12 +247,12 @@ def judge(
         choice: what would replace it.
     """
     if now == choice:
-        return Verdict(False, "it is the best setting that was found")
+        return Decision(False, "it is the best setting that was found")
     before, lead = compare(llm, prompts, now, choice, range(seeds, 2 * seeds), right, progress)
     if objective.excess(before) > 0:
         figures = f"perplexity {before.perplexity_ratio:.2f} of sample's, distinct-2 {before.distinct_ratio:.2f}"
         speed = f"{before.speed_vs_speculative:.2f} times speculative's speed"
-        return Verdict(True, f"the earlier default is out of bounds ({figures}, {speed})")
+        return Decision(True, f"the earlier default is out of bounds ({figures}, {speed})")
     if objective.goal == "speed":
         by, error, what = lead.speed - 1, lead.speed_error, "tokens per second"
     elif lead.accuracy_gain is not None and lead.accuracy_gain_error is not None:
@@ -261,8 +261,8 @@ def judge(
         by, error, what = 1 - lead.perplexity_ratio, lead.perplexity_ratio_error, "lower perplexity"
     figures = f"{by:+.1%} ±{error:.1%} {what}"
     if by > 2 * error:
-        return Verdict(True, figures)
-    return Verdict(False, f"the best setting found gives {figures}, which is not clearly better; try more prompts")
+        return Decision(True, figures)
+    return Decision(False, f"the best setting found gives {figures}, which is not clearly better; try more prompts")
 
 
 def _now(params: DecodingParams, name: str) -> Any:

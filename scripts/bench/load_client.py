@@ -70,7 +70,6 @@ class _Exchange:
         return not self.arrived[-1][1] or not self.arrived[0][1].startswith(b"HTTP/1.1 200")
 
     def pieces(self) -> Iterator[tuple[float, list[int], str]]:
-        """See `Figures.count`."""
         head, body, done = b"", _Chunks(), False
         for when, data in self.arrived:
             if b"\r\n\r\n" not in head:
@@ -114,7 +113,6 @@ class HttpClient:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     def drive(self, connections: int, seconds: float, first: int = 0) -> Figures:
-        """See `load_figures.drive`."""
         figures, order, exchanges = Figures(), itertools.count(first), list[_Exchange]()
         used, started = time.process_time(), time.perf_counter()
         end, running = started + seconds, 0

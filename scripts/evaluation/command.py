@@ -261,7 +261,6 @@ class Part(PromptSet):
         self.prompts = [whole.prompts[at] for at in numbers]
 
     def right(self, number: int, text: str) -> bool | None:
-        """See `PromptSet.right`."""
         return self._whole.right(self._numbers[number], text)
 
 

@@ -89,19 +89,18 @@ class Ours(Decoder):
         self.deterministic = params.temperature == 0
 
     def warm_up(self, prompts: Sequence[Ids]) -> None:
-        """See `Decoder.warm_up`; on a GPU, all blocks of the setting are captured now, and none in an answer."""
+        """On a GPU, all blocks of the setting are captured now, and none in an answer."""
         self._llm.record(variants(replace(self.params, seed=0)))
         short = replace(self.params, seed=0, max_tokens=min(16, self.params.max_tokens), min_tokens=0)
         for _ in range(2):
             answer(self._llm, prompts, [short] * len(prompts))
 
     def run(self, prompts: Sequence[Ids], seeds: Sequence[int]) -> Callable[[], list[Answer]]:
-        """See `Decoder.run`."""
         results, seconds = answer(self._llm, prompts, [replace(self.params, seed=seed) for seed in seeds])
         return lambda: [_ours(result, seconds / len(results)) for result in results]
 
     def describe(self) -> dict[str, Any]:
-        """See `Decoder.describe`; the values that differ from the defaults, and the method."""
+        """The values that differ from the defaults, and the method."""
         plain, values = asdict(DecodingParams()), asdict(self.params)
         return {name: v for name, v in values.items() if name == "method" or (v != plain[name] and name != "seed")}
 
@@ -132,13 +131,12 @@ class Baseline(Decoder):
         self.deterministic = not system.samples
 
     def warm_up(self, prompts: Sequence[Ids]) -> None:
-        """See `Decoder.warm_up`; finds the number of threads as well."""
+        """Warm up, and find the best number of threads."""
         numbered = (systems.Prompt(number, tuple(ids)) for number, ids in cycle(enumerate(prompts)))
         self._system.begin(numbered, len(prompts), self._params)
         self._system.end()
 
     def run(self, prompts: Sequence[Ids], seeds: Sequence[int]) -> Callable[[], list[Answer]]:
-        """See `Decoder.run`."""
         numbered = [systems.Prompt(number, tuple(ids)) for number, ids in enumerate(prompts)]
         torch.manual_seed(seeds[0])
         before = self._system.passes
@@ -162,7 +160,6 @@ class Baseline(Decoder):
         return made
 
     def describe(self) -> dict[str, Any]:
-        """See `Decoder.describe`."""
         return {"huggingface": self._system.name, **self._system.describe()}
 
 

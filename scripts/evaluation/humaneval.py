@@ -44,7 +44,7 @@ class HumanEval(PromptSet):
         self.how = f"the problem's tests pass; {self._sandbox}"
 
     def right(self, number: int, text: str) -> bool | None:
-        """See `PromptSet.right`. The same completion is run once."""
+        """Whether the completion passes the task's tests; the same completion is run once."""
         completion = cut(text, STOP)
         if (number, completion) not in self._verdicts:
             problem = self._problems[number]

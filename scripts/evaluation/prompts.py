@@ -30,7 +30,6 @@ class Demo(PromptSet):
         self.how = "rows of the query equal the gold query's" if self.scored else ""
 
     def right(self, number: int, text: str) -> bool | None:
-        """See `PromptSet.right`."""
         return matches(self._examples[number], text) if self.scored else None
 
 
@@ -45,7 +44,6 @@ class JsonLines(PromptSet):
         self.how = "text equals the answer" if self.scored else ""
 
     def right(self, number: int, text: str) -> bool | None:
-        """See `PromptSet.right`."""
         return self._examples[number].right(text)
 
 

@@ -53,7 +53,7 @@ class Spider(PromptSet):
         self._results: dict[int, Rows] = {}
 
     def right(self, number: int, text: str) -> bool | None:
-        """See `PromptSet.right`.
+        """Whether the query returns the rows of the gold query, which is run once.
 
         Raises:
             InvalidInput: the gold query does not run, so nothing can be compared.

@@ -91,17 +91,13 @@ class Timer(ABC):
 
 
 class HostMark(Mark):
-    """See `HostTimer`."""
-
     def __init__(self) -> None:
         self._at = 0.0
 
     def record(self) -> None:
-        """See `Mark.record`."""
         self._at = time.perf_counter()
 
     def until(self, later: HostMark) -> float:
-        """See `Mark.until`."""
         return later._at - self._at
 
 
@@ -109,7 +105,6 @@ class HostTimer(Timer):
     """The host's clock."""
 
     def mark(self) -> HostMark:
-        """See `Timer.mark`."""
         return HostMark()
 
     def wait(self) -> None:
@@ -127,11 +122,9 @@ class CudaMark(Mark):
         self._event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
     def record(self) -> None:
-        """See `Mark.record`."""
         self._event.record(torch.cuda.current_stream(self._device))
 
     def until(self, later: CudaMark) -> float:
-        """See `Mark.until`."""
         return float(self._event.elapsed_time(later._event)) / 1e3
 
 
@@ -142,9 +135,7 @@ class CudaTimer(Timer):
         self._device = torch.device(device)
 
     def mark(self) -> CudaMark:
-        """See `Timer.mark`."""
         return CudaMark(self._device)
 
     def wait(self) -> None:
-        """See `Timer.wait`."""
         torch.cuda.synchronize(self._device)

@@ -38,7 +38,6 @@ class InFlight(System):
         self._clock += time.perf_counter() - started
 
     def slice(self, seconds: float) -> Slice:
-        """See `System.slice`."""
         started, took = time.perf_counter(), 0.0
         tokens, finished = 0, []
         while took < seconds:
@@ -50,14 +49,13 @@ class InFlight(System):
         return Slice(tokens, took, finished)
 
     def end(self) -> None:
-        """See `System.end`."""
         self._llm.cancel(*(request for request, _, _ in self._requests.values()))
         self._llm.step()
         self._requests.clear()
         self._firsts.clear()
 
     def run(self, prompts: Sequence[Prompt], load: int, params: DecodingParams) -> Slice:
-        """See `System.run`; request seeds are the prompts' numbers."""
+        """Decode all prompts; a request's seed is its prompt's number."""
         waiting, found = list(prompts)[::-1], {}
         started = time.perf_counter()
         while waiting or self._requests:

@@ -85,7 +85,7 @@ class Batched(System):
     """Largest batch it takes; None: any."""
 
     def begin(self, prompts: Iterator[Prompt], load: int, params: DecodingParams) -> None:
-        """See `System.begin`: one short batch."""
+        """Decode one short batch."""
         self._prompts, self._params = prompts, params
         self._size = min(load, self.largest or load)
         self._run([next(prompts) for _ in range(self._size)], replace(params, max_tokens=8))
@@ -100,10 +100,9 @@ class Batched(System):
         return Slice(sum(len(one.tokens) for one in finished), took, finished)
 
     def end(self) -> None:
-        """See `System.end`; nothing is left in flight."""
+        """Nothing is to be done: nothing is left in flight."""
 
     def run(self, prompts: Sequence[Prompt], load: int, params: DecodingParams) -> Slice:
-        """See `System.run`."""
         size, started = min(load, self.largest or load), time.perf_counter()
         batches = [list(prompts[at : at + size]) for at in range(0, len(prompts), size)]
         finished = [one for batch in batches for one in self._run(batch, params)]
