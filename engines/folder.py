@@ -180,7 +180,7 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE, 
         if placement.provider == "openvino":
             from engines.openvino.engine import OpenVinoEngine
 
-            return OpenVinoEngine(folder, spec, placement.threads, placement.compute)
+            return OpenVinoEngine(folder, spec, placement.threads, placement.compute, placement.kv_cache)
         from engines.onnx.engine import open_onnxruntime
 
         return open_onnxruntime(folder, spec, placement)

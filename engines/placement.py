@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -26,6 +28,7 @@ class Placement:
         provider: of ONNX graphs: `openvino` (docs/openvino.md), or one of `engines.onnx.providers.PROVIDERS`
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
+        kv_cache: of provider openvino, one of `engines.openvino.engine.KV_CACHE`; default: as `compute`.
         attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by the
             device.
 
@@ -39,6 +42,7 @@ class Placement:
     provider: str | None = None
     attention: str | None = None
     compute: str | None = None
+    kv_cache: str | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -48,6 +52,27 @@ class Placement:
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
+
+    def chosen(self, engines: Mapping[Path, EngineSpec]) -> tuple[Placement, str]:
+        """The same with a provider for all of these engines, where they are ONNX graphs, and why it is that one.
+
+        Where a provider was asked for, that is what there is, and nothing is to be said.
+        """
+        if self.provider is not None or any(spec.format != "onnx" for spec in engines.values()):
+            return self, ""
+        if self.on_gpu:
+            return replace(self, provider="cuda"), f"provider cuda, because the device is {self.device}"
+        from engines.openvino.graph import read_graph
+
+        try:
+            for folder, spec in engines.items():
+                read_graph(folder / "model.onnx", spec)
+        except InvalidInput as refused:
+            return replace(
+                self, provider="cpu"
+            ), f"provider cpu, because openvino does not work here: {refused.problem}"
+        why = "provider openvino, because it is installed and knows both models; cpu is the exact reference"
+        return replace(self, provider="openvino"), why
 
     def check(self, spec: EngineSpec) -> None:
         """Whether what is asked for is something that an engine of this format has.
@@ -59,8 +84,9 @@ class Placement:
             if value is not None and spec.format != format:
                 problem = f"it is an option of format {format}, but the engine has format {spec.format}; leave it out"
                 raise InvalidInput(name, value, problem)
-        if self.compute is not None and self.provider != "openvino":
-            raise InvalidInput("compute", self.compute, "it is an option of provider openvino; leave it out")
+        for name, value in (("compute", self.compute), ("kv_cache", self.kv_cache)):
+            if value is not None and self.provider != "openvino":
+                raise InvalidInput(name, value, "it is an option of provider openvino; leave it out")
         if self.provider == "openvino" and self.on_gpu:
             raise InvalidInput("provider", "openvino", f"does not run on the device {self.device}; give device cpu")
         if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:

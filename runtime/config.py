@@ -13,7 +13,7 @@ from mtad.errors import InvalidInput
 if TYPE_CHECKING:
     from engines.placement import Placement
 
-AT_OPENING = ("device", "threads", "provider", "compute", "attention", "tensor_parallel", "rows", "memory")
+AT_OPENING = ("device", "threads", "provider", "compute", "kv_cache", "attention", "tensor_parallel", "rows", "memory")
 """Options that decide how the engines are opened; they cannot change for an open pair."""
 
 _LEAST = {
@@ -35,10 +35,11 @@ class RuntimeConfig:
     Attributes:
         device: Where both engines run: cpu, cuda, or cuda:N for GPU number N.
         threads: CPU threads of each engine; by default, all cores.
-        provider: What runs an ONNX engine: openvino on a CPU, or ONNX Runtime's execution provider cpu or cuda; by
-            default, ONNX Runtime's for the device.
-        compute: Type that OpenVINO computes in and keeps its cache in: float32 or bfloat16; by default, bfloat16 where
-            the CPU has instructions for it.
+        provider: What runs ONNX engines: openvino on a CPU, or ONNX Runtime's execution provider cpu or cuda. With
+            auto: cuda on a GPU; on a CPU openvino where it is installed and knows the models, else cpu.
+        compute: Type that OpenVINO computes in: float32 or bfloat16; by default, bfloat16 where the CPU has
+            instructions for it.
+        kv_cache: Type that OpenVINO keeps its cache in: float32, bfloat16 or u8; by default, the one it computes in.
         attention: Attention implementation of PyTorch engines: sdpa, or triton on a GPU; by default, that of the
             device.
         graphs: Capture whole blocks as CUDA graphs, on a GPU.
@@ -60,8 +61,9 @@ class RuntimeConfig:
 
     device: str = "cpu"
     threads: int | None = None
-    provider: str | None = None
+    provider: str = "auto"
     compute: str | None = None
+    kv_cache: str | None = None
     attention: str | None = None
     graphs: bool = True
     tensor_parallel: int = 1
@@ -105,7 +107,7 @@ class RuntimeConfig:
 
     @property
     def placement(self) -> Placement:
-        """Where the engines run.
+        """Where the engines run; the provider is None where it is still to be chosen.
 
         Raises:
             InvalidInput: there is no such device.
@@ -113,7 +115,8 @@ class RuntimeConfig:
         from engines.placement import Placement, cores
 
         threads = cores() if self.threads is None else self.threads
-        return Placement(self.device, threads, self.graphs, self.provider, self.attention, self.compute)
+        provider = None if self.provider == "auto" else self.provider
+        return Placement(self.device, threads, self.graphs, provider, self.attention, self.compute, self.kv_cache)
 
     def prefix_columns(self, capacity: int) -> int:
         """Prompt tokens kept for reuse, of engines with `capacity` columns per row."""

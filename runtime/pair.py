@@ -42,6 +42,7 @@ class Pair:
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of each engine.
         limited: whether `pair.json` has a `max_tokens` of its own.
+        runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
     Raises:
         InvalidInput: the engines' caches are on two devices, one of them a torch engine's.
@@ -56,6 +57,7 @@ class Pair:
     defaults: DecodingParams
     threads: int
     limited: bool = False
+    runs_on: str = ""
 
     def __post_init__(self) -> None:
         devices = [engine.device for engine in (self.target, self.auxiliary)]
@@ -79,13 +81,14 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         InvalidInput: the folder is not a usable pair, or does not run there.
     """
     folder, config = Path(folder), config or RuntimeConfig()
-    placement, rows, ranks, nodes = config.placement, config.rows, config.tensor_parallel, config.nodes
+    rows, ranks, nodes = config.rows, config.tensor_parallel, config.nodes
     if ranks > 1:
         follow_if_told()
     values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
     check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
+    placement, why = config.placement.chosen({folder / "target": target, folder / "auxiliary": auxiliary})
     for spec in (target, auxiliary):
         placement.check(spec)
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
@@ -104,9 +107,12 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         engine: Engine = open_parallel(folder / "target", spec, ranks, placement)
     else:
         engine = open_engine(folder / "target", placement, rows, scratch)
+    drafter = _open_auxiliary(folder / "auxiliary", placement, rows, scratch)
+    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
+    log.info("%s", runs_on)
     return Pair(
         target=engine,
-        auxiliary=_open_auxiliary(folder / "auxiliary", placement, rows, scratch),
+        auxiliary=drafter,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
@@ -114,6 +120,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         defaults=DecodingParams.from_dict(values["defaults"]),
         threads=placement.threads,
         limited="max_tokens" in values["defaults"],
+        runs_on=runs_on,
     )
 
 
@@ -124,7 +131,7 @@ def _open_auxiliary(folder: Path, placement: Placement, rows: int | None, scratc
     """
     if placement.provider != "openvino":
         return open_engine(folder, placement, rows, scratch)
-    others = placement, replace(placement, provider="cpu", compute=None)
+    others = placement, replace(placement, provider="cpu", compute=None, kv_cache=None)
     engines = {str(one.provider): open_engine(folder, one, rows) for one in others}
     seconds = {name: _draft_seconds(engine) for name, engine in engines.items()}
     best = min(seconds, key=seconds.__getitem__)

@@ -24,6 +24,7 @@ from tests.support.once import once
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
+    from engines.placement import Placement
     from export.checkpoint.checkpoint import Checkpoint
     from runtime import LLM
     from tests.support.live_server import LiveServer
@@ -78,6 +79,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("MTAD_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exact_engines() -> Iterator[Callable[..., tuple[Placement, str]]]:
+    """Provider `auto` is ONNX Runtime's in this process: most tests promise bits, which OpenVINO does not.
+
+    Its value is what chooses otherwise, `Placement.chosen`.
+    """
+    from engines.placement import Placement
+
+    chosen = Placement.chosen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Placement, "chosen", lambda placement, engines: (placement, ""))
+        yield chosen
 
 
 @pytest.fixture(scope="session")

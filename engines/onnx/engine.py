@@ -140,6 +140,10 @@ class OnnxRuntimeEngine(Engine):
             if self._returns_columns:
                 self._new = self._columns(spec.rows, RECORDED_TOKENS).flatten()
 
+    @property
+    def name(self) -> str:
+        return f"ONNX Runtime {load_onnxruntime().__version__}, {'cpu' if self.device.type == 'cpu' else 'cuda'}"
+
     def step(self, step: Step) -> Tensor:
         if self._recorder is None:
             return self._on_host(step)

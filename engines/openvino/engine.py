@@ -13,13 +13,17 @@ from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
 from engines.openvino.columns import Columns
-from engines.openvino.graph import PAGE, load_openvino, read_graph
+from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph
 from engines.pages import PagedPrefixCache
 from engines.prefix_cache import PrefixCache
 from mtad.errors import InvalidInput
 
 COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
-"""OpenVINO's names of the types that it computes in and keeps its cache in."""
+"""OpenVINO's names of the types that it computes in."""
+
+KV_CACHE = {**COMPUTE, "u8": "u8"}
+"""OpenVINO's names of the types that it keeps its cache in; `u8` has a scale and a zero point per channel of a page's
+keys, and per token of its values."""
 
 
 class OpenVinoEngine(Engine):
@@ -30,7 +34,8 @@ class OpenVinoEngine(Engine):
     Args:
         folder: engine folder that holds `model.onnx`.
         threads: of the CPU.
-        compute: `float32` or `bfloat16`, for arithmetic and cache; default: bfloat16 where the CPU has it.
+        compute: of arithmetic, one of `COMPUTE`; default: bfloat16 where the CPU has it.
+        kv_cache: of the cache, one of `KV_CACHE`; default: as `compute`.
 
     Raises:
         InvalidInput: OpenVINO is not installed, or cannot run the graph.
@@ -38,25 +43,29 @@ class OpenVinoEngine(Engine):
 
     capturable = False
 
-    def __init__(self, folder: Path, spec: EngineSpec, threads: int, compute: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, spec: EngineSpec, threads: int, compute: str | None = None, kv_cache: str | None = None
+    ) -> None:
         self.spec = spec
         ov = self._ov = load_openvino()
         core = ov.Core()
         if compute is None:
-            compute = "bfloat16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "float32"
-        if compute not in COMPUTE:
-            raise InvalidInput("compute", compute, f"give one of {', '.join(COMPUTE)}")
+            compute = "bfloat16" if computes_bfloat16() else "float32"
+        kv_cache = kv_cache or compute
+        for name, value, known in (("compute", compute, COMPUTE), ("kv_cache", kv_cache, KV_CACHE)):
+            if value not in known:
+                raise InvalidInput(name, value, f"give one of {', '.join(known)}")
         options = {
             "INFERENCE_PRECISION_HINT": COMPUTE[compute],
-            "KV_CACHE_PRECISION": COMPUTE[compute],
+            "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
         }
-        self.compute = compute
+        self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
         compiled = core.compile_model(read_graph(folder / "model.onnx", spec), "CPU", options)
         self._request = compiled.create_infer_request()
         self._ports = [port for port in compiled.inputs if "_cache." in port.any_name]
-        for port in self._ports:
+        for port in self._ports[1::2]:  # of values; quantized keys have rows for scales and zero points besides
             if port.partial_shape[2].get_length() != PAGE:
                 problem = (
                     f"its pages have {port.partial_shape[2]} columns, not {PAGE}: another version; give provider cpu"
@@ -87,7 +96,7 @@ class OpenVinoEngine(Engine):
 
     @property
     def name(self) -> str:
-        return f"OpenVINO {self._ov.__version__}, {self.compute}"
+        return f"OpenVINO {self._ov.__version__}, {self._types}"
 
     @property
     def scratch(self) -> int:

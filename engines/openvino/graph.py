@@ -8,6 +8,7 @@ operator has 28 inputs: `_inputs`.
 from __future__ import annotations
 
 import importlib
+import platform
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,12 +37,20 @@ def load_openvino() -> ModuleType:
     """The module; imported when it is first needed.
 
     Raises:
-        InvalidInput: it is not installed.
+        InvalidInput: it is not installed, or has no paged attention for this processor.
     """
     try:
-        return importlib.import_module("openvino")
+        module = importlib.import_module("openvino")
     except ImportError as error:
         raise InvalidInput("provider", "openvino", f"{error}; pip install 'mtad[openvino]' installs it") from error
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise _refused(f"its paged attention is for x86-64, and this machine is {platform.machine()}")
+    return module
+
+
+def computes_bfloat16() -> bool:
+    """Whether OpenVINO finds instructions for bfloat16 in this CPU."""
+    return "BF16" in load_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def read_graph(path: Path, spec: EngineSpec) -> Any:
@@ -51,7 +60,8 @@ def read_graph(path: Path, spec: EngineSpec) -> Any:
     value_cache.i, pages of the type and shape the plugin chooses; and `PARAMETERS`. Output: logits [1, N, V].
 
     Raises:
-        InvalidInput: the model's attention is one that PagedAttention does not compute.
+        InvalidInput: OpenVINO does not know an operator, or the model's attention is one that PagedAttention does not
+            compute.
     """
     if spec.attention != "operator":
         raise _refused(f"its attention is {spec.attention}; export with --attention operator")
@@ -68,7 +78,10 @@ def read_graph(path: Path, spec: EngineSpec) -> Any:
 
     core.add_extension(frontend.ConversionExtension("TensorScatter", lambda context: [context.get_input(1)]))
     core.add_extension(frontend.ConversionExtension("Attention", attention))
-    model = core.read_model(path)
+    try:
+        model = core.read_model(path)
+    except RuntimeError as error:
+        raise _refused(f"OpenVINO cannot read the graph: {' '.join(str(error).split())}") from error
     if refusals:
         raise refusals[0]
     return _with_parameters(model)

@@ -138,7 +138,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-PLACEMENT = ("device", "threads", "provider", "attention", "graphs")
+PLACEMENT = ("device", "threads", "provider", "compute", "kv_cache", "attention", "graphs")
 """Fields of `RuntimeConfig` that say where the engines run."""
 
 _Target = argparse.ArgumentParser | argparse._ArgumentGroup

@@ -60,7 +60,7 @@ def main() -> None:
         print(f"{parser.prog}: warning: {name} has no effect with the method {params.method}", file=sys.stderr)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
-    print(llm.memory, file=sys.stderr)
+    print(*filter(None, (llm.pair.runs_on, llm.memory)), sep="\n", file=sys.stderr)
     if len(prompts) == params.n == 1 and sys.stdout.isatty() and not options.json:
         asyncio.run(_stream(AsyncLLM(llm), prompts[0], params))
         return

@@ -127,5 +127,6 @@ def read_pair(folder: Path) -> Pair:
         defaults=DecodingParams.from_dict(defaults),
         device=torch.device("cpu"),
         limited="max_tokens" in defaults,
+        runs_on="",
     )
     return cast(Pair, pair)

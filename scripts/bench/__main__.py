@@ -2,6 +2,7 @@
 
     python -m scripts.bench tune        choose accept_threshold for each kind of text, on the development split
     python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
+    python -m scripts.bench precision   what OpenVINO's precisions cost, target and auxiliary apart
     python -m scripts.bench serving     throughput and latency under load, against outside baselines
     python -m scripts.bench server      the HTTP server under load, against plain AsyncLLM
 
@@ -20,12 +21,15 @@ from typing import Any
 
 import torch
 
+from engines.folder import read_spec
+from engines.placement import cores
 from mtad.errors import InvalidInput
 from mtad.params import METHODS
 from runtime import LLM
 from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.bench.methods import KINDS
 from scripts.bench.overhead import measure_overhead
+from scripts.bench.precision import run as run_precision
 from scripts.bench.tune import tune
 from scripts.paths import ROOT
 
@@ -34,13 +38,16 @@ from scripts.paths import ROOT
 def main() -> None:
     """Entry point."""
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    parser.add_argument("what", choices=("tune", "overhead", "serving", "server"))
+    parser.add_argument("what", choices=("tune", "overhead", "precision", "serving", "server"))
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
     )
     parser.add_argument("--sql", type=int, default=300, help="SQL questions (default %(default)s)")
     parser.add_argument("--code", type=int, default=80, help="code prompts (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
+    parser.add_argument(
+        "--quantized", type=Path, nargs="+", default=[], help="the same pair exported as int8 and int4, for precision"
+    )
     add_placement(parser)
     serving = parser.add_argument_group("serving")
     serving.add_argument(
@@ -75,7 +82,14 @@ def main() -> None:
         problem = "a GPU runs a block as a whole, so its steps cannot be timed; give cpu"
         raise InvalidInput("device", options.device, problem)
     torch.set_num_threads(1)
+    if options.what == "precision":
+        given = [options.pair, *options.quantized]
+        folders = {read_spec(folder / "target").precision: folder for folder in given}
+        counts = {"sql": options.sql, "code": options.code}
+        print(json.dumps(run_precision(folders, options.threads or cores(), counts)))
+        return
     llm = LLM(options.pair, placed_config(options))
+    print(llm.pair.runs_on)
     count = {"sql": options.sql, "code": options.code}
     found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
     if options.what == "tune":

@@ -177,12 +177,12 @@ def main() -> None:
         "command": " ".join(["python -m scripts.soak.replicas", *sys.argv[1:]]),
         "machine": machine(),
     }
-    llm = LLM(options.pair, RuntimeConfig(threads=1, rows=16))
+    llm = LLM(options.pair, RuntimeConfig(threads=1, rows=16, provider="cpu"))
     prompts = [example.prompt for example in dataset.load("test", "sql")][:PROMPTS]
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}
     alone = llm.generate(prompts, DecodingParams.from_dict(dict(params), llm.pair.defaults))
     jobs = [({"model": MODEL, "prompt": p, **params}, one.text) for p, one in zip(prompts, alone, strict=True)]
-    sizes = ("--replicas", str(REPLICAS), "--replica-cpus", "0.1", "--threads", "1")
+    sizes = ("--replicas", str(REPLICAS), "--replica-cpus", "0.1", "--threads", "1", "--provider", "cpu")
     with served(options.pair, *sizes) as url:
         seen, kills = run(url, jobs, options.connections, options.kills)
         retries = sum(map(float, re.findall(r"^mtad_gateway_retries_total (\S+)$", fetch(f"{url}/metrics"), re.M)))

@@ -142,7 +142,9 @@ def main() -> None:
         "command": " ".join(["python -m scripts.soak.strangers", *sys.argv[1:]]),
         "machine": machine(),
     }
-    llm = LLM(options.pair, RuntimeConfig(rows=ROWS, max_waiting=min(WAITING, options.connections // 2)))
+    llm = LLM(
+        options.pair, RuntimeConfig(provider="cpu", rows=ROWS, max_waiting=min(WAITING, options.connections // 2))
+    )
     prompts = [example.prompt for example in dataset.load("test", "sql")][:PROMPTS]
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}
     alone = llm.generate(prompts, DecodingParams.from_dict(dict(params), llm.pair.defaults))

@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines import Placement, open_engine
+from engines.folder import read_spec
 from engines.openvino.columns import Run
 from engines.openvino.engine import OpenVinoEngine
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
@@ -118,6 +119,43 @@ def test_options_that_do_not_go_together_are_refused_by_name(folder: Path, confi
     with pytest.raises(InvalidInput) as refused:
         LLM(folder, config)
     assert refused.value.field == field
+
+
+@pytest.fixture
+def provider_of(
+    folder: Path, exact_engines: Callable[..., tuple[Placement, str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str, str]]:
+    """What provider `auto` is for the pair's engines, changed like this, on a device; and why."""
+
+    def choose(device: str = "cpu", **changes: Any) -> tuple[str, str]:
+        monkeypatch.setattr("engines.placement._found", lambda device: device)  # no GPU is looked for
+        placement = Placement(device)
+        engines = {folder / name: replace(read_spec(folder / name), **changes) for name in ("target", "auxiliary")}
+        chosen, why = exact_engines(placement, engines)
+        return str(chosen.provider), why
+
+    return choose
+
+
+def test_auto_is_openvino_where_it_knows_the_models_else_onnx_runtime_and_says_why(
+    provider_of: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert provider_of()[0] == "openvino"
+    assert provider_of("cuda:0") == ("cuda", "provider cuda, because the device is cuda:0")
+    assert provider_of(format="torch") == ("None", "")
+    provider, why = provider_of(attention="decomposed")
+    assert (provider, "its attention is decomposed" in why) == ("cpu", True)
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.machine", lambda: "aarch64")
+        provider, why = provider_of()
+    assert (provider, "aarch64" in why) == ("cpu", True)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    provider, why = provider_of()
+    assert (provider, "pip install" in why) == ("cpu", True)
+
+
+def test_a_provider_that_was_asked_for_is_not_chosen_again(exact_engines: Callable[..., tuple[Placement, str]]) -> None:
+    assert exact_engines(Placement(provider="cpu"), {}) == (Placement(provider="cpu"), "")
 
 
 def test_a_missing_library_is_named_with_its_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,9 @@ def run_installed(name: str, *arguments: object) -> Outcome:
 
 
 def said(err: str, llm: LLM, texts: int = 1) -> bool:
-    """Whether standard error says what memory is taken, how fast it was, and that every text was cut at its limit."""
+    """Whether standard error says what runs, in what memory, how fast, and that every text was cut at its limit."""
     figures = rf"\d+ tokens/s, [\d.]+ tokens per pass; {texts} of {texts} texts cut at --max-tokens 8\n"
-    return re.fullmatch(re.escape(f"{llm.memory}\n") + figures, err) is not None
+    return re.fullmatch(re.escape(f"{llm.pair.runs_on}\n{llm.memory}\n") + figures, err) is not None
 
 
 def assert_refused(outcome: Outcome, name: str, words: str) -> None:
@@ -101,7 +101,7 @@ def test_prompts_come_from_arguments_files_or_standard_input(
 
 def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
     outcome = run("mtad generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
-    assert (outcome.code, outcome.err.startswith("memory: ")) == (0, True)
+    assert (outcome.code, "\nmemory: " in outcome.err) == (0, True)
     results = LLM(pair, RuntimeConfig(threads=1)).generate(["SELECT", "Ωμέγα"], PARAMS)
     for line, result in zip(outcome.out.splitlines(), results, strict=True):
         values = json.loads(line)
