@@ -36,7 +36,7 @@ class Cluster:
         self.hold = Hold(folder)
         sizes = ("--replicas", "2", "--max-replicas", "3", "--replica-cpus", "0.1", "--rows", "4", "--threads", "1")
         self.process = Process(
-            *(str(pair), *sizes, "--model", "demo"),
+            *(str(pair), *sizes, "--model", "demo", "--provider", "cpu"),
             MTAD_API_KEY="secret",
             RAY_DEDUP_LOGS="0",
             RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="10",  # a late replica is asked, a dead one is not for long

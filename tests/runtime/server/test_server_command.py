@@ -44,7 +44,7 @@ def test_the_real_pair_is_served_and_sigterm_drains(
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     server = start(
         *(str(demo_pair), "--chat-template", str(template), "--rows", "4", "--model", "demo"),
-        *("--drain-seconds", str(PATIENCE)),
+        *("--provider", "cpu", "--drain-seconds", str(PATIENCE)),
         MTAD_API_KEY="secret",
         **hold.environment,
     )

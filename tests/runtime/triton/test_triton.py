@@ -40,7 +40,9 @@ class Place:
         self.environment, self.backends = make_environment(folder / "python"), make_backends(folder / "backends")
 
     def write(self, name: str, pair: Path, convention: str, **engine: Any) -> None:
-        options = TritonOptions(str(pair), convention, engine=RuntimeConfig(threads=1, prefix_tokens=0, **engine))
+        options = TritonOptions(
+            str(pair), convention, engine=RuntimeConfig(provider="cpu", threads=1, prefix_tokens=0, **engine)
+        )
         write_model(self.repository, name, options, str(self.environment))
 
     def serve(self, *models: str) -> TritonServer:
