@@ -80,13 +80,17 @@ class ExecutorTarget:
         self._scored = torch.zeros(shape[:2], dtype=torch.bool)
         asked, salts = [sequences[row] for row, _ in places], self.salts(row for row, _ in places)
         answers = self.client.logits(asked, drafts, salts)
+        failed = set()
         for (row, nodes), rows in zip(places, answers, strict=True):
-            if rows is not None:
-                if not self._scored[row, 0]:
-                    self._logits[row] = rows[0]
-                at = [0, *(1 + node for node in nodes)][: len(rows)]
-                self._logits[row, at], self._scored[row, at] = rows, True
-        self._logits[~self._scored[:, 0]] = math.nan  # ends these requests, and no others
+            if rows is None or rows.isnan().any():
+                failed.add(row)
+                continue
+            if not self._scored[row, 0]:
+                self._logits[row] = rows[0]
+            at = [0, *(1 + node for node in nodes)][: len(rows)]
+            self._logits[row, at], self._scored[row, at] = rows, True
+        for row in failed:  # of a tree, the rest would be another draft, and the text another than it is alone
+            self._logits[row] = math.nan  # ends this request, and no other
         return self._logits
 
     def accept(self, batch: Batch, draft: Draft | None, logits: Tensor) -> Accepted:

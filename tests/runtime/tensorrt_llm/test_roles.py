@@ -99,21 +99,15 @@ def test_a_search_and_steps_beside_it_leave_the_executor_its_beam_width() -> Non
 
 
 def run_pair(seed: int, drafting: str) -> Counter[str]:
-    """One random schedule on executors that answer in any order; those of every second one break.
-
-    Of a tree, one leaf may fail alone: the text goes on with a smaller draft, whose tokens are others. So there are no
-    trees where executors break.
-    """
-    chance, faulty = random.Random(seed), seed % 2 == 1
+    """One random schedule on executors that break, cancel and answer in any order."""
+    chance = random.Random(seed)
     pair = Pair(chance.randint(1, 5), drafting, max_waiting=chance.choice([2, 64]))
     pair.target.chance, pair.auxiliary.chance = random.Random(seed), random.Random(seed + 1)
 
     def break_something(chance: random.Random) -> None:
-        if faulty:
-            chance.choice([pair.auxiliary, pair.target]).faults = [chance.choice(["error", "nan", None])]
+        chance.choice([pair.auxiliary, pair.target]).faults = [chance.choice(["error", "nan", None])]
 
-    entries = [entry for entry in pool(drafting) if not (faulty and entry[1].spec.tree)]
-    reasons = run_schedule(seed, pair.loop, entries, break_something)
+    reasons = run_schedule(seed, pair.loop, pool(drafting), break_something)
     assert pair.target.idle
     assert pair.auxiliary.idle
     return reasons
@@ -195,6 +189,16 @@ def test_a_draft_that_the_library_cut_or_discarded_counts_as_a_shorter_one(metho
         assert request.error is None
         assert request.tokens == greedy.tokens
         assert request.statistics.accepted > 0
+
+
+@pytest.mark.parametrize("fault", ["error", "nan"])
+def test_a_tree_of_which_a_leaf_fails_ends_with_an_error_and_not_with_another_text(fault: str) -> None:
+    params = DecodingParams(method="mmtad", seed=1, max_tokens=24, ignore_eos=True, accept_threshold=0.0)
+    for leaf in range(4):
+        pair, request = Pair(1), Request(0, [4, 9, 1], params, 1)
+        pair.target.faults = [fault, *[None] * leaf]
+        pair.run(request)
+        assert request.finish_reason == "error"
 
 
 def test_an_executor_that_is_gone_ends_the_requests_in_flight_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
