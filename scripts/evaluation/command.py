@@ -157,7 +157,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         }
         _show(task, rows, meter.name)
         if options.gain:
-            gained = found["sets"][task.prompts.name]["gain"] = gain.gains(scored, options.batch)
+            gained = found["sets"][task.prompts.name]["gain"] = gain.gains(
+                scored, options.batch, gain.known(task.params)
+            )
             print(f"\n{report.gain_table(gained)}")
     if drawn:
         rows_of = {name: one["settings"] for name, one in found["sets"].items()}
@@ -183,6 +185,8 @@ def _write(found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     picture = options.results / f"{name}.png"
     if drawn:
         report.plot_curves(found["curves"], picture)
+    elif options.gain:
+        report.plot_gain(found["sets"], picture)
     else:
         report.plot_settings(found["sets"], picture)
     print(f"\nwritten to {options.results / name}.json and .png")

@@ -11,6 +11,7 @@ only what it has beyond that curve.
   temperatures are taken to be at least as accurate as higher ones.
 * A method that the curve does not reach has no match. What is within two standard errors of an end of it counts as the
   end.
+* Of a lossless method the quality is known: that of `block` at the method's own temperature. It is not measured.
 
 Errors are from a bootstrap over prompts, all settings and seeds of a prompt together.
 """
@@ -18,12 +19,15 @@ Errors are from a bootstrap over prompts, all settings and seeds of a prompt tog
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mtad.params import DecodingParams
 from scripts.evaluation.figures import Scored, sums
+from scripts.evaluation.settings import undrafted
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,12 +53,26 @@ def on_curve(label: str) -> bool:
     return label in {f"{base} temperature={temperature:g}" for base in CURVES for temperature in TEMPERATURES}
 
 
-def gains(answers: Mapping[str, Sequence[Scored]], group: int = 1, seed: int = 0) -> dict[str, Any]:
+def known(params: Mapping[str, DecodingParams]) -> dict[str, float]:
+    """Of settings whose texts are distributed as those of `block` at some temperature of the curve: which one it is."""
+
+    def filters(own: DecodingParams) -> DecodingParams:
+        return replace(undrafted(own), temperature=1.0, branching=(1,), replacement=False)
+
+    curve, low = filters(params[_label(TEMPERATURES[0])]), TEMPERATURES[0]
+    same = {label: own for label, own in params.items() if own.spec.lossless and filters(own) == curve}
+    return {label: own.temperature for label, own in same.items() if low <= own.temperature <= TEMPERATURES[-1]}
+
+
+def gains(
+    answers: Mapping[str, Sequence[Scored]], group: int = 1, lossless: Mapping[str, float] | None = None, seed: int = 0
+) -> dict[str, Any]:
     """Gains of every setting that is not part of the curves.
 
     Args:
         answers: by label, those of the curves among them.
         group: prompts decoded at once, which the bootstrap keeps together.
+        lossless: temperatures by label, of settings with the distribution that `block` has at this temperature.
         seed: of the bootstrap.
 
     Returns:
@@ -94,7 +112,11 @@ def gains(answers: Mapping[str, Sequence[Scored]], group: int = 1, seed: int = 0
             qualities = figure(quality, label), curve(quality)
             if quality == "perplexity":
                 qualities = np.log(qualities[0]), np.log(qualities[1])
-            fits = matching(*qualities, at_least=scored)
+            own = (lossless or {}).get(label)
+            if own is None:
+                fits = matching(*qualities, at_least=scored)
+            else:
+                fits = (own + 1e-9 >= GRID if scored else np.abs(GRID - own) == np.abs(GRID - own).min())[:, None]
             at[quality] = None
             if fits is not None:
                 best = np.where(fits, speeds[SPEEDS[0]], 0.0).argmax(0)
@@ -109,8 +131,8 @@ def gains(answers: Mapping[str, Sequence[Scored]], group: int = 1, seed: int = 0
         base, margin = MARGINS[name]
         not_inferior = {}
         if base in tables and base != label:
-            own, theirs = figure(name, label), figure(name, base)
-            not_inferior[name] = _verdict(own - theirs if scored else 1 - own / theirs, margin)
+            mine, theirs = figure(name, label), figure(name, base)
+            not_inferior[name] = _verdict(mine - theirs if scored else 1 - mine / theirs, margin)
         found[label] = {"at": at, "gain": gain, "not_inferior": not_inferior}
     return found
 

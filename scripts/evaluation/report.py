@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.evaluation.figures import REPEATED_SPAN
-from scripts.evaluation.gain import MARGINS, SPEEDS
+from scripts.evaluation.gain import CURVES, MARGINS, SPEEDS, TEMPERATURES, on_curve
 
 COLUMNS: dict[str, tuple[str, float, str]] = {
     "accuracy": ("accuracy %", 100, ".1f"),
@@ -136,6 +136,43 @@ def plot_settings(sets: Mapping[str, Any], path: Path) -> None:
             if y == "perplexity":
                 axis.invert_yaxis()
     figure.suptitle("bars are one standard error over prompts; perplexity under the target, lower is up", fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_gain(sets: Mapping[str, Any], path: Path) -> None:
+    """Per set and quality that is held equal, tokens per pass against it: methods, and the curve of lossless decoding.
+
+    Points above the curve have gained; names stand at the right, each at about the height of its point.
+    """
+    plt = _pyplot()
+    panels = [(name, quality) for name, one in sets.items() for quality in next(iter(one["gain"].values()))["at"]]
+    figure, axes = plt.subplots(1, len(panels), figsize=(7.5 * len(panels), 6), squeeze=False)
+    for axis, (name, quality) in zip(axes[0], panels, strict=True):
+        rows, (heading, factor, _) = sets[name]["settings"], COLUMNS[quality]
+
+        def places(labels: Iterable[str], key: str, rows: Any = rows, factor: float = factor) -> list[float]:
+            return [rows[label][key]["value"] * (factor if key != "block_efficiency" else 1) for label in labels]
+
+        for base, style in zip(CURVES, ("k-o", "k:s"), strict=True):
+            own = [label for label in rows if on_curve(label) and label.split()[0] == base]
+            text = f"{base} at temperatures {TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
+            axis.plot(places(own, quality), places(own, "block_efficiency"), style, markersize=3, lw=1, label=text)
+        shown = sorted(sets[name]["gain"], key=lambda label: rows[label]["block_efficiency"]["value"])
+        xs, ys = places(shown, quality), places(shown, "block_efficiency")
+        bars = [rows[label][quality]["error"] * factor for label in shown]
+        axis.errorbar(xs, ys, xerr=bars, fmt="o", markersize=4, lw=0.8)
+        step, height = (max(ys) - min(ys)) / 32, -math.inf
+        axis.margins(0.05)
+        for label, x, y in zip(shown, xs, ys, strict=True):
+            height = max(y, height + step)
+            line = {"arrowstyle": "-", "lw": 0.4, "color": "gray", "relpos": (0, 0.5)}
+            axis.annotate(label, (x, y), (1.02, height), ("data", "data"), axis.get_yaxis_transform(), arrowprops=line)
+            axis.texts[-1].set(fontsize=7, verticalalignment="center")
+        axis.set(title=f"{name}: methods above the line gain at equal {heading}", xlabel=heading)
+        axis.set(ylabel="tokens per target pass")
+        axis.grid(alpha=0.3)
+        axis.legend(loc="best", fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

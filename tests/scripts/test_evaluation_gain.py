@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
 from scripts.evaluation import report
 from scripts.evaluation.decoders import Answer
 from scripts.evaluation.figures import Scored
-from scripts.evaluation.gain import TEMPERATURES, gains, on_curve
-from scripts.evaluation.settings import parse
+from scripts.evaluation.gain import TEMPERATURES, curve_settings, gains, known, on_curve
+from scripts.evaluation.settings import parse, resolve
 from scripts.evaluation.store import Store
 
 PROMPTS = 60
@@ -38,8 +39,6 @@ def curve(make: Callable[[float], list[Scored]]) -> dict[str, list[Scored]]:
 
 
 def test_the_settings_of_the_curves_have_their_labels() -> None:
-    from scripts.evaluation.gain import curve_settings
-
     assert all(on_curve(one.label) for one in parse(curve_settings()))
     assert not on_curve("block")
 
@@ -80,6 +79,18 @@ def test_a_lossless_method_matches_the_end_of_the_curve_within_the_error() -> No
     ]
     found = gains({**block, "gbv": same})["gbv"]
     assert found["at"]["perplexity"]["temperature"]["value"] > 0.9
+
+
+def test_the_quality_of_a_lossless_method_is_known_from_its_temperature() -> None:
+    """Noise cannot put it beyond the curve; filters of its own, or temperature 0, make it another distribution."""
+    block = curve(lambda t: answers(nll=1 + t, passes=20, distinct=0.3 + 0.5 * t))
+    found = gains({**block, "gbv": answers(nll=2.3, passes=10, distinct=0.9)}, lossless={"gbv": 0.5})["gbv"]
+    assert found["at"]["distinct_2"]["temperature"]["value"] == pytest.approx(0.5)
+    assert found["gain"]["block_efficiency"]["value"] == pytest.approx(2)
+    labels = ["gbv:beam_width=2", "traversal:temperature=0.5", "greedy", "block:top_p=0.7", "mtad", *curve_settings()]
+    params = {one.label: resolve(one, DecodingParams(), {}, {}) for one in parse(labels)}
+    of_curve = {label: own.temperature for label, own in params.items() if on_curve(label)}
+    assert known(params) == {"gbv beam_width=2": 1.0, "traversal temperature=0.5": 0.5, **of_curve}
 
 
 def test_at_equal_accuracy_the_fastest_temperature_that_is_as_accurate_counts() -> None:
