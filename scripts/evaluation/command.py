@@ -61,6 +61,9 @@ def parser() -> Parser:
     own.add_argument("--limit", type=int, help="prompts of each set (default: all)")
     own.add_argument("--seeds", type=int, default=1, help="how many answers to each prompt")
     own.add_argument("--batch", type=int, default=1, help="prompts decoded at once")
+    own.add_argument(
+        "--timed", type=int, help="time this many prompts of each set, each decoded alone; --batch is for the others"
+    )
     own.add_argument("--pass-k", default="1,10,100", help="k of pass@k, as far as there are as many seeds")
     own.add_argument(
         "--gain", action="store_true", help="add the lossless temperature curves, and say what is gained beyond them"
@@ -99,8 +102,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InvalidInput: an option is not usable; nothing was measured.
     """
-    for name in ("seeds", "batch"):
-        if getattr(options, name) < 1:
+    for name in ("seeds", "batch", "timed"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
     ks = _integers("pass-k", options.pass_k)
     drawn = [Curve.of(text) for text in options.curve]
@@ -124,11 +127,12 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     quiet_transformers()
     defaults = DecodingParams.from_dict(dict(read_json(options.pair, "pair.json").get("defaults", {})))
     params = [_params(one, measured, defaults, tuned, common) for one in sets]
-    llm = _open(options, params)
+    meter = EnergyMeter()
+    llm = _open(options, params, meter.available)
     tasks = [_task(one, llm, own) for one, own in zip(sets, params, strict=True)]
     for task in tasks if labels else ():
         check_baseline(_plain(task.prompts, common, llm))
-    meter, made, pair = EnergyMeter(), machine(), _describe(options.pair)
+    made, pair = machine(), _describe(options.pair)
     hashes = {name: pair[name]["checkpoint_hash"] for name in ("target", "auxiliary")}
     store = Store(options.answers, hashes) if options.answers else None
     found: dict[str, Any] = {
@@ -137,6 +141,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "pair": pair,
         "seeds": options.seeds,
         "batch": options.batch,
+        "timed": options.timed,
         "errors": "delete-one jackknife over groups of prompts, all seeds together; comparisons are paired",
         "sets": {},
     }
@@ -145,9 +150,11 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         own: list[Decoder] = [Ours(label, llm, params) for label, params in task.params.items()]
         own += [make(_plain(task.prompts, common, llm)) for make in opened]
         kept = store.of(task.prompts.name, [prompt.id for prompt in task.prompts.prompts]) if store else None
-        answers = measure(task.ids, own, range(options.seeds), options.batch, meter, task.prompts.name, kept)
+        seeds = range(options.seeds)
+        answers = measure(task.ids, own, seeds, options.batch, meter, task.prompts.name, kept, options.timed)
         scored = score(task.prompts, answers)
-        rows = summarise(scored, options.batch, [k for k in ks if k <= options.seeds])
+        group = 1 if options.timed else options.batch  # what was timed together is one unit of the errors
+        rows = summarise(scored, group, [k for k in ks if k <= options.seeds])
         found["sets"][task.prompts.name] = {
             "prompts": len(task.ids),
             "left_out": task.left_out,
@@ -226,14 +233,15 @@ def _describe(pair: Path) -> dict[str, Any]:
     return {"defaults": values["defaults"], "tuned": "tuning" in values, **specs}
 
 
-def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingParams]]) -> LLM:
+def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingParams]], metered: bool) -> LLM:
     every = [params for own in chosen for params in own.values()]
     config = placed_config(
         options,
         rows=options.batch,  # on a GPU, blocks are captured for every number of rows
         max_draft_len=max(8, *(params.draft_len for params in every)),
         max_beam_width=max(8, *(params.beam_width for params in every)),
-        prefix_tokens=0,  # nobody profits from what the setting before it has stored
+        # joules are those of the prompt too: nobody profits there from what the setting before it has stored
+        prefix_tokens=0 if metered else None,
     )
     return LLM(options.pair, config)
 

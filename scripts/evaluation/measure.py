@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +28,13 @@ def measure(
     meter: EnergyMeter | None = None,
     label: str = "",
     store: SetStore | None = None,
+    timed: int | None = None,
 ) -> dict[str, list[Answer]]:
     """Answers by label.
 
     For each group of prompts and each seed all settings run one after another, in an order that rotates, so that
     whatever else the machine does falls on all of them alike. Settings without randomness run with the first seed only.
+    With `timed`, speed and energy are those of the first prompts, each decoded alone; other answers have none.
 
     Args:
         prompts: token ids.
@@ -41,31 +44,38 @@ def measure(
         meter: of energy.
         label: shown at the progress bar.
         store: of answers; those that it has are not asked for again.
+        timed: how many prompts are timed, with the first seed; None: all answers are, in groups.
     """
     answers: dict[str, list[Answer]] = {decoder.label: [] for decoder in decoders}
-    groups = [range(at, min(at + batch, len(prompts))) for at in range(0, len(prompts), batch)]
+    alone = min(timed or 0, len(prompts))
+    rounds = [(range(at, at + 1), 0) for at in range(alone)]
+    for first, place in itertools.product(range(0, len(prompts), batch), range(len(seeds))):
+        group = range(first if place else max(first, alone), min(first + batch, len(prompts)))
+        rounds += [(group, place)] if group else []
     for decoder in decoders:
-        decoder.warm_up([prompts[at] for at in groups[0]])
-    total = sum(len(groups) * (1 if decoder.deterministic else len(seeds)) for decoder in decoders)
-    rounds = [(group, place, seed) for group in groups for place, seed in enumerate(seeds)]
+        decoder.warm_up([prompts[at] for at in rounds[-1][0]])
+    total = sum(not (place and decoder.deterministic) for _, place in rounds for decoder in decoders)
     with tqdm(total=total, desc=label, unit="answer", file=sys.stderr) as bar:
-        for number, (group, place, seed) in enumerate(rounds):
-            turn = number % len(decoders)
+        for number, (group, place) in enumerate(rounds):
+            turn, seed, clocked = number % len(decoders), seeds[place], timed is None or number < alone
             for decoder in (*decoders[turn:], *decoders[:turn]):
                 if decoder.deterministic and place:
                     continue
-                if store and (known := store.get(decoder, group, place)):
+                known = store.get(decoder, group, place) if store else None
+                if known and (not clocked or all(one.seconds for one in known)):
                     answers[decoder.label] += [replace(one, prompt=at) for at, one in zip(group, known, strict=True)]
                     bar.update()
                     continue
-                if meter:
+                if meter and clocked:
                     meter.begin()
                 made = decoder.run([prompts[at] for at in group], [(seed << 32) + at for at in group])
-                joules = meter.end() if meter else None
+                joules = meter.end() if meter and clocked else None
                 share = None if joules is None else joules / len(group)
                 given = [
                     replace(one, prompt=at, seed=place, joules=share) for at, one in zip(group, made(), strict=True)
                 ]
+                if not clocked:
+                    given = [replace(one, seconds=0.0, timed_tokens=0) for one in given]
                 answers[decoder.label] += given
                 if store:
                     store.add(decoder, given)

@@ -25,6 +25,7 @@ from scripts.evaluation import __main__ as evaluate
 from scripts.evaluation import curves
 from scripts.evaluation.curves import Curve
 from scripts.evaluation.decoders import Answer, Baseline, Decoder, Ids, Ours, cut, mean_nll
+from scripts.evaluation.figures import Scored, summarise
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompt_set import Prompt, PromptSet
 from scripts.evaluation.settings import TABLE, parse, read_tuned, resolve
@@ -110,24 +111,27 @@ def test_a_curve_needs_values_of_a_number(text: str) -> None:
         Curve.of(text)
 
 
+class Noted(Decoder):
+    """Notes in `calls` who was asked, with which seeds."""
+
+    def __init__(self, label: str, deterministic: bool, calls: list[tuple[str, tuple[int, ...]]]) -> None:
+        self.label, self.deterministic, self._calls = label, deterministic, calls
+
+    def warm_up(self, prompts: Sequence[Ids]) -> None:
+        pass
+
+    def run(self, prompts: Sequence[Ids], seeds: Sequence[int]) -> Callable[[], list[Answer]]:
+        self._calls.append((self.label, tuple(seeds)))
+        return lambda: [Answer(0, 0, (1,), "", 1.0, 1, 1, None, None, 0.0) for _ in prompts]
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
 def test_settings_take_turns_in_every_place_and_share_seeds(ids: list[Ids]) -> None:
     calls: list[tuple[str, tuple[int, ...]]] = []
 
-    class Noted(Decoder):
-        def __init__(self, label: str, deterministic: bool) -> None:
-            self.label, self.deterministic = label, deterministic
-
-        def warm_up(self, prompts: Sequence[Ids]) -> None:
-            pass
-
-        def run(self, prompts: Sequence[Ids], seeds: Sequence[int]) -> Callable[[], list[Answer]]:
-            calls.append((self.label, tuple(seeds)))
-            return lambda: [Answer(0, 0, (1,), "", 1.0, 1, 1, None, None, 0.0) for _ in prompts]
-
-        def describe(self) -> dict[str, Any]:
-            return {}
-
-    answers = measure(ids[:6], [Noted("a", False), Noted("b", False), Noted("c", True)], [5, 6], batch=2)
+    answers = measure(ids[:6], [Noted(own, own == "c", calls) for own in "abc"], [5, 6], batch=2)
     labels = "".join(label for label, _ in calls)
     assert labels == "abc" + "ba" + "cab" + "ab" + "bca" + "ab", "c, without randomness, has no second seed"
     by_label = {own: [seeds for label, seeds in calls if label == own] for own in "abc"}
@@ -137,6 +141,24 @@ def test_settings_take_turns_in_every_place_and_share_seeds(ids: list[Ids]) -> N
     assert [(one.prompt, one.seed) for one in answers["a"]] == [
         (p, s) for group in ((0, 1), (2, 3), (4, 5)) for s in (0, 1) for p in group
     ]
+
+
+def test_only_prompts_that_are_decoded_alone_are_timed(ids: list[Ids]) -> None:
+    calls: list[tuple[str, tuple[int, ...]]] = []
+    answers = measure(ids[:6], [Noted("a", False, calls)], [0, 1], batch=4, timed=2)["a"]
+    second = 1 << 32
+    assert [seeds for _, seeds in calls] == [
+        (0,),
+        (1,),
+        (2, 3),
+        tuple(second + at for at in range(4)),
+        (4, 5),
+        (second + 4, second + 5),
+    ]
+    assert sorted((one.seed, one.prompt) for one in answers) == [(s, p) for s in (0, 1) for p in range(6)]
+    assert [(one.prompt, one.seed) for one in answers if one.seconds] == [(0, 0), (1, 0)]
+    figures = summarise({"a": [Scored(one, None) for one in answers]})["a"]
+    assert figures["tokens_per_second"]["value"] == pytest.approx(1.0), "the others do not count"
 
 
 def test_our_own_answers_are_those_of_the_library_and_their_perplexity_is_the_targets(
