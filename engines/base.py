@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -140,6 +140,8 @@ class Engine(ABC):
         capturable: whether `step` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
         reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
+        page_columns, page_bytes: columns and bytes of a page, where rows share a pool of pages; else 0.
+        pages: of the pool, those for kept prefixes not counted.
         spec: what the engine's folder says of it.
         kv: [layers, 2, rows, kv_heads, capacity + scratch, head_dim], keys at index 0 of the second axis; zeroed at
             allocation (a NaN in a masked column would poison its row). Per-layer views of it are bound in place.
@@ -147,6 +149,9 @@ class Engine(ABC):
 
     capturable: ClassVar[bool] = False
     reads_mask: bool = True
+    page_columns: int = 0
+    page_bytes: int = 0
+    pages: int = 0
     spec: EngineSpec
     kv: Tensor
 
@@ -194,6 +199,20 @@ class Engine(ABC):
     def clear_row(self, row: int, start: int = 0) -> None:
         """Zero the columns of one row from `start` on."""
         self.kv[:, :, row, :, start:] = 0
+
+    def limit(self, pages: int) -> None:
+        """Have a pool of so many pages, before anything is stored; for engines whose rows share one."""
+        raise NotImplementedError
+
+    def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether the first rows can be written at columns start .. end - 1 all together, (start, end) of each.
+
+        Rows that have memory of their own always can; rows that share a pool of pages can while pages last.
+        """
+        return True
+
+    def free_row(self, row: int) -> None:  # noqa: B027 - nothing is to be done where rows share no memory
+        """Nobody needs what a row holds: others may have its memory, where rows share it."""
 
     @contextlib.contextmanager
     def kept(self, *columns: slice) -> Iterator[None]:

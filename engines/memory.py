@@ -25,10 +25,12 @@ class Memory:
     Attributes:
         rows, capacity: requests at once, KV columns per row.
         weights: both models, as stored.
-        row: keys and values of one row, both caches.
+        row: keys and values of one row, of both caches or of the one whose rows have memory of their own.
         logits: logits of one row at the largest draft, the target's and one working copy.
         prefixes: kept keys and values of earlier prompts, both caches.
         graphs: recorded blocks: an estimate, `GRAPH` each.
+        page_columns, page: columns and bytes of a page, of all caches whose rows share a pool of pages.
+        pages: pages that rows share.
     """
 
     rows: int
@@ -38,6 +40,9 @@ class Memory:
     logits: int
     prefixes: int
     graphs: int = 0
+    page_columns: int = 0
+    page: int = 0
+    pages: int = 0
 
     @classmethod
     def of(
@@ -49,6 +54,8 @@ class Memory:
         prefix_tokens: int,
         scratch: int = 0,
         recorded: int = 0,
+        page_columns: int = 0,
+        page_bytes: tuple[int, int] = (0, 0),
     ) -> Memory:
         """The memory of a pair.
 
@@ -59,22 +66,40 @@ class Memory:
             prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
             scratch: columns of a row behind the capacity.
             recorded: blocks that may be recorded as CUDA graphs.
+            page_columns, page_bytes: columns of a page, and bytes of one in either engine; 0 where rows share none.
         """
-        row = (target.kv_bytes + auxiliary.kv_bytes) // target.rows
+        rows, capacity, page = target.rows, target.capacity, sum(page_bytes)
+        row = sum(one.kv_bytes for one, paged in zip((target, auxiliary), page_bytes, strict=True) if not paged) // rows
         logits = 2 * nodes * target.vocab_size * 4
-        kept, whole = row * prefix_tokens // target.capacity, row + row * scratch // target.capacity
-        return cls(target.rows, target.capacity, weights, whole, logits, kept, recorded * GRAPH)
+        kept, whole = row * prefix_tokens // capacity, row + row * scratch // capacity
+        if not page:
+            return cls(rows, capacity, weights, whole, logits, kept, recorded * GRAPH)
+        kept += prefix_tokens // page_columns * page
+        pool = rows * capacity // page_columns
+        return cls(rows, capacity, weights, whole, logits, kept, recorded * GRAPH, page_columns, page, pool)
 
     @property
     def total(self) -> int:
-        return self.weights + self.prefixes + self.graphs + self.rows * (self.row + self.logits)
+        return self.weights + self.prefixes + self.graphs + self.cache + self.rows * self.logits
+
+    @property
+    def cache(self) -> int:
+        """Keys and values of all rows."""
+        return self.rows * self.row + self.pages * self.page
 
     def within(self, size: int | str) -> Memory:
-        """The same with as many rows as fit `size` bytes (or `"4GiB"`).
+        """The same with as many rows as fit `size` bytes (or `"4GiB"`); or with as many pages, at most all rows'.
 
         Raises:
-            InvalidInput: not even one row fits.
+            InvalidInput: not even one row fits, or the pages that one row can fill.
         """
+        if self.page:
+            least = replace(self, pages=self.capacity // self.page_columns)
+            pages = least.pages + (parse_bytes(size) - least.total) // self.page
+            if pages < least.pages:
+                problem = f"weights, logits and the pages of one row take {format_bytes(least.total)}"
+                raise InvalidInput("memory", size, problem)
+            return replace(self, pages=min(pages, self.pages))
         rows = (parse_bytes(size) - self.weights - self.prefixes - self.graphs) // (self.row + self.logits)
         if rows < 1:
             raise InvalidInput("memory", size, f"weights and one row take {format_bytes(replace(self, rows=1).total)}")
@@ -82,9 +107,10 @@ class Memory:
 
     def __str__(self) -> str:
         graphs = f" + graphs {format_bytes(self.graphs)}" if self.graphs else ""
+        pages = f" in {self.pages} pages" if self.page else ""
         return (
-            f"memory: weights {format_bytes(self.weights)} + {self.rows} rows x {self.capacity} columns "
-            f"{format_bytes(self.rows * self.row)} + logits {format_bytes(self.rows * self.logits)} + kept prefixes "
+            f"memory: weights {format_bytes(self.weights)} + {self.rows} rows x {self.capacity} columns{pages} "
+            f"{format_bytes(self.cache)} + logits {format_bytes(self.rows * self.logits)} + kept prefixes "
             f"{format_bytes(self.prefixes)}{graphs} = {format_bytes(self.total)}"
         )
 

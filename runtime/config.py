@@ -46,7 +46,8 @@ class RuntimeConfig:
         tensor_parallel: Number of ranks that the target is sharded over: one GPU each, or one process each on a CPU.
             Under torchrun, the other ranks follow the first.
         rows: Requests decoded at once; by default, the number that the pair was exported with.
-        memory: Instead of rows, a memory limit in bytes or as 4GiB: as many rows as fit beside the weights.
+        memory: Instead of rows, a memory limit in bytes or as 4GiB: as many rows as fit beside the weights; or on
+            OpenVINO, as many pages of the cache, which rows share.
         max_draft_len: Longest draft that a request may ask for, in tokens. Each row reserves max_draft_len times
             max_beam_width KV columns.
         max_beam_width: Most beams that a request may ask for.

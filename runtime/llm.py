@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
 from engines.graphs.runner import MOST
-from engines.memory import Memory
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -111,16 +110,16 @@ class LLM:
             run_block = self.blocks.run_block
         kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
         scratch = pair.target.scratch
-        self.memory = Memory.of(spec, pair.auxiliary.spec, pair.weights, config.nodes + 1, kept, scratch, recorded)
+        prefixes = pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept)
+        whole = pair.memory(config.nodes + 1, kept, scratch, recorded)
+        self.memory = replace(whole, pages=max(pair.target.pages, pair.auxiliary.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos, device)
         unrecorded = self.blocks.unrecorded if self.blocks else None
         self.loop = DecodingLoop(
             Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
-            KvCaches(
-                self._auxiliary, self._target, (pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept))
-            ),
+            KvCaches(self._auxiliary, self._target, prefixes, (pair.auxiliary, pair.target)),
             batches,
             run_block,
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),

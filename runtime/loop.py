@@ -75,6 +75,7 @@ class DecodingLoop:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
         budget = self._prefill(self._max_prefill_tokens)
+        self._make_room()
         if requests := list(self.scheduler.running):
             self._run(requests, budget)
         ended, self._ended = self._ended, []
@@ -82,7 +83,7 @@ class DecodingLoop:
 
     def _prefill(self, budget: int) -> int:
         """Admit requests and prefill their prompts while `budget` tokens last; returns what is left of it."""
-        while budget > 0 and (request := self.scheduler.next()) is not None:
+        while budget > 0 and (request := self.scheduler.next(self._has_room)) is not None:
             began = time.perf_counter()
             try:
                 self.output.begin(request)
@@ -92,13 +93,31 @@ class DecodingLoop:
                 self._fail({request: error})
                 continue
             self.output.record_prefill(request, began)
-            if min(request.target_held, request.auxiliary_held if both else math.inf) == len(request.prompt) - 1:
+            if min(request.target_held, request.auxiliary_held if both else math.inf) == request.committed - 1:
                 if request.params.max_tokens:
                     self.scheduler.join()
                 else:
                     request.finish_reason = "length"
                     self._release(request)
         return budget
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether the caches have memory for a request beside those that run."""
+        return self.caches.fits([*self.scheduler.running, request], self.scheduler.ahead)
+
+    def _make_room(self) -> None:
+        """Preempt requests until the others' block fits the caches' memory. Those compute their caches anew, later.
+
+        One request alone always fits.
+        """
+        while len(self.scheduler.holders) > 1 and not self.caches.fits(self.scheduler.running, self.scheduler.ahead):
+            request, places = self.scheduler.last, self.scheduler.holders
+            self._move_rows(places, self.scheduler.preempt(request))
+            request.target_held = request.auxiliary_held = 0
+            request.statistics.preemptions += 1
+            self.totals.preemptions += 1
+            if self.planner:
+                self.planner.forget(request)
 
     def _run(self, requests: list[Request], budget: int) -> None:
         """Run one block of every request, and end those that break it.
@@ -207,13 +226,20 @@ class DecodingLoop:
             if self.planner:
                 self.planner.forget(request)
             places = self.scheduler.holders
-            for source, to in self.scheduler.retire(request):
-                self.caches.move(places[source], source, to)
+            self._move_rows(places, self.scheduler.retire(request))
             self.output.end(request)
             self._ended.append(request)
+
+    def _move_rows(self, places: Sequence[Request], moves: Sequence[tuple[int, int]]) -> None:
+        """A request has left the rows `places`: move others as the scheduler says, and free the row behind the last."""
+        for source, to in moves:
+            self.caches.move(places[source], source, to)
+        for row in range(len(self.scheduler.holders), len(places)):
+            self.caches.free(row)
 
     def check_integrity(self) -> None:
         """Invariants between steps; raises AssertionError."""
         self.scheduler.check_integrity()
-        self.output.check_integrity(self.scheduler.running, self.scheduler.joining)
+        begun = {one for one in self.scheduler.waiting if one.statistics.preemptions} | {self.scheduler.joining}
+        self.output.check_integrity(self.scheduler.running, begun)
         self.caches.check_integrity()

@@ -64,6 +64,13 @@ class Pair:
         if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
             raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
 
+    def memory(self, nodes: int, prefix_tokens: int, scratch: int = 0, recorded: int = 0) -> Memory:
+        """What it takes, with pages for all rows where rows share them; the arguments are those of `Memory.of`."""
+        page_columns = max(self.target.page_columns, self.auxiliary.page_columns)
+        pages = page_columns, (self.target.page_bytes, self.auxiliary.page_bytes)
+        specs = self.target.spec, self.auxiliary.spec
+        return Memory.of(*specs, self.weights, nodes, prefix_tokens, scratch, recorded, *pages)
+
     @property
     def device(self) -> torch.device:
         """Where tensors of blocks are: with the caches, or on the CPU where those are apart."""
@@ -95,8 +102,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     if ranks > 1:
         target, weights["target"] = share(folder / "target", target, ranks)
     scratch = nodes + 1 if placement.on_gpu else 0
-    if config.memory is not None:
-        keep = config.prefix_columns(target.capacity)
+    paged, keep = placement.provider == "openvino", config.prefix_columns(target.capacity)
+    if config.memory is not None and not paged:
         records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
         whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, MOST if records else 0)
         rows = whole.within(config.memory).rows
@@ -110,7 +117,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     drafter = _open_auxiliary(folder / "auxiliary", placement, rows, scratch)
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
-    return Pair(
+    pair = Pair(
         target=engine,
         auxiliary=drafter,
         tokenizer=tokenizer,
@@ -122,6 +129,12 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         limited="max_tokens" in values["defaults"],
         runs_on=runs_on,
     )
+    if config.memory is not None and paged:
+        pages = pair.memory(nodes + 1, keep).within(config.memory).pages
+        for one in (engine, drafter):
+            if one.pages:
+                one.limit(pages)
+    return pair
 
 
 def _open_auxiliary(folder: Path, placement: Placement, rows: int | None, scratch: int) -> Engine:

@@ -52,13 +52,14 @@ class Columns:
 
     Args:
         rows, capacity: of the cache.
+        count: pages of the pool; default: as many as all rows can fill.
 
     Attributes:
         table: each row's pages.
     """
 
-    def __init__(self, rows: int, capacity: int) -> None:
-        self.table = PageTable(rows, capacity, PAGE)
+    def __init__(self, rows: int, capacity: int, count: int | None = None) -> None:
+        self.table = PageTable(rows, capacity, PAGE, count)
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
         self._lead = np.zeros((rows, capacity), np.int64)  # columns from 0 on that a column's token sees
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
@@ -198,6 +199,10 @@ class Columns:
         self._stored[row] = min(self._stored[row], start // PAGE * PAGE)
         self._base[row] = min(self._base[row], self._stored[row])
         return zeroed
+
+    def missing(self, row: int, start: int, end: int) -> int:
+        """Pages at most that a run over columns start .. end - 1 of a row takes from the pool."""
+        return self.table.missing(row, min(start, int(self._base[row])), end)
 
     def check_integrity(self, others: Sequence[int] = ()) -> None:
         """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""

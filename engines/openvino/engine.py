@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,6 +41,7 @@ class OpenVinoEngine(Engine):
     """
 
     capturable = False
+    page_columns = PAGE
 
     def __init__(
         self, folder: Path, spec: EngineSpec, threads: int, compute: str | None = None, kv_cache: str | None = None
@@ -71,28 +71,33 @@ class OpenVinoEngine(Engine):
                     f"its pages have {port.partial_shape[2]} columns, not {PAGE}: another version; give provider cpu"
                 )
                 raise InvalidInput("provider", "openvino", problem)
-        self.columns = Columns(spec.rows, spec.capacity)
+        self.limit(spec.rows * spec.capacity // PAGE)
+        self.page_bytes = sum(cache.shape[1] for cache in self._caches)
+
+    def limit(self, pages: int) -> None:
+        self.pages, self.columns = pages, Columns(self.spec.rows, self.spec.capacity, pages)
         self._caches: list[np.ndarray] = []
         self._allocate()
 
     def _allocate(self) -> None:
         """Memory for all pages that there are; what the pages held before, they hold afterwards."""
-        ov, before = self._ov, self._caches
-        count, self._caches = len(self.columns.table.pages.users), []
+        before, self._caches = self._caches, []
         for number, port in enumerate(self._ports):
-            shape = [count, *(dim.get_length() for dim in list(port.partial_shape)[1:])]
-            raw = np.zeros((count, int(np.prod(shape[1:])) * port.element_type.size), np.uint8)
+            size = int(np.prod([dim.get_length() for dim in list(port.partial_shape)[1:]])) * port.element_type.size
+            raw = np.zeros((len(self.columns.table.pages.users), size), np.uint8)
             if before:
                 raw[: len(before[number])] = before[number]
+            self._caches.append(raw)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Let steps use these caches."""
+        ov = self._ov
+        for port, raw in zip(self._ports, self._caches, strict=True):
+            shape = [len(raw), *(dim.get_length() for dim in list(port.partial_shape)[1:])]
             kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
             tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
-            self._caches.append(raw)
             self._request.set_tensor(port.any_name, tensor)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page, all layers."""
-        return sum(cache.shape[1] for cache in self._caches)
 
     @property
     def name(self) -> str:
@@ -152,16 +157,24 @@ class OpenVinoEngine(Engine):
             for cache in self._caches:
                 cache[page] = 0
 
+    def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
+        missing = sum(self.columns.missing(row, start, end) for row, (start, end) in enumerate(spans))
+        return missing <= self.columns.table.pages.free
+
+    def free_row(self, row: int) -> None:
+        self.columns.cut(row, 0)
+
     @contextlib.contextmanager
     def kept(self, *columns: slice) -> Iterator[None]:
-        """Whatever is run inside, the cache is afterwards what it was, in all columns."""
-        account, caches = copy.deepcopy(self.columns), [cache.copy() for cache in self._caches]
+        """Whatever is run inside, the cache is afterwards what it was; inside, rows hold nothing and have pages."""
+        kept = self.columns, self._caches
+        self.columns, self._caches = Columns(self.spec.rows, self.spec.capacity), []
+        self._allocate()
         try:
             yield
         finally:
-            self.columns = account
-            for cache, before in zip(self._caches, caches, strict=True):
-                cache[:] = before
+            self.columns, self._caches = kept
+            self._bind()
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
         self.columns.table.pages.grow(tokens // PAGE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from engines import Engine
 from engines.prefix_cache import PrefixCache, common_prefix
 from runtime.decoder.roles import Auxiliary, Role, Target
 from runtime.scheduler.request import Request
@@ -18,17 +19,34 @@ class KvCaches:
 
     Args:
         prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
+        engines: whose rows may share memory; none for roles that see to that themselves.
     """
 
     def __init__(
-        self, auxiliary: Auxiliary, target: Target, prefixes: tuple[PrefixCache, PrefixCache] | None = None
+        self,
+        auxiliary: Auxiliary,
+        target: Target,
+        prefixes: tuple[PrefixCache, PrefixCache] | None = None,
+        engines: Sequence[Engine] = (),
     ) -> None:
-        self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
+        self.auxiliary, self.target, self.prefixes, self._engines = auxiliary, target, prefixes, engines
+
+    def fits(self, requests: Sequence[Request], ahead: int) -> bool:
+        """Whether there is memory for all tokens of requests, by row, and for `ahead` columns behind those of each."""
+        held = [max(0, min(one.target_held, one.auxiliary_held, one.committed - 2)) for one in requests]
+        spans = [(start, one.committed + ahead) for start, one in zip(held, requests, strict=True)]
+        return all(engine.fits(spans) for engine in self._engines)
+
+    def free(self, row: int) -> None:
+        """A row is nobody's now."""
+        for engine in self._engines:
+            engine.free_row(row)
 
     def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
         """Prefill up to `budget` more tokens of a prompt in `row`; returns how many.
 
-        A request with `prompt_logprobs` prefills its whole prompt, unless another choice of the prompt has done so.
+        Of a request that was preempted, the tokens that it has decoded are part of it. A request with `prompt_logprobs`
+        prefills its whole prompt, unless another choice of the prompt has done so.
 
         Args:
             request: not running yet.
@@ -37,9 +55,9 @@ class KvCaches:
             budget: at least 1.
             running: requests whose rows may be copied from, by row.
         """
-        prompt, end = request.prompt, len(request.prompt) - 1
+        tokens, end, last = request.prompt + request.tokens, request.committed - 1, len(request.prompt) - 1
         at, scores = request.target_held, request.prompt_scores
-        count = request.params.prompt_logprobs if len(scores) < end else None
+        count = request.params.prompt_logprobs if len(scores) < last else None
         if not at and count is None:
             request.target_held = self._reuse(self.target, request, row, running)
             request.statistics.reused_tokens = request.target_held
@@ -49,12 +67,12 @@ class KvCaches:
         upto = min(end, held + budget)
         if request.target_held < upto:
             if count is None:
-                self.target.prefill(row, prompt[request.target_held : upto], request.target_held)
+                self.target.prefill(row, tokens[request.target_held : upto], request.target_held)
             else:
-                scores[at:] = self.target.score_prompt(row, prompt[at : upto + 1], at, count)
+                scores[at:] = self.target.score_prompt(row, tokens[at : upto + 1], at, count)
+            if request.target_held < last <= upto and self.prefixes:
+                self.prefixes[1].store(row, tokens[:last], request.salt)
             request.target_held = upto
-            if upto == end and self.prefixes:
-                self.prefixes[1].store(row, prompt[:end], request.salt)
         if both:
             self._extend(request, row, upto)
         return upto - held

@@ -116,10 +116,10 @@ class OutputProcessor:
         assert request.finish_reason is not None
         self.totals.ended(request.finish_reason, request.statistics)
 
-    def check_integrity(self, running: Collection[Request], joining: Request | None) -> None:
+    def check_integrity(self, running: Collection[Request], others: Collection[Request | None]) -> None:
         """Invariants between steps; raises AssertionError."""
         ids, begun = {request.id for request in running}, self._detokenizers.keys()
-        assert begun - ids <= ({joining.id} if joining else set()), "a detokenizer without a request"
+        assert begun - ids <= {other.id for other in others if other}, "a detokenizer without a request"
         assert ids <= begun
         assert self._constraints.keys() <= begun, "a constraint without a request"
 

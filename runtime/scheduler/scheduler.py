@@ -6,7 +6,7 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.scheduler.request import Request
@@ -65,6 +65,7 @@ class Scheduler:
         self.pace = 1.0
         self._admitted_at = time.perf_counter()
         self._queues: dict[str, list[Entry]] = {}  # of each client who has some that wait, a heap
+        self._entries: dict[Request, Entry] = {}  # what those who hold a row had in the queue
         self._accounts: dict[str, int] = {}  # tokens of requests that have ended; without an entry, `_clock`
         self._clock = 0
         self._arrivals = itertools.count()
@@ -98,6 +99,11 @@ class Scheduler:
         """Tokens that prompt and text of a request may have together."""
         return self.capacity - self.max_draft_len * self.max_beam_width
 
+    @property
+    def ahead(self) -> int:
+        """Columns behind its tokens that a row has room for: the largest draft."""
+        return self.capacity - self.room_for_tokens
+
     def check_room(self, requests: Sequence[Request], handed: Sequence[Request] = ()) -> None:
         """Refuse requests of one client that the queue has no place for just now.
 
@@ -126,10 +132,13 @@ class Scheduler:
         self.check(*requests)
         self.check_room(requests)
         for request in requests:
-            if request.client not in self._queues:
-                self._open_account(request.client)
-            entry = (-request.priority, next(self._arrivals), request)
-            heapq.heappush(self._queues.setdefault(request.client, []), entry)
+            self._queue((-request.priority, next(self._arrivals), request))
+
+    def _queue(self, entry: Entry) -> None:
+        client = entry[2].client
+        if client not in self._queues:
+            self._open_account(client)
+        heapq.heappush(self._queues.setdefault(client, []), entry)
 
     def _open_account(self, client: str) -> None:
         """Somebody has something waiting again. Accounts below the clock say nothing, and are forgotten."""
@@ -171,21 +180,31 @@ class Scheduler:
         """Requests that hold a row, by row: those that decode, and the one whose prompt is being stored."""
         return [*self.running, *filter(None, [self.joining])]
 
-    def next(self) -> Request | None:
-        """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free."""
+    def next(self, fits: Callable[[Request], bool] = lambda request: True) -> Request | None:
+        """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free.
+
+        Args:
+            fits: whether the caches have room for a request now; the one whose turn it is waits until they have.
+        """
         if self.joining is None and self._queues and len(self.running) < self.rows:
             unsettled = self._unsettled()
             accounts = {client: self._accounts[client] + unsettled[client] for client in self._queues}
             client = min(
                 self._queues, key=lambda one: (self._queues[one][0][0], accounts[one], self._queues[one][0][1])
             )
+            if not fits(self._queues[client][0][2]):
+                return None
             self._clock = max(self._clock, accounts[client])
-            self.joining = heapq.heappop(self._queues[client])[2]
+            entry = heapq.heappop(self._queues[client])
+            self.joining = entry[2]
+            self._entries[self.joining] = entry
             if not self._queues[client]:
                 del self._queues[client]
             now = time.perf_counter()
             self.pace += 0.2 * (now - self._admitted_at - self.pace)
             self._admitted_at = now
+        elif self.joining is not None and not fits(self.joining):
+            return None
         return self.joining
 
     def join(self) -> None:
@@ -205,6 +224,23 @@ class Scheduler:
                 self._queues.pop(request.client, None)
             return []
         self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
+        return self._leave(request)
+
+    @property
+    def last(self) -> Request:
+        """Of those that hold a row, the one of the least priority that arrived last."""
+        return max(self._entries.values())[2]
+
+    def preempt(self, request: Request) -> list[tuple[int, int]]:
+        """Put a request that holds a row back to where it was in the queue; returns what `retire` does."""
+        entry = self._entries[request]
+        moves = self._leave(request)
+        self._queue(entry)
+        return moves
+
+    def _leave(self, request: Request) -> list[tuple[int, int]]:
+        """Take a request's row from it; returns the rows to copy."""
+        del self._entries[request]
         if request is self.joining:
             self.joining = None
             return []
@@ -225,7 +261,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
         assert len(self.holders) <= self.rows, "more requests than rows"
-        assert self._count() <= 2 * self.max_waiting
+        assert self._count() <= 2 * self.max_waiting + self.rows, "more wait than were let in"
+        assert self._entries.keys() == set(self.holders)
         assert all(self._queues.values()), "an empty queue"
         known = [request.id for request in (*self.holders, *self.waiting)]
         assert len(set(known)) == len(known), "a request is in two places"

@@ -30,6 +30,7 @@ class Counts:
     Attributes:
         prompt_tokens: tokens of the prompt.
         reused_tokens: of them, those whose keys and values the target took from an earlier prompt.
+        preemptions: times that it gave up its row because pages ran out, and computed its caches anew later.
         tokens: tokens of the result.
         target_passes: forward passes of the target that scored a request (prefill not counted).
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
@@ -40,6 +41,7 @@ class Counts:
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    preemptions: int = 0
     tokens: int = 0
     target_passes: int = 0
     drafted: int = 0

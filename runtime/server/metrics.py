@@ -73,6 +73,7 @@ class Metrics(Collector):
         yield _counter("mtad_http_responses", "HTTP responses", dict(self._responses), "route", "status")
         yield _counter("mtad_prompt_tokens", "prompt tokens of ended requests", totals.prompt_tokens)
         yield _counter("mtad_reused_prompt_tokens", "of them, those found in the prefix cache", totals.reused_tokens)
+        yield _counter("mtad_preemptions", "times that a request gave up its row for pages", totals.preemptions)
         yield _counter("mtad_generated_tokens", "new tokens", totals.tokens)
         yield _counter("mtad_drafted_tokens", "tokens drafted along one path", totals.drafted)
         yield _counter("mtad_accepted_tokens", "drafted tokens that became part of a text", totals.accepted)

@@ -12,6 +12,7 @@ NAMES = {
     "num_requests_waiting": "mtad_queue_length",
     "kv_cache_usage_perc": "mtad_kv_rows_used / mtad_kv_rows",
     "prompt_tokens": "mtad_prompt_tokens",
+    "num_preemptions": "mtad_preemptions",
     "generation_tokens": "mtad_generated_tokens",
     "prefix_cache_queries": "mtad_prompt_tokens",
     "prefix_cache_hits": "mtad_reused_prompt_tokens",

@@ -23,7 +23,7 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.speculation.planner import Planner
 from runtime.speculation.step_costs import StepCosts, StepTable
-from tests.support.mock_engine import EOS, VOCAB, MockEngine, mock_spec, mock_tokenizer
+from tests.support.mock_engine import EOS, VOCAB, MockEngine, PagedMock, mock_spec, mock_tokenizer
 from tests.support.schedules import Entry, run_schedule
 
 CAPACITY = 256
@@ -53,14 +53,15 @@ def make_mock(
     prefix_tokens: int = 0,
     max_waiting: int = 64,
     costs: StepCosts | None = None,
+    pages: int = 0,
 ) -> Mock:
     spec = mock_spec(rows, CAPACITY)
-    auxiliary, target = MockEngine(spec, noise=0.3), MockEngine(spec, noise=0.0)
+    auxiliary, target = (PagedMock(spec, noise, pages) if pages else MockEngine(spec, noise) for noise in (0.3, 0.0))
     prefixes = PrefixCache(auxiliary.kv, prefix_tokens), PrefixCache(target.kv, prefix_tokens)
     roles = EngineAuxiliary(auxiliary, VOCAB, target=target), EngineTarget(target, VOCAB)
     loop = DecodingLoop(
         Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
-        KvCaches(*roles, prefixes),
+        KvCaches(*roles, prefixes, (auxiliary, target)),
         BatchBuilder(VOCAB, (EOS,)),
         partial(run_block_on_host, *roles),
         OutputProcessor(mock_tokenizer(), (EOS,), Constrainer(mock_tokenizer(), VOCAB, (EOS,))),
@@ -121,8 +122,8 @@ def pool() -> list[Entry]:
     return entries
 
 
-def run_mock(seed: int) -> Counter[str]:
-    """One random schedule on mock engines of random sizes."""
+def run_mock(seed: int, pages: int = 0) -> Counter[str]:
+    """One random schedule on mock engines of random sizes; with `pages`, of a pool of so many."""
     chance = random.Random(seed)
     mock = make_mock(
         rows=chance.randint(1, 5),
@@ -130,6 +131,7 @@ def run_mock(seed: int) -> Counter[str]:
         prefix_tokens=chance.choice([0, 64, 512]),
         costs=chance.choice([CHEAP, DEAR]),
         max_waiting=chance.choice([2, 64]),
+        pages=pages,
     )
 
     def break_something(chance: random.Random) -> None:
@@ -141,7 +143,16 @@ def run_mock(seed: int) -> Counter[str]:
         assert not kv.isnan().any(), "a failed request's row was not cleared"
     assert mock.loop.planner is not None
     assert not mock.loop.planner._rows, "the planner remembers what has ended"
+    if isinstance(mock.target, PagedMock):
+        assert mock.target.table.pages.free == pages, "a page is lost"
+        reasons["preempted"] = mock.loop.totals.preemptions
     return reasons
+
+
+def test_requests_that_are_preempted_when_pages_run_out_get_the_tokens_they_get_alone() -> None:
+    reasons = sum((run_mock(seed, pages=CAPACITY // 32) for seed in range(40)), Counter[str]())
+    assert reasons["preempted"] > 5
+    assert reasons["stop"] + reasons["length"] > 80
 
 
 @pytest.mark.slow

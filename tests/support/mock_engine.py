@@ -6,11 +6,14 @@ last step is on integers, so a row's logits are the same bits in any batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from engines import Engine, EngineSpec, Step
+from engines.pages import PageTable
 
 VOCAB = 12
 EOS = 0
@@ -69,6 +72,29 @@ class MockEngine(Engine):
         vocab = torch.arange(VOCAB) + 1
         logits = _spread(hashed, vocab, 1) + self.noise * _spread(hashed, vocab, 2)
         return logits.masked_fill(poisoned[:, None, None], torch.nan)
+
+
+class PagedMock(MockEngine):
+    """The same, whose rows may fill a pool of pages between them: it only counts them, and has none to spare."""
+
+    def __init__(self, spec: EngineSpec, noise: float, pages: int) -> None:
+        super().__init__(spec, noise)
+        self.table = PageTable(spec.rows, spec.capacity, 32, pages)
+
+    def step(self, step: Step) -> Tensor:
+        for row, start in enumerate(step.write_at.tolist()):
+            self.table.make_writable(step.first_row + row, start, start + step.tokens.shape[1])
+        return super().step(step)
+
+    def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
+        return sum(self.table.missing(row, *span) for row, span in enumerate(spans)) <= self.table.pages.free
+
+    def free_row(self, row: int) -> None:
+        self.table.cut(row, 0)
+
+    def copy_row(self, source: int, to: int, columns: int) -> None:
+        super().copy_row(source, to, columns)
+        self.table.adopt(to, 0, self.table.pages_of(source, 0, columns))
 
 
 class CapturableMock(MockEngine):

@@ -83,8 +83,8 @@ def test_the_cache_is_what_it_was_after_measuring(folder: Path) -> None:
     engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
     engine.step(make_step(some_tokens(1, 40)[None], [0], keep=[]))
     step = make_step(some_tokens(2, 3)[None], [40], keep=[0, 1, 2])
+    expected = engine.step(step)
     with engine.kept(slice(None)):
-        expected = engine.step(step)
         engine.clear_row(0)
         engine.step(make_step(some_tokens(3, 70)[None], [0], keep=[]))
     torch.testing.assert_close(engine.step(step), expected)
@@ -106,6 +106,37 @@ def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
     assert {tuple(run.past) for run in runs[1:]} == {(114,), (116,), (114, 114), (116, 116)}
     assert {run.tokens.shape[1] // len(run.past) for run in runs[1:]} == {2, 4, 8, 12}
     engine.columns.check_integrity()
+
+
+def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_text(folder: Path) -> None:
+    config = replace(FLOAT32, prefix_tokens=0)
+    whole = LLM(folder, config).memory
+    limit = replace(whole, pages=whole.capacity // whole.page_columns + 2).total
+    small = LLM(folder, replace(config, memory=limit))
+    assert small.memory.total <= limit < whole.total
+    prompts = [f"{number} singers " * 6 for number in range(8)]
+    params = DecodingParams(method="mmtad", max_tokens=40, ignore_eos=True, seed=1)
+    results = small.generate(prompts, params)
+    assert [len(result.token_ids) for result in results] == [40] * 8
+    assert small.loop.totals.preemptions > 0
+    small.loop.check_integrity()
+    for engine in (small.pair.target, small.pair.auxiliary):
+        if isinstance(engine, OpenVinoEngine):
+            assert engine.pages < whole.pages
+            assert not engine.columns.table.owned.any(), "a row that nobody has holds pages"
+
+
+def test_kept_pages_are_shared_within_a_salt_only(llm: LLM) -> None:
+    params, prompt = DecodingParams(max_tokens=4, seed=3), "whose beginning is this " * 6
+    reused = []
+    for salt in ("a", "a", "b"):
+        (request,) = llm.requests(prompt, params, cache_salt=salt)
+        llm.submit(request)
+        while not llm.loop.scheduler.idle:
+            llm.loop.step()
+        reused.append(request.statistics.reused_tokens)
+    assert reused[0] == reused[2] == 0
+    assert reused[1] >= 64
 
 
 @pytest.mark.parametrize(
