@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.functional import pad
 
 from mtad.beams import beams
 from mtad.chain import bild, block, ensemble, fly, relaxed, threshold, token_wise, whole
-from mtad.distribution import Candidates, draw, process
+from mtad.distribution import draw, process
 from mtad.joint import joint, joint_sample, modal, typical
 from mtad.live import Live
 from mtad.multi_path import greedy_multi_path
@@ -20,7 +21,9 @@ from mtad.ops import index
 from mtad.params import Rule
 from mtad.recursive_rejection import recursive_rejection
 from mtad.rows import Layout, Rows, choose_rows
-from mtad.scored import Scored, Verdict, after_parents
+from mtad.scored import Scored, Verdict, has_children, log_likelihoods
+from mtad.table import Distributions, Table, draw_from, draw_one, normaliser, positions, tabulate
+from mtad.table_rows import Decided, by_row
 from mtad.traversal import traversal
 from mtad.tree import TokenTree
 
@@ -79,16 +82,23 @@ class Accepted(NamedTuple):
     live: Live | None = None
 
 
+T = TypeVar("T", Decided, Verdict)
+
+SCALAR: frozenset[Rule] = frozenset({"joint", "joint_sample", "threshold", "bild", "whole"})
+"""Rules that look at nothing but the drafted tokens: of a table, only the nodes that have children matter to them."""
+
+
 def accept(
     tree: TokenTree | None,
     adjusted: Tensor,
     logits: Tensor,
-    q: Candidates | None,
+    q: Sequence[Distributions],
     noise: Noise,
     rows: Rows,
     rules: Sequence[Rule],
-    above: tuple[Candidates, ...] = (),
+    above: Sequence[tuple[Distributions, ...]] = (),
     live: Live | None = None,
+    tables: Sequence[bool] = (False,),
 ) -> Accepted:
     """Decide a block.
 
@@ -97,47 +107,110 @@ def accept(
         adjusted: the target's logits after root and nodes that the rules and the bonus token go by, float
             [R, 1 + N, V]: under the request's constraints, where it has any.
         logits: the target's own logits, which the log-probabilities are reported from; may be the same tensor.
-        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; needed by the rules of chains.
+        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K], of each of `tables`; needed by the
+            rules of chains.
         noise: the block's noise; `accept`, `nodes` and `bonus` are used.
         rules: acceptance rules of the rows that draft.
-        above, live: see `mtad.scored.Scored`.
+        above, live: see `mtad.scored.Scored`; `above` level by level, of each of `tables`.
+        tables: which distributions rows have: False for lists, True for tables (`Shape.tables`).
     """
-    vocab = logits.shape[2]
-    after = process(adjusted, rows)
+
+    def judged(after: Distributions, number: int, judge: Callable[[Scored, Rows, Sequence[Rule]], T]) -> T:
+        assert tree is not None, "something was drafted"
+        behind, own = tuple(level[number] for level in above), q[number] if q else None
+        log_p = log_likelihoods(after, tree)
+        return judge(Scored(tree, log_p, after, own, behind, noise, logits.shape[2], live), rows, rules)
+
+    def decided(number: int, table: bool) -> Decided:
+        """What is decided by one of the kinds of distributions."""
+        if not table:
+            after = process(adjusted, rows)
+            verdict = _undrafted(after) if tree is None else judged(after, number, _judge_list)
+            node, length, ids, weights, own = verdict
+            assert ids is not None, "a list has weights"
+            assert weights is not None, "a list has weights"
+            return Decided(node, length, draw(ids, weights, noise.bonus), own)
+        if tree is None:
+            none = torch.full_like(rows.rule, -1)
+            found = Decided(none, none + 1, none, None)
+        elif adjusted.device.type != "cpu" or SCALAR.issuperset(rules):
+            found = judged(tabulate(adjusted, rows, has_children(tree)), number, _judge_table)
+        else:
+            found = judged(tabulate(adjusted, rows), number, partial(by_row, _judge_table))
+        missing = found.bonus < 0
+        here = tabulate(positions(adjusted, (found.node + 1)[:, None]), rows, missing[:, None])
+        return found._replace(bonus=torch.where(missing, draw_one(here, noise.bonus, rows.greedy), found.bonus))
+
+    verdict = decided(0, tables[0])
+    if len(tables) > 1:
+        verdict = choose_rows(rows.tabulated, decided(1, True), verdict)
     if tree is None:
-        verdict = _undrafted(after)
         path = tokens = verdict.node[:, None][:, :0]
         last = torch.ones_like(rows.draft_len, dtype=torch.bool)
     else:
-        log_p = after_parents(after, tree).at(tree.tokens)
-        verdict = _judge(Scored(tree, log_p, after, q, above, noise, vocab, live), rows, rules)
         path = tree.path(verdict.node.clamp(min=0))
         tokens = tree.tokens.gather(1, path)
         last = index(tree.levels + 1, logits.device) == verdict.length[:, None]
-    bonus = draw(verdict.ids, verdict.weights, noise.bonus)
-    tokens = torch.where(last, bonus[:, None], pad(tokens, (0, 1)))
+    tokens = torch.where(last, verdict.bonus[:, None], pad(tokens, (0, 1)))
     # emitted token i follows the root (i = 0) or the node of emitted token i - 1
     if tree is not None and tree.width > 1:
-        logits = logits.gather(1, pad(path + 1, (1, 0))[:, :, None].expand(-1, -1, vocab))
-    log_probs = logits.float().log_softmax(-1).gather(2, tokens[:, :, None]).squeeze(2)
+        at = pad(path + 1, (1, 0))
+        spread = at[:, :, None].expand(-1, -1, logits.shape[2])
+        logits = positions(logits, at) if True in tables else logits.gather(1, spread)
+    likelihoods = [_log_softmax(logits, tokens, verdict.length, table) for table in tables]
+    log_probs: Tensor = choose_rows(rows.tabulated, likelihoods[-1], likelihoods[0])
     return Accepted(tokens, log_probs, verdict.length, path, live=verdict.live)
 
 
-def _judge(scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Verdict:
-    """The verdict of each row's own rule; only rules that some row uses are computed.
+def _log_softmax(logits: Tensor, tokens: Tensor, length: Tensor, table: bool) -> Tensor:
+    """Log-likelihood of the first `length` [R] + 1 of `tokens` [R, S] under logits [R, S, V].
+
+    Args:
+        table: for rows whose distributions are tables, or for the others.
+    """
+    if table:
+        emitted = index(tokens.shape[1], tokens.device) <= length[:, None]
+        return logits.gather(2, tokens[:, :, None]).squeeze(2).float() - normaliser(logits, emitted)
+    return logits.float().log_softmax(-1).gather(2, tokens[:, :, None]).squeeze(2)
+
+
+def _judge_list(scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Verdict:
+    return _judge(scored, rows, rules, lambda verdict: verdict)
+
+
+def _judge_table(scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Decided:
+    """`_judge` of tables, whose weights are too many to be put together: each rule's own are drawn from.
+
+    A bonus token of -1 is still to be drawn from the distribution after the node.
+    """
+
+    def settled(verdict: Verdict) -> Decided:
+        node, length, ids, weights, live = verdict
+        if ids is None or weights is None:
+            return Decided(node, length, torch.full_like(node, -1), live)
+        bonus = ids.gather(1, draw_from(weights, scored.noise.bonus, rows.greedy)).squeeze(1)
+        return Decided(node, length, bonus, live)
+
+    return _judge(scored, rows, rules, settled)
+
+
+def _judge(scored: Scored, rows: Rows, rules: Sequence[Rule], made: Callable[[Verdict], T]) -> T:
+    """What is `made` of the verdict of each row's own rule; only rules that some row uses are computed.
 
     A row that drafts nothing has none, whatever a rule would make of its empty tree.
     """
-    verdict = RULES[rules[0]](scored, rows)
+    verdict = made(RULES[rules[0]](scored, rows))
     for number, rule in enumerate(rules[1:], 1):
-        verdict = choose_rows(rows.rule == number, RULES[rule](scored, rows), verdict)
-    chosen: Verdict = choose_rows(rows.rule < 0, _undrafted(scored.after)._replace(live=verdict.live), verdict)
+        verdict = choose_rows(rows.rule == number, made(RULES[rule](scored, rows)), verdict)
+    chosen: T = choose_rows(rows.rule < 0, made(_undrafted(scored.after))._replace(live=verdict.live), verdict)
     return chosen
 
 
-def _undrafted(after: Candidates) -> Verdict:
+def _undrafted(after: Distributions) -> Verdict:
     """What rows that draft nothing get: a token of the target's own."""
     length = torch.zeros_like(after.ids[:, 0, 0])
+    if isinstance(after, Table):
+        return Verdict(length - 1, length, None, None)
     return Verdict(length - 1, length, after.ids[:, 0], after.log_prob[:, 0].exp())
 
 

@@ -71,7 +71,7 @@ def beams(scored: Scored, rows: Rows) -> Verdict:
         joint = (pairs - pairs.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
         first, reached = (level - 1) * width, level <= longest
         if level <= levels:
-            drafted = _drafted(now, scored, own, q_after, level, reached, rows.itself)
+            drafted = _drafted(now, scored, own, q_after, level, reached, _itself(scored))
             wanted = torch.where(drawn & reached, _width(joint, drafted, rows.threshold, most), most)
         else:
             drafted, wanted = _Drafted.nothing(joint), most
@@ -99,8 +99,14 @@ def _root(count: int, width: int, levels: int, device: torch.device) -> _Beams:
 def _pairs(now: _Beams, scored: Scored, rows: Rows) -> Tensor:
     """Joint log-likelihood of each (beam, candidate) pair, float64 [R, W K]; an ended beam is its own candidate 0."""
     conditional = _after(scored.after.log_prob, now).double()
-    conditional = torch.where(now.ended[:, :, None], rows.itself.double(), conditional)
+    conditional = torch.where(now.ended[:, :, None], _itself(scored).double(), conditional)
     return (conditional + now.weight[:, :, None]).flatten(1)
+
+
+def _itself(scored: Scored) -> Tensor:
+    """Conditional log-probability of an ended beam's only candidate, itself: 0, -inf, -inf, .., [K]."""
+    size = scored.after.ids.shape[2]
+    return torch.zeros(size, device=scored.log_p.device).masked_fill(index(size, scored.log_p.device) > 0, -math.inf)
 
 
 class _Drafted(NamedTuple):

@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.accept import Accepted, accept, moves
-from mtad.distribution import Candidates, process
+from mtad.distribution import process
 from mtad.draft import Level, assemble, by_parent, expand
 from mtad.live import Live, replay
 from mtad.noise import LevelNoise, Noise
 from mtad.ops import depths, index
 from mtad.params import Form, Rule
-from mtad.rows import Place, Rows
+from mtad.rows import Place, Rows, choose_rows
+from mtad.table import Distributions, part, tabulate
 from mtad.tree import TokenTree, attend, keep_best, tree_columns
 
 
@@ -74,16 +75,16 @@ class Grown(NamedTuple):
 
     Attributes:
         level: the level.
-        first: the distribution its slot 0 was drawn from, [R, K].
+        first: the distributions its slot 0 was drawn from, [R, K], of each of `Shape.tables`.
         inputs: the drafter's step over the level; not to be run for the last one.
         above: of a branching draft, and of one with live beams, the distributions after each node of the level above,
-            [R, B, K]; else None.
+            [R, B, K], of each of `Shape.tables`; else ().
     """
 
     level: Level
-    first: Candidates
+    first: tuple[Distributions, ...]
     inputs: Inputs
-    above: Candidates | None = None
+    above: tuple[Distributions, ...] = ()
 
 
 class Draft(NamedTuple):
@@ -92,15 +93,15 @@ class Draft(NamedTuple):
     Attributes:
         tree: what the target is to score.
         origin: int64 [R, N], for each node of `tree` the node of the auxiliary's own tree that it is.
-        q: distributions that slot 0 of each level was drawn from, [draft_len, R, K].
+        q: distributions that slot 0 of each level was drawn from, [draft_len, R, K], of each of `Shape.tables`.
         above: of a branching draft, and of one with live beams, see `Grown`, level by level; else ().
         live: the beams it begins with; None where no row has any.
     """
 
     tree: TokenTree
     origin: Tensor
-    q: Candidates
-    above: tuple[Candidates, ...] = ()
+    q: tuple[Distributions, ...]
+    above: tuple[tuple[Distributions, ...], ...] = ()
     live: Live | None = None
 
 
@@ -133,6 +134,7 @@ def grow(
     forms: Sequence[Form],
     live: Live | None = None,
     depth: int = 0,
+    tables: Sequence[bool] = (False,),
 ) -> Grown:
     """Draw a level and prepare the auxiliary's step over it.
 
@@ -144,16 +146,35 @@ def grow(
         forms: of the rows' drafts.
         live: beams to go on with; None where no row has any.
         depth: of the level, from 1; where there are any.
+        tables: which distributions rows have (`Shape.tables`).
     """
-    candidates = process(logits, rows)
-    level = expand(above, candidates, noise, rows, place, forms)
+    keeps_all = "branches" in forms or live is not None
+    growing = above.growing if live is None else None  # of live beams, what they grow to be is known later
+    found = distributions(logits, rows, tables, "chain" in forms or keeps_all, growing)
+    levels = [expand(above, candidates, noise, rows, place, forms) for candidates in found]
+    level = levels[0] if len(levels) == 1 else choose_rows(rows.tabulated, levels[1], levels[0])
     if live is not None:
         level = replay(level, above, live, depth, place, rows)
     mask = by_parent(sees.squeeze(1), level.parents) | (holds == place.held)
     positions = context.committed[:, None] + place.ahead
-    first = Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0])
+    first = tuple(part(candidates, lambda x: x[:, 0]) for candidates in found)
     inputs = Inputs(level.tokens, positions, context.committed + place.behind, mask[:, None])
-    return Grown(level, first, inputs, candidates if "branches" in forms or live is not None else None)
+    return Grown(level, first, inputs, found if keeps_all else ())
+
+
+def distributions(
+    logits: Tensor, rows: Rows, tables: Sequence[bool], keeps: bool, wanted: Tensor | None = None
+) -> tuple[Distributions, ...]:
+    """The filtered distributions of the drafter's logits [R, B, V], of each of `tables`.
+
+    Args:
+        keeps: they are needed after the drafter's next step, which takes the logits' memory.
+        wanted: see `mtad.table.tabulate`.
+    """
+    return tuple(
+        tabulate(logits.clone() if keeps else logits, rows, wanted) if table else process(logits, rows)
+        for table in tables
+    )
 
 
 def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:
@@ -201,16 +222,17 @@ def decide(
     committed: Tensor,
     rows: Rows,
     rules: Sequence[Rule],
+    tables: Sequence[bool] = (False,),
 ) -> Accepted:
     """Accept, and say which cache columns that keeps.
 
     Args:
         draft: None where nothing was drafted.
-        adjusted, logits, noise, rows, rules: see `mtad.accept.accept`.
+        adjusted, logits, noise, rows, rules, tables: see `mtad.accept.accept`.
         committed: int64 [R], committed tokens before the block.
     """
     if draft is None:
-        return accept(None, adjusted, logits, None, noise, rows, rules)
-    q = Candidates(draft.q.ids.transpose(0, 1), draft.q.log_prob.transpose(0, 1))
-    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above, draft.live)
+        return accept(None, adjusted, logits, (), noise, rows, rules, tables=tables)
+    q = [part(each, lambda x: x.transpose(0, 1)) for each in draft.q]
+    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above, draft.live, tables)
     return accepted._replace(moves=moves(accepted, draft.tree, draft.origin, committed, rows))

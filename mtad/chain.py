@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 from mtad.distribution import Candidates
 from mtad.ops import index, running_sum, total
 from mtad.rows import Rows
-from mtad.scored import Chain, Scored, Verdict, after_node
+from mtad.scored import Chain, Scored, Verdict, after_node, plain
+from mtad.table import Distributions, Table, part
 
 
 def token_wise(scored: Scored, rows: Rows) -> Verdict:
@@ -41,7 +42,7 @@ def verify_block(scored: Scored, chain: Chain) -> Verdict:
     levels = index(walk.shape[1], walk.device)
     highest = walk[:, None].masked_fill(levels > levels[:, None], 0.0).amax(-1).clamp(min=0)
     w = (walk - highest).exp()
-    p = Candidates(chain.after.ids[:, :-1], chain.after.log_prob[:, :-1])
+    p = part(chain.after, lambda x: x[:, :-1])
     before = torch.cat([torch.ones_like(w[:, :1]), w[:, :-1]], 1)
     residual = (before[:, :, None] * p.log_prob.exp() - chain.q.among(p.ids, scored.vocab).exp()).clamp(min=0)
     # of the distributions after token i, which exist where the draft goes on behind it
@@ -68,7 +69,7 @@ def ensemble(scored: Scored, rows: Rows) -> Verdict:
     0, drafted tokens that are the mixture's most likely ones are kept.
     """
     chain, w = Chain.of(scored), rows.threshold
-    p = Candidates(chain.after.ids[:, :-1], chain.after.log_prob[:, :-1])
+    p = part(chain.after, lambda x: x[:, :-1])
     # the drafted token is q's most likely one, so no token beyond p's candidates is likelier in the mixture
     mixed = w[:, :, None] * p.log_prob.exp() + (1 - w[:, :, None]) * chain.q.among(p.ids, scored.vocab).exp()
     likeliest = w * chain.log_p.exp() + (1 - w) * chain.log_q.exp() >= mixed.amax(-1)
@@ -85,10 +86,9 @@ def relaxed(scored: Scored, rows: Rows) -> Verdict:
     likely token, as is done here at temperature 0.
     """
     chain = Chain.of(scored)
-    ids, log_prob = chain.after.ids[:, :-1], chain.after.log_prob[:, :-1]
-    among = (ids == chain.tokens[:, :, None]) & (index(ids.shape[2], ids.device) < rows.rule_count[:, :, None])
-    close = log_prob[:, :, 0].exp() - chain.log_p.exp() <= rows.threshold
-    return _plain(scored, chain, among.any(-1) & close & (chain.log_p > -math.inf))
+    p = part(chain.after, lambda x: x[:, :-1])
+    close = p.most.exp() - chain.log_p.exp() <= rows.threshold
+    return _plain(scored, chain, p.leads(chain.tokens, rows.rule_count) & close & (chain.log_p > -math.inf))
 
 
 def fly(scored: Scored, rows: Rows) -> Verdict:
@@ -99,9 +99,10 @@ def fly(scored: Scored, rows: Rows) -> Verdict:
     0, a token is accepted if it is the target's most likely one.
     """
     chain, window = Chain.of(scored), rows.rule_count
-    p, levels = chain.after.log_prob[:, :-1], index(chain.drafted.shape[1], window.device)
+    after, levels = part(chain.after, lambda x: x[:, :-1]), index(chain.drafted.shape[1], window.device)
+    p = after.log_prob.topk(3).values if isinstance(after, Table) else after.log_prob
     drawn, ratio = rows.drawn[:, None], (chain.log_p - chain.log_q).exp()
-    likeliest = chain.tokens == chain.after.ids[:, :-1, 0]
+    likeliest = after.leads(chain.tokens, torch.ones_like(window))
     native = chain.drafted & ((drawn & (scored.noise.accept < ratio)) | (~drawn & likeliest))
     before = pad(native.long().cumsum(-1), (1, 0))
     end = (levels + 1 + window).clamp(max=levels.shape[0])
@@ -119,7 +120,7 @@ def bild(scored: Scored, rows: Rows) -> Verdict:
     `draft_confidence`. Rollback: the first token with -log p above `accept_threshold` goes, and all behind it.
     """
     chain = Chain.of(scored)
-    sure = chain.q.log_prob[:, :, 0] >= rows.log_fallback
+    sure = chain.q.most >= rows.log_fallback
     return _plain(scored, chain, sure & (-chain.log_p <= rows.threshold))
 
 
@@ -135,9 +136,7 @@ def whole(scored: Scored, rows: Rows) -> Verdict:
 def _plain(scored: Scored, chain: Chain, passes: Tensor) -> Verdict:
     """The tokens before the first that fails, and the target's distribution behind them."""
     length = _until_first_failure(chain.drafted & passes)
-    node = chain.node(length)
-    bonus = after_node(scored.after, node)
-    return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
+    return plain(scored.after, chain.node(length), length)
 
 
 def _residual(scored: Scored, chain: Chain, passes: Tensor, drawn: Tensor | None = None) -> Verdict:
@@ -164,7 +163,6 @@ def _until_first_failure(passes: Tensor) -> Tensor:
     return ((~passes).long().cumsum(-1) == 0).sum(-1)
 
 
-def _at(q: Candidates, length: Tensor) -> Candidates:
+def _at(q: Distributions, length: Tensor) -> Distributions:
     """The draft's distribution behind `length` [R] tokens, or the last one: [R, 1, K]."""
-    at = length.clamp(max=q.ids.shape[1] - 1)[:, None, None].expand(-1, 1, q.ids.shape[2])
-    return Candidates(q.ids.gather(1, at), q.log_prob.gather(1, at))
+    return q.pick(length.clamp(max=q.ids.shape[1] - 1)[:, None])

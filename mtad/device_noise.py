@@ -58,7 +58,12 @@ def draw(states: Tensor, scales: Tensor, shape: Shape) -> Noise:
         gumbel.clamp_(2.0**-25, 1 - 2.0**-24).log_().neg_().log_().mul_(scales[:, 1:])
     gumbel = gumbel.reshape(rows, levels, width, k)
     chain, accept, nodes = uniform[:, :levels], uniform[:, levels : 2 * levels], uniform[:, 2 * levels + 1 :]
-    return Noise(tuple(map(LevelNoise, chain.unbind(1), gumbel.unbind(1))), accept, uniform[:, 2 * levels], nodes)
+    return Noise(
+        tuple(map(LevelNoise, chain.unbind(1), gumbel.unbind(1), gumbel[..., :0].unbind(1))),
+        accept,
+        uniform[:, 2 * levels],
+        nodes,
+    )
 
 
 @constant

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.ops import largest, log
+from mtad.ops import index, largest, log
 from mtad.rows import Rows
 
 
@@ -24,10 +24,29 @@ class Candidates(NamedTuple):
     ids: Tensor
     log_prob: Tensor
 
+    @property
+    def most(self) -> Tensor:
+        """log-probability of the most likely token, [...]."""
+        return self.log_prob[..., 0]
+
     def at(self, tokens: Tensor) -> Tensor:
         """log-probability of `tokens` [...], -inf where the filter removed them."""
         other = self.ids != tokens.unsqueeze(-1)
         return self.log_prob.masked_fill(other, -math.inf).amax(-1)
+
+    def below(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """log-probability of `tokens` [R, N] after positions `parents` [R, N] of the S there are."""
+        return self.pick(parents).at(tokens)
+
+    def pick(self, at: Tensor) -> Candidates:
+        """The distributions at positions `at` [R, W] of the S there are."""
+        spread = at[:, :, None].expand(-1, -1, self.ids.shape[2])
+        return Candidates(self.ids.gather(1, spread), self.log_prob.gather(1, spread))
+
+    def leads(self, tokens: Tensor, count: Tensor) -> Tensor:
+        """Whether `tokens` [...] are among the `count` [..., 1] most likely ones."""
+        first = index(self.ids.shape[-1], tokens.device) < count[..., None]
+        return ((self.ids == tokens.unsqueeze(-1)) & first).any(-1)
 
     def among(self, ids: Tensor, vocab: int) -> Tensor:
         """log-probability of each of `ids` [..., K'], -inf where the filter removed it; `vocab` is V."""

@@ -15,6 +15,8 @@ from mtad.noise import LevelNoise
 from mtad.ops import flat, index, missing, take_slots
 from mtad.params import FORMS, Form
 from mtad.rows import Place, Rows, Shape
+from mtad.table import Table
+from mtad.table_draft import draw_level
 from mtad.tree import TokenTree
 
 
@@ -49,7 +51,7 @@ def root(rows: Rows, shape: Shape) -> Level:
 
 
 def expand(
-    above: Level, candidates: Candidates, noise: LevelNoise, rows: Rows, place: Place, forms: Sequence[Form]
+    above: Level, candidates: Candidates | Table, noise: LevelNoise, rows: Rows, place: Place, forms: Sequence[Form]
 ) -> Level:
     """Draw the next level, W slots.
 
@@ -63,9 +65,12 @@ def expand(
         rows: parameters of the rows; a row whose own width or support is smaller than W has dead slots.
         forms: of the rows that draft. Only their samplers run.
     """
+    weight = above.log_q.masked_fill(~(above.growing | above.ended), -math.inf)
+    if isinstance(candidates, Table):
+        parents, tokens, log_q = draw_level(above.growing, weight, candidates, noise, rows, place, forms)
+        return _level(above, parents, tokens.clamp(max=len(rows.ends) - 1), log_q + place.bias, rows, place)
     beams, k = candidates.ids.shape[1:]
     conditional = torch.where(above.growing[:, :, None], candidates.log_prob, rows.itself)
-    weight = above.log_q.masked_fill(~(above.growing | above.ended), -math.inf)
     joint = conditional + weight[:, :, None]
     choice = SAMPLERS[forms[0]](conditional, joint, noise, rows, place)
     for form in forms[1:]:
@@ -76,15 +81,16 @@ def expand(
         # a vocabulary smaller than the width leaves slots without any candidate, except that branches have their own
         beyond = index(place.bias.shape[1], choice.device) >= place.bias.shape[1] - short
         log_q = log_q.masked_fill(beyond & (rows.form != FORMS.index("branches")), -math.inf)
-    if beams > 1:
-        parents = rows.beam_of[choice]
-        grew = above.growing.gather(1, parents)
-    else:
-        parents, grew = torch.zeros_like(choice), above.growing
+    parents = rows.beam_of[choice] if beams > 1 else torch.zeros_like(choice)
+    return _level(above, parents, flat(candidates.ids).gather(1, choice), log_q, rows, place)
+
+
+def _level(above: Level, parents: Tensor, tokens: Tensor, log_q: Tensor, rows: Rows, place: Place) -> Level:
+    """The level of these slots."""
+    grew = above.growing.gather(1, parents) if above.growing.shape[1] > 1 else above.growing
     paths = torch.where(place.here, place.slots, by_parent(above.paths, parents))
     alive = log_q > -math.inf
     drafted = alive & grew
-    tokens = flat(candidates.ids).gather(1, choice)
     ends = rows.ends[tokens] & rows.stops_at_eos
     growing = drafted & ~ends & ~place.ends & (log_q >= rows.log_confidence)
     return Level(tokens, parents, log_q, drafted, growing, alive & (ends | ~grew), paths)

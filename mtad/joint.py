@@ -10,7 +10,7 @@ from torch import Tensor
 from mtad.distribution import invert
 from mtad.ops import depths, index
 from mtad.rows import Rows
-from mtad.scored import Scored, Verdict, after_node
+from mtad.scored import Scored, Verdict, after_node, plain
 
 
 def joint(scored: Scored, rows: Rows) -> Verdict:
@@ -63,13 +63,13 @@ def modal(scored: Scored, rows: Rows) -> Verdict:
     however bad the auxiliary is. Threshold 0 is greedy decoding.
     """
     after, tree = scored.after, scored.tree
-    distance = tree.path_sum(scored.parents.log_prob[..., 0] - scored.log_p)
+    distance = tree.path_sum(scored.of_parents(after.most) - scored.log_p)
     verdict = _likeliest(scored, rows, distance <= rows.threshold, -distance)
     at = verdict.node[:, None]
     spent = torch.where(at >= 0, distance.gather(1, at.clamp(min=0)), 0.0)
-    log_prob = after_node(after, verdict.node).log_prob
-    allowed = log_prob[:, :1] - log_prob <= (rows.threshold - spent).clamp(min=0)
-    return verdict._replace(weights=torch.where(allowed, verdict.weights, 0.0))
+    bonus = after_node(after, verdict.node)
+    allowed = bonus.log_prob.amax(-1, keepdim=True) - bonus.log_prob <= (rows.threshold - spent).clamp(min=0)
+    return verdict._replace(ids=bonus.ids, weights=torch.where(allowed, bonus.log_prob.exp(), 0.0))
 
 
 def typical(scored: Scored, rows: Rows) -> Verdict:
@@ -78,8 +78,8 @@ def typical(scored: Scored, rows: Rows) -> Verdict:
     A node passes iff every token of its path does. The entropy is that of the distribution a token is judged by, the
     target's, filtered; `accept_threshold` is epsilon, and delta its square root, as there.
     """
-    p = scored.parents.log_prob
-    entropy = -(p.exp() * p.clamp(min=-1e4)).sum(-1)
+    p = scored.after.log_prob
+    entropy = scored.of_parents(-(p.exp() * p.clamp(min=-1e4)).sum(-1))
     epsilon = rows.threshold.log()
     fails = scored.log_p <= torch.minimum(epsilon, 0.5 * epsilon - entropy)
     return _likeliest(scored, rows, scored.tree.path_sum(fails.float()) == 0, scored.tree.path_sum(scored.log_p))
@@ -90,7 +90,7 @@ def _likeliest(scored: Scored, rows: Rows, passes: Tensor, score: Tensor) -> Ver
     if scored.tree.width == 1:
         depth = index(scored.tree.levels, passes.device) + 1
         length = (passes & scored.tree.drafted).mul(depth).amax(-1)
-        return _verdict(scored, length - 1, length)
+        return plain(scored.after, length - 1, length)
     deepest = _deepest(scored, rows, passes)
     return _of_node(scored, deepest, score.masked_fill(~deepest, -math.inf).argmax(-1))
 
@@ -112,10 +112,4 @@ def _of_node(scored: Scored, deepest: Tensor, node: Tensor) -> Verdict:
     """The verdict that keeps `node` [R], or nothing where no node passes."""
     tree, some = scored.tree, deepest.any(-1)
     length = torch.where(some, depths(tree.levels, tree.width, node.device)[node + 1], 0)
-    return _verdict(scored, torch.where(some, node, -1), length)
-
-
-def _verdict(scored: Scored, node: Tensor, length: Tensor) -> Verdict:
-    """The bonus is the target's."""
-    bonus = after_node(scored.after, node)
-    return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
+    return plain(scored.after, torch.where(some, node, -1), length)

@@ -12,6 +12,7 @@ from mtad.distribution import Candidates
 from mtad.recursive_rejection import auxiliary_after
 from mtad.rows import Rows
 from mtad.scored import Chain, Scored, Verdict, after_node
+from mtad.table import Table
 
 
 def greedy_multi_path(scored: Scored, rows: Rows) -> Verdict:
@@ -35,6 +36,9 @@ def greedy_multi_path(scored: Scored, rows: Rows) -> Verdict:
     found: list[tuple[Tensor, ...]] = []
     for level in range(levels):
         p, own = after_node(scored.after, node), after_node(q, node)
+        if isinstance(scored.after, Table):  # equal ratios are in the order of q, which is that of a list
+            log_q, own_ids = own.log_prob.sort(descending=True, stable=True)
+            own = Candidates(own_ids, log_q)
         likelier = p.among(own.ids, scored.vocab) - own.log_prob
         order = torch.where(own.log_prob > -math.inf, likelier, -math.inf).sort(descending=True, stable=True).indices
         share = mass * own.log_prob.exp().gather(1, order)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mtad.params import DecodingParams
-from mtad.rows import Shape, top_k_of
+from mtad.rows import BLOCK, Shape, blocks_of, top_k_of
 
 WINDOW = 2**14
 """Numbers of one request that are drawn at once and kept at most."""
@@ -25,10 +25,13 @@ class LevelNoise(NamedTuple):
     Attributes:
         uniform: float32 [R], uniform [0, 1): a chain's token.
         gumbel: float32 [R, width, K], standard Gumbel: beams and branches; [R, width, 0] where all drafts are chains.
+        table: float32 [R, width, blocks + BLOCK], standard Gumbel: beams and branches that are drawn from tables; of
+            each slot, for the blocks after a beam, and for the tokens of a block. [R, width, 0] where there are none.
     """
 
     uniform: Tensor
     gumbel: Tensor
+    table: Tensor
 
 
 class Noise(NamedTuple):
@@ -58,24 +61,28 @@ class Draws:
     Args:
         params: parameters of the R requests.
         vocab_size: V.
+        listed: candidates up to which a row's distributions are lists, of `Shape`.
     """
 
-    def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
+    def __init__(self, params: Sequence[DecodingParams], vocab_size: int, listed: int) -> None:
         self._rows = []
         for row, p in enumerate(params):
             chain = p.spec.form == "chain"
             levels, beams, k = p.drafted, p.draft_width, 0 if chain else top_k_of(p, vocab_size)
+            table = k > listed
+            k = blocks_of(vocab_size) + BLOCK if table else k
             each = (levels + p.spec.live) * beams if p.spec.form == "branches" or p.spec.live else 0
             each += levels if chain else 0
             length = max(1, min(32, WINDOW // max(1, levels * beams * k)))
             draw = _window if length > 1 else _window.__wrapped__  # a window of one block is never asked for again
             if p.temperature != 0:
-                self._rows.append((row, draw, (length, levels, beams, k, each), chain))
+                self._rows.append((row, draw, (length, levels, beams, k, each), chain, table))
 
     def into(
         self,
         uniform: Floats,
         gumbel: Floats,
+        table: Floats,
         accept: Floats,
         bonus: Floats,
         nodes: Floats,
@@ -86,12 +93,13 @@ class Draws:
         Args:
             uniform: float32 [draft_len, R].
             gumbel: float32 [draft_len, R, width, K], K of `gumbel_noise`.
+            table: float32 [draft_len, R, width, N], N of `table_noise`.
             accept: float32 [R, draft_len].
             bonus: float32 [R].
             nodes: float32 [R, levels, score_width], as many levels as `node_noise` says.
             keys: (seed, block index) of each row.
         """
-        for row, draw, (length, levels, beams, k, each), chain in self._rows:
+        for row, draw, (length, levels, beams, k, each), chain, tabulated in self._rows:
             seed, block = keys[row]
             window, at = divmod(block, length)
             uniforms, gumbels = draw(seed, window, length, levels, beams, k, each)
@@ -100,7 +108,7 @@ class Draws:
             if chain:
                 uniform[:levels, row] = uniforms[at, 1 + levels :]
                 continue
-            gumbel[:levels, row, :beams, :k] = gumbels[at]
+            (table if tabulated else gumbel)[:levels, row, :beams, :k] = gumbels[at]
             if each:
                 own = uniforms[at, 1 + levels :].reshape(-1, beams)
                 nodes[row, :levels, :beams] = own[:levels]
@@ -110,7 +118,12 @@ class Draws:
 
 def gumbel_noise(shape: Shape) -> int:
     """Candidates that Gumbel noise is drawn for; 0 where all drafts are chains."""
-    return 0 if shape.forms == ("chain",) else shape.candidates
+    return 0 if shape.forms == ("chain",) or False not in shape.tables else shape.candidates
+
+
+def table_noise(shape: Shape) -> int:
+    """Numbers of a slot that is drawn from a table; 0 where all drafts are chains."""
+    return 0 if shape.forms == ("chain",) or True not in shape.tables else shape.blocks + BLOCK
 
 
 def node_noise(shape: Shape) -> tuple[int, int]:

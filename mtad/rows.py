@@ -12,6 +12,13 @@ from torch.nn.functional import pad
 
 from mtad.params import FORMS, DecodingParams, Form, Rule
 
+LISTED = 128
+"""Candidates up to which a distribution is a sorted list of them (`mtad.distribution.Candidates`); one with more is a
+table of the vocabulary (`mtad.table.Table`)."""
+
+BLOCK = 256
+"""Tokens of a block of such a table."""
+
 
 class Shape(NamedTuple):
     """The static shape of one block: the largest row decides, smaller rows are padded with dead nodes.
@@ -21,14 +28,17 @@ class Shape(NamedTuple):
         width: W, nodes of a drafted level.
         score_width: nodes of a level that may be scored.
         scored: nodes that the target scores, padded to the row with most of them.
-        candidates: K, most likely tokens looked at per position; V where any row has no top-k, else at least W, so that
-            the root alone has a candidate for every slot.
+        candidates: K, most likely tokens listed per position, by the row that lists most; at least W, so that the root
+            alone has a candidate for every slot.
         selects: whether some row is scored along one path only, out of several.
         rules: acceptance rules of the rows that draft.
         mixed: whether some row's scored tree has fewer nodes than the batch's, so that they do not lie in order.
         forms: of the rows' drafts.
         children: C, most children a node of a branching draft has; 0 where no row's draft branches.
         live: whether some row's beams stay alive from block to block.
+        listed: candidates up to which a row's distribution is a list.
+        tables: which distributions there are: False for lists, True for tables.
+        blocks: of a table; 0 without any.
     """
 
     draft_len: int
@@ -42,6 +52,9 @@ class Shape(NamedTuple):
     forms: tuple[Form, ...]
     children: int
     live: bool
+    listed: int
+    tables: tuple[bool, ...]
+    blocks: int
 
 
 class Layout(NamedTuple):
@@ -68,6 +81,9 @@ class Rows(NamedTuple):
     Attributes:
         inverse_temperature: float32 [R, 1, 1].
         rank_bias: float32 [R, 1, K], 0 for the `top_k` most likely tokens, -inf below.
+        top_k: int64 [R, 1, 1], V for all; tables go by it.
+        tabulated: bool [R], the row's distributions are tables.
+        greedy: bool [R, 1], temperature 0.
         top_p: float32 [R, 1, 1]; 2 where top-p is off, so that rounding of the mass cannot drop a token.
         min_p: float32 [R, 1, 1], relative to the most likely token.
         threshold: float32 [R, 1], what the row's rule bounds (`DecodingParams.accept_threshold`); of `joint` and
@@ -97,6 +113,9 @@ class Rows(NamedTuple):
 
     inverse_temperature: Tensor
     rank_bias: Tensor
+    top_k: Tensor
+    tabulated: Tensor
+    greedy: Tensor
     top_p: Tensor
     min_p: Tensor
     threshold: Tensor
@@ -129,24 +148,38 @@ def top_k_of(params: DecodingParams, vocab_size: int) -> int:
     return min(params.top_k or vocab_size, vocab_size)
 
 
-def block_shape(params: Sequence[DecodingParams], vocab_size: int) -> Shape:
-    """The smallest block shape that holds every row."""
+def blocks_of(vocab_size: int) -> int:
+    """Blocks of a table of the vocabulary."""
+    return -(-vocab_size // BLOCK)
+
+
+def block_shape(params: Sequence[DecodingParams], vocab_size: int, listed: int | None = None) -> Shape:
+    """The smallest block shape that holds every row.
+
+    Args:
+        listed: candidates up to which a distribution is a list; by default `LISTED`.
+    """
     width = max(p.draft_width for p in params)
     score_width = max(p.score_width for p in params)
     levels = max(p.drafted for p in params)
+    counts = [top_k_of(p, vocab_size) for p in params]
+    listed = LISTED if listed is None else listed
     branching = [p.children for p in params if p.spec.form == "branches"]
     return Shape(
         draft_len=levels,
         width=width,
         score_width=score_width,
         scored=max(sum(_scored(p)) for p in params),
-        candidates=min(vocab_size, max(width, *(top_k_of(p, vocab_size) for p in params))),
+        candidates=min(vocab_size, max(width, 1, *(count for count in counts if count <= listed))),
         selects=width > 1 and not all(p.spec.tree for p in params),
         rules=tuple(sorted({p.spec.rule for p in params if p.drafted})),
         mixed=bool(branching) or any(p.score_width not in (0, score_width) for p in params),
         forms=tuple(form for form in FORMS if any(p.spec.form == form for p in params if p.drafted)),
         children=max((c for row in branching for c in row), default=0),
         live=any(p.spec.live for p in params),
+        listed=listed,
+        tables=tuple(sorted({count > listed for count in counts})),
+        blocks=blocks_of(vocab_size) if max(counts) > listed else 0,
     )
 
 
@@ -195,6 +228,7 @@ def stack_rows(
         padded = [row + (0,) * (levels - len(row)) for row in values]
         return torch.tensor(padded, dtype=torch.int64, device=device).view(len(params), levels)
 
+    counts = [top_k_of(p, vocab_size) for p in params]
     own = by_level([p.widths for p in params])
     # a row that drafts nothing is laid out as the batch is: it has no nodes to keep together
     drafted = by_level([p.widths or (shape.width,) * levels for p in params])
@@ -212,7 +246,10 @@ def stack_rows(
     confidence = [0.0 if b else p.confidence for b, p in zip(bild, params, strict=True)]
     return Rows(
         inverse_temperature=column([1 / (p.temperature or 1.0) for p in params])[:, :, None],
-        rank_bias=first([top_k_of(p, vocab_size) for p in params], shape.candidates)[:, None],
+        rank_bias=first(counts, shape.candidates)[:, None],
+        top_k=torch.tensor(counts, device=device)[:, None, None],
+        tabulated=torch.tensor([count > shape.listed for count in counts], device=device),
+        greedy=torch.tensor([[p.temperature == 0] for p in params], device=device),
         top_p=column([max(p.top_p, LEAST) if p.top_p < 1 else 2.0 for p in params])[:, :, None],
         min_p=column([p.min_p for p in params])[:, :, None],
         threshold=column([_threshold(p) for p in params]),
@@ -330,4 +367,6 @@ def choose_rows(own: Tensor, these: Any, others: Any) -> Any:
         return others if these is None else these
     if isinstance(these, Tensor):
         return torch.where(own.view(-1, *[1] * (these.dim() - 1)), these, others)
+    if type(these) is tuple:
+        return tuple(choose_rows(own, a, b) for a, b in zip(these, others, strict=True))
     return type(these)(*(choose_rows(own, a, b) for a, b in zip(these, others, strict=True)))

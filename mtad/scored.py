@@ -12,6 +12,7 @@ from mtad.distribution import Candidates
 from mtad.live import Live
 from mtad.noise import Noise
 from mtad.ops import index
+from mtad.table import Distributions, Table, part
 from mtad.tree import TokenTree
 
 
@@ -22,14 +23,14 @@ class Verdict(NamedTuple):
         node: int64 [R], the deepest accepted node of the scored tree; -1, the root, where nothing was accepted.
         length: int64 [R], accepted tokens, 0 .. draft_len; -1 where the block decides no token, the bonus included.
         ids: int64 [R, K], what the bonus token is drawn from; the target's candidates after `node`, where it is drawn.
-        weights: float32 [R, K], over `ids`, of any scale.
+        weights: float32 [R, K], over `ids`, of any scale. Both None: from the table after `node`.
         live: beams that the next block goes on with; None for rules that end each block with one text.
     """
 
     node: Tensor
     length: Tensor
-    ids: Tensor
-    weights: Tensor
+    ids: Tensor | None
+    weights: Tensor | None
     live: Live | None = None
 
 
@@ -41,7 +42,7 @@ class Scored(NamedTuple):
         log_p: float32 [R, N], log p(token | parent), filtered; -inf where the target's filter forbids the token;
             anything for a slot that is not drafted (no drafted slot has such an ancestor).
         after: the target's distributions after root and nodes, [R, 1 + N, K].
-        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K].
+        q: distributions that slot 0 of each level was drawn from, [R, draft_len, K]; tables where `after` is one.
         above: of a branching draft, and of one with live beams, the auxiliary's distributions after each node of the
             level above, level by level: draft_len times [R, B, K].
         noise: the block's; `accept` and `nodes` are used.
@@ -51,17 +52,16 @@ class Scored(NamedTuple):
 
     tree: TokenTree
     log_p: Tensor
-    after: Candidates
-    q: Candidates | None
-    above: tuple[Candidates, ...]
+    after: Distributions
+    q: Distributions | None
+    above: tuple[Distributions, ...]
     noise: Noise
     vocab: int
     live: Live | None = None
 
-    @property
-    def parents(self) -> Candidates:
-        """The target's distribution after each node's parent, [R, N, K]."""
-        return after_parents(self.after, self.tree)
+    def of_parents(self, values: Tensor) -> Tensor:
+        """Of numbers after root and nodes, [R, 1 + N], each node's parent's: [R, N]."""
+        return values[:, :-1] if self.tree.width == 1 else values.gather(1, self.tree.parents + 1)
 
 
 class Chain(NamedTuple):
@@ -80,8 +80,8 @@ class Chain(NamedTuple):
     drafted: Tensor
     log_p: Tensor
     log_q: Tensor
-    after: Candidates
-    q: Candidates
+    after: Distributions
+    q: Distributions
     nodes: Tensor
 
     @classmethod
@@ -92,7 +92,7 @@ class Chain(NamedTuple):
         slots = slice(None, None, tree.width)
         tokens = tree.tokens[:, slots]
         if tree.width > 1:
-            after = Candidates(*(torch.cat([x[:, :1], x[:, 1:][:, slots]], 1) for x in after))
+            after = part(after, lambda x: torch.cat([x[:, :1], x[:, 1:][:, slots]], 1))
         nodes = index(tree.levels, tokens.device, tree.width).expand_as(tokens)
         return cls(tokens, tree.drafted[:, slots], scored.log_p[:, slots], q.at(tokens), after, q, nodes)
 
@@ -101,15 +101,28 @@ class Chain(NamedTuple):
         return pad(self.nodes, (1, 0), value=-1).gather(1, length[:, None]).squeeze(1)
 
 
-def after_parents(after: Candidates, tree: TokenTree) -> Candidates:
-    """The target's distribution after each node's parent: [R, N, K]."""
+def log_likelihoods(after: Distributions, tree: TokenTree) -> Tensor:
+    """Log p(token | parent) of each node, [R, N], of the target's distributions after root and nodes."""
     if tree.width == 1:
-        return Candidates(after.ids[:, :-1], after.log_prob[:, :-1])
-    spread = (tree.parents + 1)[:, :, None].expand(-1, -1, after.ids.shape[2])  # row 0 is the root
-    return Candidates(after.ids.gather(1, spread), after.log_prob.gather(1, spread))
+        return part(after, lambda x: x[:, :-1]).at(tree.tokens)
+    return after.below(tree.parents + 1, tree.tokens)
 
 
-def after_node(after: Candidates, node: Tensor) -> Candidates:
+def has_children(tree: TokenTree) -> Tensor:
+    """Whether something was drafted behind root and each node, bool [R, 1 + N]."""
+    none = torch.zeros_like(tree.drafted[:, :1]).expand(-1, 1 + tree.drafted.shape[1])
+    return none.long().scatter_add(1, tree.parents + 1, tree.drafted.long()) > 0
+
+
+def plain(after: Distributions, node: Tensor, length: Tensor) -> Verdict:
+    """The verdict that keeps `node` [R], -1 for the root; the bonus is the target's own."""
+    if isinstance(after, Table):
+        return Verdict(node, length, None, None)
+    bonus = after_node(after, node)
+    return Verdict(node, length, bonus.ids, bonus.log_prob.exp())
+
+
+def after_node(after: Distributions, node: Tensor) -> Candidates:
     """The target's distribution after `node`, -1 for the root: [R, K]."""
-    at = (node + 1)[:, None, None].expand(-1, 1, after.ids.shape[2])
-    return Candidates(after.ids.gather(1, at).squeeze(1), after.log_prob.gather(1, at).squeeze(1))
+    found = after.pick((node + 1)[:, None])
+    return Candidates(found.ids.squeeze(1), found.log_prob.squeeze(1))

@@ -15,9 +15,9 @@ from engines.buffers import Recent, Slab, packed, size_of, views
 from mtad import device_noise
 from mtad.draft import Level, root
 from mtad.live import Beams, Live
-from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise
+from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
 from mtad.params import DecodingParams
-from mtad.rows import Place, Rows, Shape, block_shape, places, stack_rows
+from mtad.rows import LISTED, Place, Rows, Shape, block_shape, places, stack_rows
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constraint
 from runtime.decoder.batch import Batch, Padded
@@ -42,10 +42,13 @@ class BatchBuilder:
         vocab_size: V.
         eos: tokens that end a text.
         buckets: what batches are padded to; None leaves them as they are.
+        listed: candidates up to which a row's distributions are lists; others are tables.
     """
 
-    def __init__(self, vocab_size: int, eos: Sequence[int], buckets: Buckets | None = None) -> None:
-        self._vocab_size, self._eos, self._buckets = vocab_size, eos, buckets
+    def __init__(
+        self, vocab_size: int, eos: Sequence[int], buckets: Buckets | None = None, listed: int = LISTED
+    ) -> None:
+        self._sizes, self._buckets = (vocab_size, eos, buckets, listed), buckets
         self._layouts: Recent[tuple[object, ...], _Layout] = Recent(KEPT)
         self._slab = Slab(pinned=buckets is not None and buckets.pinned)
         self._buffers: Recent[tuple[int, Shape], _InputBuffers] = Recent(KEPT)
@@ -76,8 +79,8 @@ class BatchBuilder:
         if self._buckets:
             drawn[0][: layout.count] = [device_noise.begin(*key) for key in keys]
         else:
-            accept, bonus, nodes, uniform, gumbel = drawn
-            layout.draws.into(uniform, gumbel, accept, bonus, nodes, keys)
+            accept, bonus, nodes, uniform, gumbel, table = drawn
+            layout.draws.into(uniform, gumbel, table, accept, bonus, nodes, keys)
         if buffers.live is not None:
             alive = [*(beams or [[]] * layout.count), *[[]] * (len(tail) - layout.count)]
             for ours, given in zip(
@@ -107,7 +110,7 @@ class BatchBuilder:
         content = tuple(map(_content, params))
         while content not in self._layouts and sum(len(kept.packed) for kept in self._layouts.values()) > KEPT_BYTES:
             self._layouts.popitem(last=False)
-        layout = self._layouts.find(content, lambda: _Layout(params, self._vocab_size, self._eos, self._buckets))
+        layout = self._layouts.find(content, lambda: _Layout(params, *self._sizes))
         if self._current is None or self._current[0] is not layout:
             key, found = (layout.rows, layout.shape), layout
             buffers = self._buffers.find(key, lambda: _InputBuffers(found, self._slab))
@@ -130,11 +133,18 @@ class _Layout:
     """
 
     def __init__(
-        self, params: Sequence[DecodingParams], vocab_size: int, eos: Sequence[int], buckets: Buckets | None
+        self,
+        params: Sequence[DecodingParams],
+        vocab_size: int,
+        eos: Sequence[int],
+        buckets: Buckets | None,
+        listed: int,
     ) -> None:
         self.count = self.rows = len(params)
-        self.draws = Draws(params, vocab_size)
-        self.shape, real, scales = block_shape(params, vocab_size), None, None
+        if buckets:  # a device's noise is drawn there, for lists
+            listed = vocab_size
+        self.draws = Draws(params, vocab_size, listed)
+        self.shape, real, scales = block_shape(params, vocab_size, listed), None, None
         if buckets:
             self.rows = buckets.padded(self.count)
             self.shape = buckets.shape(self.shape, vocab_size)
@@ -159,7 +169,7 @@ class _InputBuffers:
     Attributes:
         arrays: what changes from block to block, numpy views: last two tokens, committed tokens; `states` of
             `mtad.device_noise.draw` where that is drawn on a device, else noise `accept`, `bonus`, `nodes` by levels,
-            and the draft's `uniform` and `gumbel`.
+            and the draft's `uniform`, `gumbel` and `table`.
         live: live beams, which change as well; None where no row has any.
     """
 
@@ -183,6 +193,7 @@ class _InputBuffers:
                 like(count, *node_noise(shape)),
                 like(shape.draft_len, count),
                 like(shape.draft_len, count, shape.width, gumbel_noise(shape)),
+                like(shape.draft_len, count, shape.width, table_noise(shape)),
             )
         live = Live(
             tokens=like(count, shape.draft_len, shape.width, dtype=torch.int64),
@@ -235,8 +246,9 @@ class _InputBuffers:
         elif real is not None:
             noise = Noise((), *[scales.new_empty(0)] * 3)
         else:
-            accept, bonus, nodes, uniform, gumbel = numbers
-            noise = Noise(tuple(map(LevelNoise, uniform.unbind(), gumbel.unbind())), accept, bonus, nodes.flatten(1))
+            accept, bonus, nodes, *of_levels = numbers
+            levels = tuple(map(LevelNoise, *(x.unbind() for x in of_levels)))
+            noise = Noise(levels, accept, bonus, nodes.flatten(1))
         return _Tensors(last_two, committed, rows, root, places, noise, by_target, live, real)
 
 

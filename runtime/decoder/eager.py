@@ -14,11 +14,11 @@ from torch import Tensor
 from mtad import block
 from mtad.accept import Accepted
 from mtad.block import Begun, Context, Draft, Grown, Inputs
-from mtad.distribution import Candidates
 from mtad.draft import Level, stack
 from mtad.live import Live
 from mtad.noise import LevelNoise, Noise
 from mtad.rows import Place, Rows, Shape
+from mtad.table import Distributions, Table
 from mtad.tree import TokenTree
 
 
@@ -44,13 +44,17 @@ class BlockFunctions:
         rows: Rows,
         live: Live | None = None,
     ) -> Grown:
-        forms = self._shape.forms
-        return block.grow(above, sees, logits, noise, place, begun.holds, context, rows, forms, live, depth)
+        arguments = above, sees, logits, noise, place, begun.holds, context, rows
+        return block.grow(*arguments, self._shape.forms, live, depth, self._shape.tables)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         tree, origin = block.finish(stack([grown.level for grown in levels]), rows, self._shape.selects)
-        first = zip(*(grown.first for grown in levels), strict=True)
-        return Draft(tree, origin, Candidates(*(torch.stack(column) for column in first)), filtered_levels(levels))
+        return Draft(
+            tree,
+            origin,
+            stacked([grown.first for grown in levels], "chain" in self._shape.forms),
+            filtered_levels(levels),
+        )
 
     def arrange(self, tree: TokenTree | None, context: Context, rows: Rows) -> Inputs:
         return block.arrange(tree, context, rows)
@@ -58,7 +62,7 @@ class BlockFunctions:
     def decide(
         self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
     ) -> Accepted:
-        return block.decide(draft, adjusted, logits, noise, committed, rows, self._shape.rules)
+        return block.decide(draft, adjusted, logits, noise, committed, rows, self._shape.rules, self._shape.tables)
 
 
 class TorchFunctions:
@@ -69,6 +73,21 @@ class TorchFunctions:
         return BlockFunctions(shape)
 
 
-def filtered_levels(levels: Sequence[Grown]) -> tuple[Candidates, ...]:
+def stacked(levels: Sequence[tuple[Distributions, ...]], logits: bool = True) -> tuple[Distributions, ...]:
+    """Distributions of each level, [R, K], as those of all: [draft_len, R, K].
+
+    Args:
+        logits: whether a rule looks at more than the numbers of a table; else all levels are given the first one's.
+    """
+    found: list[Distributions] = []
+    for own in zip(*levels, strict=True):
+        first, *others = zip(*own, strict=True)
+        same = isinstance(own[0], Table) and not logits
+        whole = first[0].expand(len(own), *first[0].shape) if same else torch.stack(first)
+        found.append(type(own[0])(whole, *map(torch.stack, others)))
+    return tuple(found)
+
+
+def filtered_levels(levels: Sequence[Grown]) -> tuple[tuple[Distributions, ...], ...]:
     """The filtered distributions that each level was drawn from, where the levels keep them."""
-    return tuple(grown.above for grown in levels if grown.above is not None)
+    return tuple(grown.above for grown in levels if grown.above)

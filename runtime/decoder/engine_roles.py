@@ -16,10 +16,10 @@ from engines.buffers import Slab, sent
 from mtad.accept import Accepted
 from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
-from mtad.distribution import Candidates
 from mtad.draft import Level, root
 from mtad.ops import largest
-from mtad.rows import Shape, choose_rows
+from mtad.rows import Rows, Shape, choose_rows
+from mtad.table import Distributions, Table, part
 from mtad.tree import TokenTree
 from runtime.decoder.batch import Batch
 from runtime.decoder.eager import TorchFunctions
@@ -164,7 +164,7 @@ class Drafter(EngineRole):
             level, sees = grown.level, grown.inputs.mask
             if batch.stops:
                 # `bild`: what follows a token that the target is going to choose is never looked at
-                level.growing.logical_and_(grown.first.log_prob[:, :1] >= rows.log_fallback)
+                level.growing.logical_and_(sure(grown.first, rows))
                 if self._has_stopped(level):
                     break
             paths = extend(paths, level) if paths else None
@@ -280,6 +280,14 @@ class EngineTarget(EngineRole):
             self._move(batch, accepted.moves.target, accepted.moves.to)
 
 
+def sure(first: Sequence[Distributions], rows: Rows) -> Tensor:
+    """Whether the auxiliary is as sure of its most likely token as `bild` asks, bool [R, 1]; `first` as of `Grown`."""
+    most = first[0].most
+    if len(first) > 1:
+        most = torch.where(rows.tabulated, first[1].most, most)
+    return most[:, None] >= rows.log_fallback
+
+
 def _copies(levels: Sequence[Grown]) -> list[Grown]:
     copies: list[Grown] = tree_map_only(Tensor, Tensor.clone, list(levels))
     return copies
@@ -291,6 +299,6 @@ def _cropped(levels: Sequence[Grown], shape: Shape) -> list[Grown]:
     made = []
     for grown in levels:
         level = Level(*(values[:, :width] for values in grown.level))
-        first = Candidates(*(values[:, : shape.candidates] for values in grown.first))
+        first = tuple(x if isinstance(x, Table) else part(x, lambda y: y[:, : shape.candidates]) for x in grown.first)
         made.append(grown._replace(level=level._replace(paths=level.paths[:, :, :count]), first=first))
     return made

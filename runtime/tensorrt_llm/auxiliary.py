@@ -88,7 +88,7 @@ class ExecutorAuxiliary:
             first = [Candidates(none.long(), none)] * shape.draft_len
         q = Candidates(*(torch.stack(column) for column in zip(*first, strict=True)))
         above = above if shape.children or batch.live is not None else []
-        return batch, Draft(tree, origin, q, tuple(above), batch.live)
+        return batch, Draft(tree, origin, (q,), tuple((level,) for level in above), batch.live)
 
     def _searched(self, batch: Batch) -> list[bool]:
         """Rows whose draft is one request."""

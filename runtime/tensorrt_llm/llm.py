@@ -70,7 +70,7 @@ class ExecutorLLM(LLM):
         self.loop = DecodingLoop(
             scheduler,
             KvCaches(drafter, scorer),
-            BatchBuilder(pair.vocab_size, pair.eos),
+            BatchBuilder(pair.vocab_size, pair.eos, listed=pair.vocab_size),
             partial(run_block_on_host, drafter, scorer),
             OutputProcessor(tokenizer, pair.eos, self._constrainer),
             target.rows * target.capacity,  # prompts are stored by the executors

@@ -147,6 +147,8 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
     noise = Noise((), p.new_empty(0), uniform, p.new_empty(0))
     scored = Scored(tree, log_p, Candidates(ids, p.log()), None, (), noise, p.shape[2])
     verdict = joint(scored, cast(Rows, SimpleNamespace(threshold=log_threshold)))
+    assert verdict.ids is not None, "a list has weights"
+    assert verdict.weights is not None, "a list has weights"
     behind = torch.arange(1 + levels, device=p.device) == verdict.length[:, None]
     bonus = draw(verdict.ids, verdict.weights, uniform)
     return torch.where(behind, bonus[:, None], pad(drafted, (0, 1))), verdict.length + 1

@@ -116,7 +116,7 @@ def estimate(
         raise InvalidInput("prompts", len(texts), "give at least two texts that are longer than their context")
     params = replace(params, method="speculative")
     vocab = min(model.config.vocab_size for model in (target, auxiliary))  # some are padded
-    rows = stack_rows([params], block_shape([params], vocab), vocab, ())
+    rows = stack_rows([params], block_shape([params], vocab, listed=vocab), vocab, ())
     found = []
     for ids, first in texts:
         p, q = (_logits(model, ids, first)[:, :vocab] for model in (target, auxiliary))

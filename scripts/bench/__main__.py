@@ -2,6 +2,7 @@
 
     python -m scripts.bench tune        choose accept_threshold for each kind of text, on the development split
     python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
+    python -m scripts.bench vocabulary  the same of random models with 128,256 tokens, by method and filter
     python -m scripts.bench precision   what OpenVINO's precisions cost, target and auxiliary apart
     python -m scripts.bench serving     throughput and latency under load, against outside baselines
     python -m scripts.bench server      the HTTP server under load, against plain AsyncLLM
@@ -27,10 +28,12 @@ from mtad.errors import InvalidInput
 from mtad.params import METHODS
 from runtime import LLM
 from runtime.commands.entry import Parser, add_placement, command, placed_config
-from scripts.bench.methods import KINDS
+from scripts.bench.methods import KINDS, methods
 from scripts.bench.overhead import measure_overhead
 from scripts.bench.precision import run as run_precision
 from scripts.bench.tune import tune
+from scripts.bench.vocabulary import settings, vocabulary_pair
+from scripts.demo import dataset
 from scripts.paths import ROOT
 
 
@@ -38,13 +41,15 @@ from scripts.paths import ROOT
 def main() -> None:
     """Entry point."""
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    parser.add_argument("what", choices=("tune", "overhead", "precision", "serving", "server"))
+    parser.add_argument("what", choices=("tune", "overhead", "vocabulary", "precision", "serving", "server"))
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
     )
     parser.add_argument("--sql", type=int, default=300, help="SQL questions (default %(default)s)")
     parser.add_argument("--code", type=int, default=80, help="code prompts (default %(default)s)")
-    parser.add_argument("--blocks", type=int, default=60, help="blocks timed by overhead (default %(default)s)")
+    parser.add_argument(
+        "--blocks", type=int, default=60, help="blocks timed by overhead and vocabulary (default %(default)s)"
+    )
     parser.add_argument(
         "--quantized", type=Path, nargs="+", default=[], help="the same pair exported as int8 and int4, for precision"
     )
@@ -59,6 +64,15 @@ def main() -> None:
     serving.add_argument("--baselines", choices=("all", "huggingface", "none"), default="all", help="(default all)")
     serving.add_argument("--quick", action="store_true", help="a minute, to see that it works; into build/results")
     serving.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
+    vocabulary = parser.add_argument_group("vocabulary")
+    vocabulary.add_argument("--size", type=int, default=128_256, help="of the vocabulary (default %(default)s)")
+    vocabulary.add_argument(
+        "--methods",
+        nargs="+",
+        choices=tuple(METHODS),
+        default=["sample", "speculative", "mtad", "mmtad", "mmtad_sample"],
+        help="(default %(default)s)",
+    )
     server = parser.add_argument_group("server")
     server.add_argument("--connections", type=int, nargs="+", help="(default 1 2 4 8 16 32 64)")
     server.add_argument("--duration", type=float, help="seconds in all (default 60)")
@@ -78,7 +92,7 @@ def main() -> None:
     for name, least in (("sql", 2), ("code", 2), ("blocks", 4)):
         if getattr(options, name) < least:
             raise InvalidInput(name, getattr(options, name), f"give at least {least}")
-    if options.what == "overhead" and options.device != "cpu":
+    if options.what in ("overhead", "vocabulary") and options.device != "cpu":
         problem = "a GPU runs a block as a whole, so its steps cannot be timed; give cpu"
         raise InvalidInput("device", options.device, problem)
     torch.set_num_threads(1)
@@ -88,6 +102,8 @@ def main() -> None:
         counts = {"sql": options.sql, "code": options.code}
         print(json.dumps(run_precision(folders, options.threads or cores(), counts)))
         return
+    if options.what == "vocabulary":
+        options.pair = vocabulary_pair(ROOT / "build" / f"vocabulary-{options.size}", options.size)
     llm = LLM(options.pair, placed_config(options))
     print(llm.pair.runs_on)
     count = {"sql": options.sql, "code": options.code}
@@ -95,7 +111,13 @@ def main() -> None:
     if options.what == "tune":
         found |= tune(llm, count)
     if options.what == "overhead":
-        found["overhead"] = measure_overhead(llm, options.blocks)
+        compared = {name: params for name, params in methods("sql").items() if name != "greedy"}
+        text = "\n".join(example.prompt for example in dataset.load("test", "code"))
+        tokens = llm.pair.tokenizer(text).input_ids
+        found["overhead"] = measure_overhead(llm, options.blocks, compared, tokens, (100, 500))
+    if options.what == "vocabulary":
+        tokens = [1 + number % 1000 for number in range(4000)]
+        found["vocabulary"] = measure_overhead(llm, options.blocks, settings(options.methods), tokens, (100,))
     print(json.dumps(found))
 
 

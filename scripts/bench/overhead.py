@@ -5,20 +5,27 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
 
 from engines import Engine
+from mtad.params import DecodingParams
 from runtime import LLM
-from scripts.bench.methods import methods
-from scripts.demo import dataset
 
 
-def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
-    """Median milliseconds of a block and of its engine steps, at 1 and 8 rows, after short and long prompts."""
+def measure_overhead(
+    llm: LLM, blocks: int, compared: Mapping[str, DecodingParams], text: Sequence[int], lengths: Sequence[int]
+) -> dict[str, Any]:
+    """Median milliseconds of a block and of its engine steps, at 1 and 8 rows.
+
+    Args:
+        compared: what is measured, by name.
+        text: tokens of the prompts.
+        lengths: of the prompts.
+    """
     clock = {"target": 0.0, "auxiliary": 0.0}
 
     def timed(name: str, engine: Engine) -> Callable[[], Any]:
@@ -34,17 +41,14 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
         return lambda: vars(engine).pop("step")
 
     restore = [timed("target", llm.pair.target), timed("auxiliary", llm.pair.auxiliary)]
-    text = "\n".join(example.prompt for example in dataset.load("test", "code"))
-    long = llm.pair.tokenizer(text).input_ids
     samples: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
-    compared = {name: p for name, p in methods("sql").items() if name != "greedy"}
     rounds = 4
-    cases = [(length, rows) for length in (100, 500) for rows in (1, min(8, llm.pair.target.spec.rows))]
+    cases = [(length, rows) for length in lengths for rows in (1, min(8, llm.pair.target.spec.rows))]
     for _ in tqdm(range(rounds), desc="overhead", unit="round", file=sys.stderr):
         for length, rows in cases:
             for name, params in compared.items():
                 for row in range(rows):
-                    prompt = long[row * 500 : row * 500 + length]
+                    prompt = list(text[row * 500 : row * 500 + length])
                     llm.add(prompt, replace(params, seed=row, ignore_eos=True, max_tokens=400))
                 while len(llm.loop.scheduler.running) < rows:  # turns that store prompts as well
                     llm.step()
@@ -60,11 +64,11 @@ def measure_overhead(llm: LLM, blocks: int) -> dict[str, Any]:
     for undo in restore:
         undo()
     report: dict[str, Any] = {}
-    print(f"\n{'method':<12} prompt  rows  block ms  target ms  auxiliary ms  outside  (medians of {blocks} blocks)")
+    print(f"\n{'method':<34} prompt  rows  block ms  target ms  auxiliary ms  outside  (medians of {blocks} blocks)")
     for (name, length, rows), taken in samples.items():
         outside = statistics.median(1 - (target + auxiliary) / whole for whole, target, auxiliary in taken)
         whole, target, auxiliary = (statistics.median(column) * 1e3 for column in zip(*taken, strict=True))
-        print(f"{name:<12} {length:>6}  {rows:>4}  {whole:8.2f}  {target:9.2f}  {auxiliary:12.2f}  {outside:6.1%}")
+        print(f"{name:<34} {length:>6}  {rows:>4}  {whole:8.2f}  {target:9.2f}  {auxiliary:12.2f}  {outside:6.1%}")
         report[f"{name}, prompt of {length}, {rows} rows"] = {
             "block_ms": whole,
             "target_ms": target,

@@ -11,14 +11,16 @@ import torch
 
 from mtad import reference
 from mtad.accept import accept
-from mtad.distribution import Candidates, process
+from mtad.block import distributions
 from mtad.draft import assemble, expand, root, stack
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.beams import beams
 from mtad.reference.draft import Path
 from mtad.reference.request import Model, Tokens, log
-from mtad.rows import block_shape, places, stack_rows
+from mtad.rows import LISTED, block_shape, choose_rows, places, stack_rows
+from mtad.table import part
 from mtad.tree import keep_best
+from runtime.decoder.eager import stacked
 from tests.support.cases import Case, every_case, mixed_runs, run_block
 from tests.support.mock_models import Pair, mock_pair, watched
 from tests.support.noise import draw_noise
@@ -222,20 +224,28 @@ def test_a_draft_that_ends_is_accepted_with_its_eos_and_no_further() -> None:
         assert len(accepted_tokens(model, model, draft_len=4, method=method)) == 4
 
 
-def test_a_block_has_static_shapes_and_no_branch_on_data() -> None:
-    """Tensors without data carry it through."""
+@pytest.mark.parametrize("listed", [LISTED, 2])
+def test_a_block_has_static_shapes_and_no_branch_on_data(listed: int) -> None:
+    """Tensors without data carry it through, lists and tables."""
     params = [case.params for case in next(every_case(1, 20))[0]]
     vocab = 11
-    shape = block_shape(params, vocab)
+    shape = block_shape(params, vocab, listed)
     rows = stack_rows(params, shape, vocab, (0,), device="meta")
     noise = draw_noise(params, [(0, 0)] * len(params), shape, vocab, device="meta")
     level, levels = root(rows, shape), []
+    first, above = [], []
     for depth in range(1, shape.draft_len + 1):
-        candidates = process(torch.empty(len(params), level.tokens.shape[1], vocab, device="meta"), rows)
-        level = expand(level, candidates, noise.levels[depth - 1], rows, places(rows, shape)[depth - 1], shape.forms)
+        logits = torch.empty(len(params), level.tokens.shape[1], vocab, device="meta")
+        found = distributions(logits, rows, shape.tables, keeps=True)
+        place, number = places(rows, shape)[depth - 1], noise.levels[depth - 1]
+        drawn = [expand(level, one, number, rows, place, shape.forms) for one in found]
+        level = choose_rows(rows.tabulated, drawn[-1], drawn[0])
         levels.append(level)
-    q = torch.empty(len(params), shape.draft_len, shape.candidates, device="meta")
+        first.append(tuple(part(one, lambda x: x[:, 0]) for one in found))
+        above.append(found)
+    q = [part(each, lambda x: x.transpose(0, 1)) for each in stacked(first)]
     tree, _ = keep_best(assemble(stack(levels)), rows)
     logits = torch.empty(len(params), 1 + tree.tokens.shape[1], vocab, device="meta")
-    accepted = accept(tree, logits, logits, Candidates(q.long(), q), noise, rows, shape.rules)
+    rules = [rule for rule in shape.rules if rule != "beams"]  # which begins with live beams
+    accepted = accept(tree, logits, logits, q, noise, rows, rules, above, tables=shape.tables)
     assert accepted.tokens.shape == (len(params), shape.draft_len + 1)

@@ -18,7 +18,9 @@ V = 40
 
 def drawn(params: list[DecodingParams], keys: list[tuple[int, int]], vocab_size: int = V) -> Noise:
     states = torch.tensor([begin(*key) for key in keys])
-    return draw(states, torch.tensor([scale(p.temperature) for p in params]), block_shape(params, vocab_size))
+    return draw(
+        states, torch.tensor([scale(p.temperature) for p in params]), block_shape(params, vocab_size, listed=vocab_size)
+    )
 
 
 def uniforms(noise: Noise) -> Tensor:
@@ -85,7 +87,7 @@ def test_at_temperature_0_all_noise_is_0() -> None:
 
 def test_the_generator_is_splitmix64() -> None:
     """Begun at 0, its first number is the published one."""
-    noise = draw(torch.zeros(1, dtype=torch.int64), torch.tensor([scale(1.0)]), block_shape([BEAMS], V))
+    noise = draw(torch.zeros(1, dtype=torch.int64), torch.tensor([scale(1.0)]), block_shape([BEAMS], V, listed=V))
     assert int(noise.levels[0].uniform[0] * 2**24) == 0xE220A8397B1DCDAF >> 40
     assert begin(2**63 - 1, 10**9) != begin(2**63 - 1, 10**9 + 1)
     assert -(2**63) <= begin(3, 4) < 2**63

@@ -30,7 +30,7 @@ SETTINGS = [
 
 
 def processed(params: list[DecodingParams], logits: Tensor) -> Candidates:
-    return process(logits, stack_rows(params, block_shape(params, VOCAB), VOCAB, ()))
+    return process(logits, stack_rows(params, block_shape(params, VOCAB, listed=VOCAB), VOCAB, ()))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support.noise import draw_noise
 
 DRAWS = 10_000
 FIRST = [0.7, 0.3]
-NONE = LevelNoise(torch.zeros(DRAWS), torch.zeros(DRAWS, 2, 3))
+NONE = LevelNoise(torch.zeros(DRAWS), torch.zeros(DRAWS, 2, 3), torch.zeros(DRAWS, 2, 0))
 NEXT = [[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]]
 
 

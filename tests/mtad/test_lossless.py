@@ -5,13 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy.stats import chisquare
+from torch import Tensor
 
-from mtad.params import METHODS, DecodingParams
+import mtad.accept
+import mtad.block
+import mtad.noise
+import mtad.rows
+from mtad import prefix, table, table_draft
+from mtad.params import METHODS, DecodingParams, Rule
 from mtad.reference.request import Tokens
+from mtad.rows import LISTED, Rows
+from mtad.scored import Scored
+from mtad.table_rows import Decided
 from tests.support.cases import Case, generate, run_block
 from tests.support.mock_models import Pair, mock_pair, sure_pair
 
@@ -19,15 +30,17 @@ VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
 FREE = DecodingParams(method="speculative", draft_len=2, top_k=0, top_p=1.0)
 
+Judge = Callable[[Scored, Rows, Sequence[Rule]], Decided]
+
 pytestmark = pytest.mark.slow
 
 
-def p_value(params: DecodingParams, pair: Pair = PAIR) -> float:
+def p_value(params: DecodingParams, pair: Pair = PAIR, listed: int = LISTED) -> float:
     """Chi-square of the first tokens of many texts against the target's enumerated joint."""
     request = Case(pair, params, (), (0, 0)).request()
     joint = {text: math.exp(request.log_p(text)) for text in itertools.product(range(VOCAB), repeat=LENGTH)}
     assert sum(joint.values()) == pytest.approx(1)
-    seen = Counter(generate(pair, [params] * TEXTS, VOCAB, LENGTH))
+    seen = Counter(generate(pair, [params] * TEXTS, VOCAB, LENGTH, listed=listed))
     possible = {text for text, probability in joint.items() if probability > 0}
     assert seen.keys() <= possible
     common = [text for text in possible if joint[text] * TEXTS >= 5]
@@ -74,19 +87,20 @@ def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
     assert p_value(params) > 1e-3
 
 
+LOSSLESS: tuple[dict[str, Any], ...] = (
+    {"method": "speculative"},
+    {"method": "block"},
+    {"method": "gbv", "beam_width": 3},
+    {"method": "traversal", "branching": (3, 1)},
+    {"method": "traversal", "branching": (2, 2), "replacement": True},
+    {"method": "specinfer", "branching": (3, 1)},
+    {"method": "specinfer", "branching": (2, 2), "replacement": True},
+)
 SURE = [
     (gap, replace(FREE, temperature=temperature, **filters, **method))
     for gap, temperature in ((12, 1.0), (18, 1.0), (30, 1.0), (24, 0.6), (18, 0.3), (30, 0.3))
     for filters in ({}, {"top_k": 3}, {"top_p": 0.9})
-    for method in (
-        {"method": "speculative"},
-        {"method": "block"},
-        {"method": "gbv", "beam_width": 3},
-        {"method": "traversal", "branching": (3, 1)},
-        {"method": "traversal", "branching": (2, 2), "replacement": True},
-        {"method": "specinfer", "branching": (3, 1)},
-        {"method": "specinfer", "branching": (2, 2), "replacement": True},
-    )
+    for method in LOSSLESS
 ]
 """Auxiliaries that are sure, and often wrong, with the parameters of every lossless method.
 
@@ -103,6 +117,41 @@ def described(value: object) -> str:
 @pytest.mark.parametrize(("gap", "params"), SURE, ids=described)
 def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) -> None:
     assert p_value(params, sure_pair(23, VOCAB, gap)) > 1e-4
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of 2 tokens per block, which a device makes and decides at once: the host's are compared with those."""
+    for module in (mtad.rows, table, table_draft, mtad.noise, prefix):
+        monkeypatch.setattr(module, "BLOCK", 2)
+
+    def made(logits: Tensor, rows: Rows, wanted: Tensor | None = None) -> table.Table:
+        return table.tabulate_at_once(logits, rows)
+
+    def judged(judge: Judge, scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Decided:
+        return judge(scored, rows, rules)
+
+    monkeypatch.setattr(mtad.accept, "tabulate", made)
+    monkeypatch.setattr(mtad.block, "tabulate", made)
+    monkeypatch.setattr(mtad.accept, "by_row", judged)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(base, **method)
+        for base in (FREE, replace(FREE, temperature=0.6, top_p=0.8), replace(FREE, top_k=3, min_p=0.2))
+        for method in ({"method": "sample"}, *LOSSLESS)
+    ],
+    ids=lambda p: f"{p.method}-{p.temperature}-{p.top_k}-{p.top_p}-{p.replacement}",
+)
+def test_texts_from_tables_are_distributed_as_the_targets(params: DecodingParams, at_once: None) -> None:
+    assert p_value(params, listed=0) > 1e-3
+
+
+@pytest.mark.parametrize(("gap", "params"), [case for case in SURE if case[0] == 30], ids=described)
+def test_a_sure_auxiliary_changes_nothing_of_tables(gap: float, params: DecodingParams, at_once: None) -> None:
+    assert p_value(params, sure_pair(23, VOCAB, gap), listed=0) > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def noise(params: list[DecodingParams], keys: list[tuple[int, int]], shape: Shap
 
 def flat(drawn: Noise) -> list[torch.Tensor]:
     """Gumbel noise [R, draft_len, width, K], then the uniforms."""
-    uniform, gumbel = (torch.stack(values, 1) for values in zip(*drawn.levels, strict=True))
+    uniform, gumbel, _ = (torch.stack(values, 1) for values in zip(*drawn.levels, strict=True))
     return [gumbel, uniform, drawn.accept, drawn.bonus]
 
 

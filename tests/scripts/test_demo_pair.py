@@ -32,7 +32,7 @@ def demo(demo_pair: Path) -> LLM:
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:
     """Probability of each pair of first tokens under the target checkpoint, filtered as `params` asks."""
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "target", dtype=torch.float32)
-    rows = stack_rows([params], block_shape([params], vocab_size), vocab_size, [])
+    rows = stack_rows([params], block_shape([params], vocab_size, listed=vocab_size), vocab_size, [])
 
     def after(tokens: list[int]) -> dict[int, float]:
         with torch.no_grad():

@@ -16,18 +16,19 @@ from torch import Tensor
 import mtad.accept
 import mtad.noise
 from mtad.accept import Accepted
+from mtad.block import distributions
 from mtad.constrain import extend, root_paths, tree_paths
-from mtad.distribution import Candidates
 from mtad.distribution import draw as draw_tokens
-from mtad.distribution import process as process_rows
 from mtad.draft import assemble, expand, root, stack
 from mtad.live import Live, replay
 from mtad.noise import Noise
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.request import Model, Random, Request, Tokens
-from mtad.rows import Rows, Shape, block_shape, places, stack_rows
+from mtad.rows import LISTED, Rows, Shape, block_shape, choose_rows, places, stack_rows
+from mtad.table import Distributions, Table, draw_from, draw_one, part
 from mtad.tree import TokenTree, keep_best
 from runtime.constraints.adjust import Constraints
+from runtime.decoder.eager import stacked
 from tests.support.mock_models import Pair, mock_pair
 from tests.support.noise import draw_noise
 
@@ -101,34 +102,42 @@ def logits_after(models: Sequence[Model], cases: Sequence[Case], paths: list[lis
 
 
 def run_block(
-    cases: Sequence[Case], vocab: int, eos: Sequence[int] = (), constraints: Constraints | None = None
+    cases: Sequence[Case],
+    vocab: int,
+    eos: Sequence[int] = (),
+    constraints: Constraints | None = None,
+    listed: int = LISTED,
 ) -> Run:
     """One block of a batch of requests."""
     params = [case.params for case in cases]
-    shape = block_shape(list({id(p): p for p in params}.values()), vocab)
+    shape = block_shape(list({id(p): p for p in params}.values()), vocab, listed)
     rows = stack_rows(params, shape, vocab, eos)
     noise = draw_noise(params, [case.key for case in cases], shape, vocab)
     live = Live.of([list(case.beams) for case in cases], shape.draft_len, shape.width) if shape.live else None
     start: list[list[Tokens]] = [[()] for _ in cases]
-    draft = tree = q = None
-    above: list[Candidates] = []
+    draft = tree = None
+    q: tuple[Distributions, ...] = ()
+    above: list[tuple[Distributions, ...]] = []
     paths: list[list[Tokens]] = [[] for _ in cases]
     points = root_paths(len(cases))
     if shape.draft_len:
         level, levels, first, beams = root(rows, shape), [], [], start
         for depth in range(1, shape.draft_len + 1):
             logits = logits_after([case.drafter for case in cases], cases, beams)
-            candidates = process_rows(constraints.adjust(logits, *points) if constraints else logits, rows)
-            assert not candidates.log_prob.isnan().any()
-            place = places(rows, shape)[depth - 1]
-            before, level = level, expand(level, candidates, noise.levels[depth - 1], rows, place, shape.forms)
+            found = distributions(
+                constraints.adjust(logits, *points) if constraints else logits, rows, shape.tables, True
+            )
+            assert not any(candidates.log_prob.isnan().any() for candidates in found[:1])
+            place, before = places(rows, shape)[depth - 1], level
+            drawn = [expand(before, one, noise.levels[depth - 1], rows, place, shape.forms) for one in found]
+            level = choose_rows(rows.tabulated, drawn[-1], drawn[0])
             level = replay(level, before, live, depth, place, rows) if live else level
-            above.append(candidates)
+            above.append(found)
             points = extend(points, level)
             beams = paths_below(beams, level.parents, level.tokens, level.drafted)
             levels.append(level)
-            first.append(Candidates(candidates.ids[:, 0], candidates.log_prob[:, 0]))
-        q = Candidates(torch.stack([c.ids for c in first], 1), torch.stack([c.log_prob for c in first], 1))
+            first.append(tuple(part(candidates, lambda x: x[:, 0]) for candidates in found))
+        q = tuple(part(each, lambda x: x.transpose(0, 1)) for each in stacked(first))
         draft = tree = assemble(stack(levels))
         if shape.selects:
             tree, _ = keep_best(draft, rows)
@@ -140,15 +149,39 @@ def run_block(
     visited = [start[row] + paths[row] for row in range(len(cases))]
     logits = logits_after([case.pair.target for case in cases], cases, visited)
     adjusted = constraints.adjust(logits, *points) if constraints else logits
-    with patch.object(mtad.accept, "draw", wraps=draw_tokens) as drawn:
-        accepted = mtad.accept.accept(tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live)
-    ids, weights, _ = drawn.call_args.args
-    bonus = torch.zeros(len(cases), vocab).scatter_add_(1, ids, weights / weights.sum(-1, keepdim=True))
+    bonus = torch.zeros(len(cases), vocab)
+
+    def note(ids: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
+        bonus.scatter_add_(1, ids, weights / weights.sum(-1, keepdim=True))
+        return draw_tokens(ids, weights, noise)
+
+    own = torch.zeros(len(cases), vocab)  # of tables
+
+    def note_table(weights: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
+        row = noise.storage_offset()  # decided row by row, or all at once
+        own[row : row + len(weights)] = weights / weights.sum(-1, keepdim=True)
+        return draw_from(weights, noise, greedy)
+
+    def note_one(after: Table, noise: Tensor, greedy: Tensor) -> Tensor:
+        found = after.log_prob.squeeze(1).exp()
+        own.copy_(torch.where(found.sum(-1, keepdim=True) > 0, found, own))
+        return draw_one(after, noise, greedy)
+
+    with patch.multiple(mtad.accept, draw=note, draw_from=note_table, draw_one=note_one):
+        accepted = mtad.accept.accept(
+            tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live, shape.tables
+        )
+    bonus[rows.tabulated] = own[rows.tabulated]
     return Run(rows, shape, noise, draft, tree, paths, accepted, bonus)
 
 
 def generate(
-    pair: Pair, params: Sequence[DecodingParams], vocab: int, length: int, eos: Sequence[int] = ()
+    pair: Pair,
+    params: Sequence[DecodingParams],
+    vocab: int,
+    length: int,
+    eos: Sequence[int] = (),
+    listed: int = LISTED,
 ) -> list[Tokens]:
     """The first `length` tokens of one request per entry of `params`, block by block; seeds are the indices."""
     texts: list[Tokens] = [() for _ in params]
@@ -159,7 +192,7 @@ def generate(
             break
         cases = [Case(pair, params[row], texts[row], (row, index), beams.get(row, ())) for row in waiting]
         with patch.object(mtad.noise, "_window", WINDOWS):
-            run = run_block(cases, vocab, eos)
+            run = run_block(cases, vocab, eos, listed=listed)
         kept = run.accepted.live.beams() if run.accepted.live else [[]] * len(waiting)
         for row, text, live in zip(waiting, run.texts(), kept, strict=True):
             texts[row] += text

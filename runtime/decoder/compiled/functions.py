@@ -83,7 +83,7 @@ class _ShapeCalls(BlockFunctions):
         rows: Rows,
         live: Live | None = None,
     ) -> Grown:
-        if live is not None:
+        if live is not None or False not in self._shape.tables:
             return super().grow(depth, above, sees, logits, noise, place, begun, context, rows, live)
         arguments = above, sees, logits, noise, place, begun.holds, context, rows
 
@@ -95,10 +95,14 @@ class _ShapeCalls(BlockFunctions):
 
         kind = grow_kind(self._shape.forms, above.tokens.shape[1])
         grown: Grown = self._run(f"grow_{kind}", arguments, memory, depth)
-        return grown
+        if True not in self._shape.tables:
+            return grown
+        other = block.grow(*arguments, self._shape.forms, tables=(True,))
+        level, inputs = choose_rows(rows.tabulated, (other.level, other.inputs), (grown.level, grown.inputs))
+        return Grown(level, grown.first + other.first, inputs, grown.above + other.above)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
-        if self._shape.live:
+        if self._shape.live or True in self._shape.tables:
             return super().finish(levels, rows)
         if self._levels is None:  # a draft that stopped early was grown as one of another shape
             self._levels = self._drafting.like(_Levels.of(levels[0], len(levels)))
@@ -125,6 +129,13 @@ class _ShapeCalls(BlockFunctions):
     def decide(
         self, draft: Draft | None, adjusted: Tensor, logits: Tensor, noise: Noise, committed: Tensor, rows: Rows
     ) -> Accepted:
+        if True in self._shape.tables:
+            tabulated = _of_kind(draft, -1) if draft else None
+            other = block.decide(tabulated, adjusted, logits, noise, committed, rows, self._shape.rules, (True,))
+            if False not in self._shape.tables:
+                return other
+            draft = _of_kind(draft, 0) if draft else None
+
         def under(rule: Rule | None) -> Accepted:
             """The outcome under one rule, for all rows."""
             if rule is not None and rule not in COMPILED:
@@ -140,9 +151,9 @@ class _ShapeCalls(BlockFunctions):
             return decided
 
         accepted, *others = map(under, (self._shape.rules if draft else ()) or (None,))
-        for number, other in enumerate(others, 1):
-            accepted = choose_rows(rows.rule == number, other, accepted)
-        return accepted
+        for number, theirs in enumerate(others, 1):
+            accepted = choose_rows(rows.rule == number, theirs, accepted)
+        return choose_rows(rows.tabulated, other, accepted) if True in self._shape.tables else accepted
 
     def _run(self, name: str, arguments: tuple[Any, ...], memory: Callable[[], Any], at: int = 0) -> Any:
         """What a graph gives, in memory that is laid out at its first call."""
@@ -151,6 +162,11 @@ class _ShapeCalls(BlockFunctions):
             call = self._calls[name, at] = _Call(self._session(name), memory(), self._shape.draft_len)
         call(*arguments)
         return call.outcome
+
+
+def _of_kind(draft: Draft, number: int) -> Draft:
+    """The draft with one kind of distributions, lists or tables."""
+    return draft._replace(q=(draft.q[number],), above=tuple((level[number],) for level in draft.above))
 
 
 class _Memory:
@@ -169,7 +185,7 @@ class _Levels(NamedTuple):
     """Memory of a draft's levels, stacked: what each `grow` writes a slice of and `finish` reads whole."""
 
     level: Level
-    first: Candidates
+    first: tuple[Candidates]
 
     @classmethod
     def of(cls, grown: Grown, count: int) -> _Levels:
@@ -178,16 +194,16 @@ class _Levels(NamedTuple):
         def stacked(x: Tensor) -> Tensor:
             return torch.empty(count, *x.shape, dtype=x.dtype, device="meta")
 
-        return cls(Level(*map(stacked, grown.level)), Candidates(*map(stacked, grown.first)))
+        return cls(Level(*map(stacked, grown.level)), (Candidates(*map(stacked, grown.first[0])),))
 
-    def at(self, index: int, inputs: Inputs, above: Candidates | None) -> Grown:
+    def at(self, index: int, inputs: Inputs, above: tuple[Candidates, ...]) -> Grown:
         """One level's memory, and that of what is not stacked."""
-        first = Candidates(*(x[index] for x in self.first))
+        first = (Candidates(*(x[index] for x in self.first[0])),)
         return Grown(Level(*(x[index] for x in self.level)), first, inputs, above)
 
     def take(self, levels: Sequence[Grown]) -> None:
         for index, grown in enumerate(levels):
-            for ours, theirs in zip((*self.level, *self.first), (*grown.level, *grown.first), strict=True):
+            for ours, theirs in zip((*self.level, *self.first[0]), (*grown.level, *grown.first[0]), strict=True):
                 ours[index] = theirs
 
 

@@ -88,8 +88,9 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
             note(f"level {at} tokens", grown.inputs.tokens, live)
             note(f"level {at} positions", grown.inputs.positions)
             note(f"level {at} write_at", grown.inputs.write_at)
-            note(f"level {at} log_prob", grown.first.log_prob)
-            note(f"level {at} ids", grown.first.ids, grown.first.log_prob > -math.inf)
+            for kind, first in enumerate(grown.first):
+                note(f"level {at} log_prob {kind}", first.log_prob)
+                note(f"level {at} ids {kind}", first.ids, first.log_prob > -math.inf)
         draft = functions.finish(levels, batch.rows)._replace(live=batch.live)
         drafted = draft.tree.drafted
         for name, values in zip(draft.tree._fields, draft.tree, strict=True):

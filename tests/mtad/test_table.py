@@ -1,0 +1,195 @@
+"""Distributions over a whole vocabulary: the same as the definition's, without a sort and without noise per token."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mtad import noise, prefix, rows, table, table_draft
+from mtad.params import DecodingParams
+from mtad.reference.draft import Path
+from mtad.reference.request import process
+from mtad.reference.rules import RULES
+from mtad.rows import Rows, block_shape, stack_rows
+from mtad.table import Table, draw_from, tabulate
+from tests.support.cases import Case, Run, every_case, random_cases, run_block
+from tests.support.mock_models import mock_pair, watched
+
+ROUNDING = 1e-5
+VOCAB = 150
+SETTINGS = [
+    DecodingParams(method=method, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for method, temperature in (("sample", 0.3), ("sample", 1.0), ("sample", 2.5), ("mtad", 0.0))
+    for top_k in (0, 1, 10, 149)
+    for top_p in (1.0, 0.95, 0.5, 0.0)
+    for min_p in (0.0, 0.1, 1.0)
+]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rows, table, prefix, table_draft, noise):
+        monkeypatch.setattr(module, "BLOCK", 4)
+
+
+def tables(logits: Tensor) -> tuple[Rows, Table]:
+    shape = block_shape(SETTINGS, VOCAB, listed=0)
+    given = stack_rows(SETTINGS, shape, VOCAB, ())
+    return given, tabulate(logits, given)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_table_is_the_definitions_distribution(ties: bool) -> None:
+    """Also of tokens that are equal at the border, of which those with the smaller ids are kept."""
+    logits = 3 * torch.randn(len(SETTINGS), 3, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits = (2 * logits).round() / 2 if ties else logits
+    found = tables(logits)[1]
+    expected = np.zeros(logits.shape)
+    skipped = np.zeros(logits.shape[:2], dtype=bool)
+    for row, position in np.ndindex(*skipped.shape):
+        with watched() as calls:
+            kept = process(logits[row, position].numpy(), SETTINGS[row])
+        skipped[row, position] = calls.closest < ROUNDING
+        expected[row, position, list(kept)] = list(kept.values())
+    assert skipped.mean() < 0.02
+    probabilities = found.log_prob.exp().numpy()
+    assert ((probabilities > 0) == (expected > 0))[~skipped].all()
+    assert np.abs(probabilities - expected)[~skipped].max() < ROUNDING
+    tokens = torch.randint(VOCAB, logits.shape[:2])
+    assert found.at(tokens).equal(found.log_prob.gather(2, tokens[:, :, None]).squeeze(2))
+    assert found.below(torch.full_like(tokens, 1), tokens).equal(found.pick(torch.ones_like(tokens)).at(tokens))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_device_and_the_host_make_the_same_table(ties: bool) -> None:
+    logits = 3 * torch.randn(len(SETTINGS), 3, VOCAB, generator=torch.Generator().manual_seed(1))
+    logits = (2 * logits).round() / 2 if ties else logits
+    given, host = tables(logits)
+    device = table.tabulate_at_once(logits, given)
+    assert ((host.log_prob > -torch.inf) == (device.log_prob > -torch.inf)).float().mean() > 0.9999
+    assert torch.allclose(host.log_prob.exp(), device.log_prob.exp(), atol=ROUNDING)
+    assert torch.allclose(host.blocks.exp(), device.blocks.exp(), atol=ROUNDING)
+
+
+@pytest.mark.parametrize("deviation", [0.0, 0.5, 3.0, 10.0])
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.999])
+def test_a_nucleus_is_the_shortest_prefix_of_the_sorted_tokens(deviation: float, top_p: float) -> None:
+    """Of flat, common and sure distributions; also where the sample of weights leads astray."""
+    size, params = 5000, DecodingParams(method="sample", top_k=0, top_p=top_p)
+    logits = deviation * torch.randn(3, 1, size, generator=torch.Generator().manual_seed(2))
+    logits[1, 0, ::64] = logits.max()  # the sample is of the likeliest tokens
+    logits[2, 0, ::64] = logits.min()  # or of the others
+    given = stack_rows([params] * 3, block_shape([params] * 3, size, listed=0), size, ())
+    kept = tabulate(logits, given).log_prob > -torch.inf
+    for own, found in zip(logits.double().softmax(-1).flatten(0, 1), kept.flatten(0, 1), strict=True):
+        order = own.argsort(descending=True, stable=True)
+        before = own[order].cumsum(0) - own[order]
+        near = (before - max(top_p, rows.LEAST)).abs() < ROUNDING  # summed in float32, it may lie on either side
+        assert ((before < max(top_p, rows.LEAST)) == found[order])[~near].all()
+        assert not near.all()
+        assert found.any()
+
+
+def test_a_draw_from_weights_has_their_distribution() -> None:
+    weights = torch.tensor([0.0, 3, 0, 0, 1, 0, 2, 4, 0]).expand(20000, -1)
+    uniform = torch.rand(20000, generator=torch.Generator().manual_seed(0))
+    tokens = draw_from(weights, uniform, torch.zeros(20000, 1, dtype=torch.bool))
+    counts = torch.bincount(tokens.squeeze(1), minlength=9) / 20000
+    assert torch.allclose(counts, weights[0] / 10, atol=0.012)
+    assert (draw_from(weights, torch.zeros(20000), torch.ones(20000, 1, dtype=torch.bool)) == 7).all()
+
+
+@pytest.mark.parametrize(("method", "replacement"), [("mtad", False), ("specinfer", False), ("specinfer", True)])
+def test_pairs_are_drawn_with_the_probability_of_the_definition(method: str, replacement: bool) -> None:
+    """Of one level: ordered pairs of tokens."""
+    params = DecodingParams(
+        method=method, draft_len=1, beam_width=2, branching=(2,), replacement=replacement, top_k=0, top_p=1.0
+    )
+    pair, count = mock_pair(0, 6, 1.0, 0.5), 20000
+    cases = [Case(pair, params, (), (seed, 0)) for seed in range(count)]
+    run = run_block(cases, 6, listed=0)
+    assert run.draft is not None
+    found = torch.bincount(run.draft.tokens[:, 0] * 6 + run.draft.tokens[:, 1], minlength=36) / count
+    q = process(pair.auxiliary(()), params)
+    for first, second in itertools.product(range(6), range(6)):
+        rest = 1.0 if replacement else 1 - q[first]
+        expected = q[first] * q[second] / rest if replacement or first != second else 0.0
+        assert float(found[first * 6 + second]) == pytest.approx(expected, abs=4 * (expected / count) ** 0.5 + 1e-9)
+
+
+def mixed(batches: int) -> Iterator[tuple[list[Case], int, tuple[int, ...], int]]:
+    """Batches of lists and tables, and of tables alone."""
+    for seed, (cases, vocab, eos) in enumerate(every_case(batches=batches, rows=40)):
+        yield cases, vocab, eos, seed % 2 * 2
+
+
+def own_draft(run: Run, row: int, branches: bool) -> list[list[Path]]:
+    """The row's draft as the definition has it."""
+    tree = run.draft
+    assert tree is not None
+    levels: list[list[Path]] = []
+    known: list[tuple[int, ...]] = []
+    for node in range(tree.tokens.shape[1]):
+        level, slot = divmod(node, tree.width)
+        parent = int(tree.parents[row, node])
+        above = known[parent] if parent >= 0 else ()
+        known.append((*above, int(tree.tokens[row, node])) if tree.drafted[row, node] else above)
+        if slot == 0:
+            levels.append([])
+        # a text that has ended is carried down by beams, and has no children among branches
+        if tree.log_q[row, node] > -torch.inf and (tree.drafted[row, node] or not branches):
+            levels[level].append(Path(known[node], float(tree.log_q[row, node]), slot))
+    return levels
+
+
+def test_rules_accept_what_the_definition_accepts_of_the_same_draft() -> None:
+    compared = skipped = accepted = 0
+    for cases, vocab, eos, listed in mixed(24):
+        cases = [case for case in cases if not case.params.spec.live]
+        run = run_block(cases, vocab, eos, listed=listed)
+        for row, case in enumerate(cases):
+            if not run.rows.tabulated[row]:
+                continue
+            request, p = case.request(eos), case.params
+            with watched() as calls:
+                draft = own_draft(run, row, p.spec.form == "branches")[: p.drafted] if p.drafted else []
+                text, bonus = RULES[p.spec.rule](request, draft, run.random(row)) if draft else ((), request.p())
+            if calls.closest < ROUNDING:
+                skipped += 1
+                continue
+            compared += 1
+            accepted += len(text)
+            assert run.emitted(row)[:-1] == text, case
+            expected = np.array([bonus.get(token, 0.0) for token in range(vocab)])
+            if p.spec.rule != "whole":  # which draws from one token, many times
+                assert np.abs(run.bonus[row].numpy() - expected).max() < ROUNDING, case
+            assert bonus[run.emitted(row)[-1]] > 0
+            for paths in draft:
+                for path in paths:
+                    assert path.log_q == pytest.approx(request.log_q(path.tokens), abs=1e-4)
+    assert skipped < 0.02 * compared
+    assert accepted > 0.3 * compared
+
+
+def test_a_row_of_a_mixed_batch_is_bit_equal_to_the_row_alone() -> None:
+    for cases, vocab, eos, listed in mixed(6):
+        together = run_block(cases[:16], vocab, eos, listed=listed)
+        for row, case in enumerate(cases[:16]):
+            alone = run_block([case], vocab, eos, listed=listed)
+            assert together.emitted(row) == alone.emitted(0), case
+            count = len(alone.emitted(0))
+            assert torch.equal(together.accepted.log_probs[row, :count], alone.accepted.log_probs[0, :count]), case
+
+
+def test_at_temperature_0_lists_and_tables_give_the_same_text() -> None:
+    for seed in range(6):
+        cases = [replace(c, params=replace(c.params, temperature=0.0)) for c in random_cases(seed, 40, 9)]
+        cases = [case for case in cases if not case.params.spec.live]
+        lists, tables = (run_block(cases, 9, (0,), listed=listed) for listed in (9, 0))
+        assert [lists.emitted(row) for row in range(len(cases))] == [tables.emitted(row) for row in range(len(cases))]
