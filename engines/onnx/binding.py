@@ -45,6 +45,8 @@ def open_session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    if providers is None:  # a pattern would be kept for each shape of inputs, and blocks for patterns split the arena
+        options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
     if linked := _linked_weights(path):
         maps = [np.memmap(file, np.uint8, "r") for file in linked]  # needed until the session is made

@@ -26,8 +26,8 @@ MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.1
 """Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
 Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
 Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
-GROWTH, MOST_GROWTH = 200 * 2**20, 96 * 2**20
-"""Bytes by which a lexer grows at most in a second of following it (160 to 180 MiB were seen), and altogether: 50,000
+GROWTH, MOST_GROWTH = 500 * 2**20, 96 * 2**20
+"""Bytes by which a lexer grows at most in a second of following it (160 to 430 MiB were seen), and altogether: 50,000
 states (`trial_process.LIMITS`) of 2 kB."""
 
 

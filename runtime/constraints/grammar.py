@@ -102,6 +102,11 @@ class Grammars:
                 self._prepared = self._prepare()
             return self._prepared
 
+    def forget(self) -> None:
+        """Keep none of the grammars so far; requests that have one go on with it."""
+        with self._keeping:
+            self._kept.clear()
+
     def close(self) -> None:
         """Nobody waits for a grammar any more: end all trials."""
         for trial in list(self._waiting):

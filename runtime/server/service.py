@@ -189,11 +189,12 @@ class Service:
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
             raise InvalidInput("priority", body.priority, problem)
-        prompts = await self._prompts.of(body, chat, len(await request.body()))
-        if len(prompts) * params.n > self.options.max_choices:
-            name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{len(prompts)} prompts")
+        count = len(body.prompts) if isinstance(body, CompletionRequest) else 1
+        if count * params.n > self.options.max_choices:  # before anything is done with each of them
+            name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{count} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
+        prompts = await self._prompts.of(body, chat, len(await request.body()))
         if body.alternatives is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(self._names.prepare)
         texts = prompts

@@ -1,6 +1,6 @@
 """What all objects of a request's body have in common: limits, and that nothing unknown is let through.
 
-A body may have 200,000 wrong values (`runtime.server.bodies`), and pydantic makes an error for each. So only the first
+A body may have 50,000 wrong values (`runtime.server.bodies`), and pydantic makes an error for each. So only the first
 one is looked for: lists are `Items`, other collections have a `max_length`, objects are a `StrictModel`.
 """
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -103,3 +106,19 @@ def plot(seen: Seen, slope: float, error: float, path: Path) -> None:
         axis.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
+
+
+def finish(program: str, name: str, report: dict[str, Any], folder: Path) -> NoReturn:
+    """Write a report with the command that gave it, print it, and end the process.
+
+    Args:
+        program: module that was run.
+        name: of the file.
+        report: its `passed` decides the exit code, 0 or 1.
+        folder: for the file; made if it is missing.
+    """
+    report = {"command": " ".join([f"python -m {program}", *sys.argv[1:]]), **report}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report))
+    sys.exit(0 if report["passed"] else 1)

@@ -3,10 +3,13 @@
     python -m scripts.soak.fuzz                                     10,000 requests from the OpenAPI document,
                                                                     5,000 sets of decoding parameters
     python -m scripts.soak.fuzz --cases 200 --parameters 100        a short form
+    python -m scripts.soak.fuzz --cases 500 --parameters 250 --seed 7 --add
+                                                                    a piece, added to the pieces that are there
 
 schemathesis makes up requests from the server's OpenAPI document, right and wrong ones. Sets of parameters combine
 fields of `DecodingParams`, a few in each, with values at, beside and far beyond their limits. Writes fuzz.json; the
-exit code is 1 if anything was answered with 500, or not at all.
+exit code is 1 if anything was answered with 500, or not at all. `--add` adds the answers to those of fuzz.json, which
+names the seeds it is made of; a seed that is there already is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,15 +31,21 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.commands.entry import Parser, command
 from runtime.server.schema import PARAMETERS
 from scripts.clients.served import MODEL, served
+from scripts.machine import machine
 from scripts.paths import RESULTS, ROOT
+from scripts.soak.figures import finish
 
 PATIENCE = 120.0
 """Seconds after which an answer is taken to never come."""
 THREADS = 8
+
+PARTS = ("parameters", "positive", "negative")
+"""What is sent: sets of parameters, requests as the OpenAPI document wants them, wrong ones."""
 
 Statuses = dict[str, Counter[int]]
 
@@ -190,27 +198,38 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000, help="of schemathesis (default %(default)s)")
     parser.add_argument("--parameters", type=int, default=5_000, help="sets of them (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+    parser.add_argument("--add", action="store_true", help="add to the fuzz.json that is there, with another seed")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
+    file = options.results / "fuzz.json"
+    before = json.loads(file.read_text("utf-8")) if options.add and file.exists() else {}
+    if options.seed in before.get("seeds", []):
+        raise InvalidInput("seed", options.seed, f"{file} has it already; give another one")
+    ran_on = machine()
     with served(options.pair) as url:
         parts = [fuzz_parameters(url, options.parameters, options.seed)]
         parts += [fuzz_schema(url, math.ceil(options.cases / 2), options.seed, mode) for mode in GenerationMode]
         alive = send(url, {"model": MODEL, "prompt": "S", "max_tokens": 2})[0] == 200
-    wrong = [words for _, some in parts for words in some]
-    total = [sum(sum(seen.values(), Counter()).values()) for seen, _ in parts]
+    wrong = before.get("wrong", []) + [words for _, some in parts for words in some]
+    answers = {name: seen for name, (seen, _) in zip(PARTS, parts, strict=True)}
+    for name, known in before.get("answers", {}).items():
+        for label, counts in known.items():
+            answers[name].setdefault(label, Counter()).update({int(status): n for status, n in counts.items()})
+    total = {name: sum(sum(seen.values(), Counter()).values()) for name, seen in answers.items()}
     report = {
-        "command": " ".join(["python -m scripts.soak.fuzz", *sys.argv[1:]]),
-        "parameter_sets": total[0],
-        "schemathesis_cases": sum(total[1:]),
+        "machine": ran_on,
+        "seeds": [*before.get("seeds", []), options.seed],
+        "parameter_sets": total.pop(PARTS[0]),
+        "schemathesis_cases": sum(total.values()),
         "schemathesis": schemathesis.__version__,
-        "answers": [{label: dict(sorted(seen.items())) for label, seen in part.items()} for part, _ in parts],
+        "answers": {
+            name: {label: dict(sorted(counts.items())) for label, counts in seen.items()}
+            for name, seen in answers.items()
+        },
         "wrong": wrong[:20],
-        "passed": not wrong and alive,
+        "passed": not wrong and alive and before.get("passed", True),
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "fuzz.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report))
-    sys.exit(0 if report["passed"] else 1)
+    finish("scripts.soak.fuzz", "fuzz.json", report, options.results)
 
 
 if __name__ == "__main__":

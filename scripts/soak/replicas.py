@@ -19,7 +19,6 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import urllib.request
@@ -40,6 +39,7 @@ from scripts.clients.served import MODEL, served
 from scripts.demo import dataset
 from scripts.machine import machine
 from scripts.paths import RESULTS, ROOT
+from scripts.soak.figures import finish
 
 PATIENCE = 300.0
 """Seconds after which what should have happened is taken to never happen."""
@@ -173,10 +173,7 @@ def main() -> None:
         if getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
     quiet_transformers()
-    report: dict[str, Any] = {
-        "command": " ".join(["python -m scripts.soak.replicas", *sys.argv[1:]]),
-        "machine": machine(),
-    }
+    ran_on = machine()
     llm = LLM(options.pair, RuntimeConfig(threads=1, rows=16, provider="cpu"))
     prompts = [example.prompt for example in dataset.load("test", "sql")][:PROMPTS]
     params = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, "speculation": "fixed"}
@@ -186,12 +183,15 @@ def main() -> None:
     with served(options.pair, *sizes) as url:
         seen, kills = run(url, jobs, options.connections, options.kills)
         retries = sum(map(float, re.findall(r"^mtad_gateway_retries_total (\S+)$", fetch(f"{url}/metrics"), re.M)))
-    report |= {"replicas": REPLICAS, "connections": options.connections, "kills": kills, "retried": retries}
+    report = {
+        "machine": ran_on,
+        "replicas": REPLICAS,
+        "connections": options.connections,
+        "kills": kills,
+        "retried": retries,
+    }
     report |= {"ended": dict(seen.ended), "problems": seen.problems[:20], "passed": not seen.problems}
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "replicas.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report))
-    sys.exit(0 if report["passed"] else 1)
+    finish("scripts.soak.replicas", "replicas.json", report, options.results)
 
 
 if __name__ == "__main__":

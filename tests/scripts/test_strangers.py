@@ -20,7 +20,7 @@ PARAMS = {"max_tokens": 12, "ignore_eos": True, "seed": 3}
 
 
 def report(**seen: Any) -> dict[str, Any]:
-    figures = {"health": [0.01], "firsts": [0.1], "gaps": [0.05], "ended": {"right": 3}, "lost": [], "wrong": []}
+    figures = {"health": [0.01], "firsts": [0.1], "gaps": [0.05], "ended": {"right": 7900}, "lost": [], "wrong": []}
     return summarise({**figures, "answers": {"a": {"400": 1}}, **seen}, seen.get("memory", flat()), LIMITS)
 
 
@@ -44,6 +44,11 @@ def flat(rise: float = 0.0) -> list[tuple[int, float]]:
 )
 def test_each_thing_that_must_hold_fails_the_run(seen: dict[str, Any], failed: list[str]) -> None:
     assert report(**seen)["failed"] == failed
+
+
+def test_requests_that_were_turned_away_count_as_answered() -> None:
+    memory = report(memory=flat(6.0), ended={"right": 7900, "turned away": 7900})["memory_mib"]
+    assert memory["slope_per_1000_answered"] == pytest.approx(memory["slope_per_1000_taken"] / 2, rel=1e-3)
 
 
 @pytest.mark.slow

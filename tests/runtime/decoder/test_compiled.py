@@ -190,3 +190,7 @@ def test_rows_that_ask_for_the_same_share_their_tensors() -> None:
     wider = batches.build([one, replace(other, beam_width=8)], [(1, 2)] * 2, [3, 4], [(1, 0), (2, 0)])
     assert wider.rows is not first.rows
     assert wider.shape.width == 8
+
+
+def test_steps_of_another_shape_keep_no_memory_of_their_own(compiled: CompiledFunctions) -> None:
+    assert not compiled.session("begin").get_session_options().enable_mem_pattern
