@@ -140,6 +140,7 @@ class Engine(ABC):
         capturable: whether `step` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
         reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
+        reproducible: whether a row's logits are the same bits whatever the other rows are.
         page_columns, page_bytes: columns and bytes of a page, where rows share a pool of pages; else 0.
         pages: of the pool, those for kept prefixes not counted.
         spec: what the engine's folder says of it.
@@ -149,6 +150,7 @@ class Engine(ABC):
 
     capturable: ClassVar[bool] = False
     reads_mask: bool = True
+    reproducible: ClassVar[bool] = True
     page_columns: int = 0
     page_bytes: int = 0
     pages: int = 0

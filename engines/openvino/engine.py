@@ -41,6 +41,7 @@ class OpenVinoEngine(Engine):
     """
 
     capturable = False
+    reproducible = False
     page_columns = PAGE
 
     def __init__(
@@ -101,7 +102,7 @@ class OpenVinoEngine(Engine):
 
     @property
     def name(self) -> str:
-        return f"OpenVINO {self._ov.__version__}, {self._types}"
+        return f"OpenVINO {self._ov.__version__.split('-')[0]}, {self._types}"
 
     @property
     def scratch(self) -> int:

@@ -11,8 +11,8 @@ from runtime.loop import DecodingLoop
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import QueueFull
 
-Entry = tuple[list[int], DecodingParams, list[int], str]
-"""A prompt with its parameters, and the tokens and the text it gets alone."""
+Entry = tuple[list[int], DecodingParams, list[int] | None, str]
+"""A prompt with its parameters, and the tokens and the text it gets alone; None where they depend on the batch."""
 
 
 def run_schedule(
@@ -46,9 +46,11 @@ def run_schedule(
             assert live.pop(request.id) is request, "ended twice, or never began"
             _, _, tokens, text = entries[entry[request.id]]
             whole = request.finish_reason in ("stop", "length")
-            expected = tokens if whole else tokens[: len(request.tokens)]
-            assert request.tokens == expected, f"request {request.id} of schedule {seed} has other tokens than alone"
-            assert not whole or request.text == text
+            if tokens is not None:
+                expected = tokens if whole else tokens[: len(request.tokens)]
+                assert request.tokens == expected, f"request {request.id} of schedule {seed}: other tokens than alone"
+                assert not whole or request.text == text
+            assert not whole or len(request.tokens) == request.params.max_tokens or not request.params.ignore_eos
             assert (request.error is not None) == (request.finish_reason == "error")
             assert len(request.log_probs) == len(request.tokens)
             reasons[str(request.finish_reason)] += 1

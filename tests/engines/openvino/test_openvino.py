@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from transformers import LlamaForCausalLM
 
-from engines import Placement, open_engine
+from engines import Placement, Step, open_engine
 from engines.folder import read_spec
 from engines.openvino.columns import Run
 from engines.openvino.engine import OpenVinoEngine
@@ -20,9 +24,11 @@ from export.verification.verify import TOLERANCE, expect, verify, verify_activat
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import _draft_seconds
+from tests.support.schedules import run_schedule
 from tests.support.steps import make_step, some_tokens
 
 FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
+LOSSLESS = ("block", "specinfer", "gbv", "traversal")
 METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "bild", "mtjd")
 
 
@@ -120,10 +126,65 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
     assert [len(result.token_ids) for result in results] == [40] * 8
     assert small.loop.totals.preemptions > 0
     small.loop.check_integrity()
-    for engine in (small.pair.target, small.pair.auxiliary):
-        if isinstance(engine, OpenVinoEngine):
-            assert engine.pages < whole.pages
-            assert not engine.columns.table.owned.any(), "a row that nobody has holds pages"
+    for engine in _paged(small):
+        assert engine.pages < whole.pages
+        assert not engine.columns.table.owned.any(), "a row that nobody has holds pages"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_schedules_on_few_pages_lose_no_request_and_no_page(
+    folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(FLOAT32, prefix_tokens=0)
+    whole = LLM(folder, config).memory
+    llm = LLM(folder, replace(config, memory=replace(whole, pages=whole.capacity // whole.page_columns).total))
+    step, faults, ended = llm.pair.target.step, list[Exception | None](), Counter[str]()
+    monkeypatch.setattr(llm.pair.target, "step", lambda given: _faulty(faults, step, given))
+    chance, base = random.Random(seed), DecodingParams(ignore_eos=True, accept_threshold=0.3)
+    prompts = [llm.tokenize(words * chance.randint(1, 12)) for words in ("a name ", "SELECT ", "x") for _ in range(4)]
+    entries = [
+        (prompt, replace(base, method=chance.choice(METHODS), max_tokens=chance.randint(1, 40), seed=number), None, "")
+        for number, prompt in enumerate(prompts)
+    ]
+    for number in range(4):
+        loop = LLM(llm.pair, RuntimeConfig(prefix_tokens=0)).loop
+        ended += run_schedule(
+            4 * seed + number, loop, entries, lambda chance: faults.extend([None] * chance.randint(0, 5) + [OSError()])
+        )
+        ended["preempted"] += loop.totals.preemptions
+        assert not any(e.columns.table.owned.any() for e in _paged(llm)), "a row that nobody has holds pages"
+    assert ended["length"] > 5
+
+
+def _faulty(faults: list[Exception | None], step: Callable[[Step], torch.Tensor], given: Step) -> torch.Tensor:
+    if faults and (fault := faults.pop(0)):
+        raise fault
+    return step(given)
+
+
+def _paged(llm: LLM) -> list[OpenVinoEngine]:
+    return [one for one in (llm.pair.target, llm.pair.auxiliary) if isinstance(one, OpenVinoEngine)]
+
+
+@pytest.mark.parametrize("method", ["speculative", *(pytest.param(m, marks=pytest.mark.slow) for m in LOSSLESS)])
+def test_lossless_methods_keep_the_distribution_of_the_target_in_bfloat16(folder: Path, method: str) -> None:
+    llm = LLM(folder, RuntimeConfig(threads=1, provider="openvino", compute="bfloat16", kv_cache="u8"))
+    base, prompt, count = DecodingParams(top_k=3, top_p=1.0, seed=1, ignore_eos=True), llm.tokenize("SELECT name"), 900
+
+    def next_tokens(tokens: list[int]) -> dict[int, float]:
+        (result,) = llm.generate(tokens, replace(base, method="sample", max_tokens=1, top_logprobs=3))
+        likely = {token: math.exp(value) for token, value in result.top_logprobs[0]}
+        return {token: value / sum(likely.values()) for token, value in likely.items()}
+
+    expected = {
+        (first, second): count * p * q
+        for first, p in next_tokens(prompt).items()
+        for second, q in next_tokens([*prompt, first]).items()
+    }
+    params = replace(base, method=method, draft_len=2, max_tokens=2, n=count, speculation="fixed")
+    seen = Counter(tuple(result.token_ids) for result in llm.generate(prompt, params))
+    assert seen.keys() <= expected.keys()
+    assert chisquare([seen[pair] for pair in expected], list(expected.values())).pvalue > 1e-3
 
 
 def test_kept_pages_are_shared_within_a_salt_only(llm: LLM) -> None:
