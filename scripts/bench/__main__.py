@@ -6,6 +6,10 @@
     python -m scripts.bench precision   what OpenVINO's precisions cost, target and auxiliary apart
     python -m scripts.bench serving     throughput and latency under load, against outside baselines
     python -m scripts.bench server      the HTTP server under load, against plain AsyncLLM
+    python -m scripts.bench peers       tokens per second against other libraries, each in an environment of its own
+    python -m scripts.bench steps       how the cost of an engine's step grows
+
+`mtad bench` is the same command. `peers` and `steps` have options of their own: `mtad bench peers --help`.
 
 `python -m scripts.evaluation` compares methods. `overhead` times single blocks of 1 and 8 rows, after prompts of 100
 and of 500 tokens, methods interleaved, and reports medians.
@@ -40,8 +44,19 @@ from scripts.paths import ROOT
 @command
 def main() -> None:
     """Entry point."""
+    if sys.argv[1:2] == ["peers"]:
+        from scripts.bench.peers.compare import run as run_peers
+
+        run_peers(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["steps"]:
+        from scripts.bench.steps import run as run_steps
+
+        run_steps(sys.argv[2:])
+        return
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    parser.add_argument("what", choices=("tune", "overhead", "vocabulary", "precision", "serving", "server"))
+    names = ("tune", "overhead", "vocabulary", "precision", "serving", "server", "peers", "steps")
+    parser.add_argument("what", choices=names)
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
     )

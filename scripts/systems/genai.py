@@ -30,12 +30,15 @@ class GenAI(Batched):
     Args:
         folder: what scripts/baselines.sh made.
         threads: CPU threads.
+        model: what its builder made of a checkpoint; with a draft model, batches are of one. By default, the demo's
+            target.
     """
 
     name = "onnxruntime-genai"
 
-    def __init__(self, folder: Path = GENAI, threads: int = 1) -> None:
-        if not (folder / "target" / "genai_config.json").is_file() or not (folder / "onnxruntime_genai").is_dir():
+    def __init__(self, folder: Path = GENAI, threads: int = 1, model: Path | None = None) -> None:
+        model = model or folder / "target"
+        if not (model / "genai_config.json").is_file() or not (folder / "onnxruntime_genai").is_dir():
             remedy = "not installed there; run scripts/baselines.sh, or leave it out: --baselines huggingface or none"
             raise InvalidInput("baselines", str(folder), remedy)
         sys.path.append(str(folder))
@@ -48,11 +51,12 @@ class GenAI(Batched):
             sys.path.remove(str(folder))
         self._genai: Any = genai
         self.version = f"{genai.__version__} on {Path(os.environ['ORT_LIB_PATH']).name}"
-        config = genai.Config(str(folder / "target"))
+        config = genai.Config(str(model))
         config.clear_providers()
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
         self._model = genai.Model(config)
-        values = json.loads((folder / "target" / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        values = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        self.largest = 1 if "draft" in values else None
         eos = values["eos_token_id"]
         self._eos, self._pad = [eos] if isinstance(eos, int) else list(eos), int(values["pad_token_id"])
         self._seed = 0
@@ -66,6 +70,7 @@ class GenAI(Batched):
         options.set_search_options(
             batch_size=len(batch),
             max_length=longest + params.max_tokens,
+            min_length=longest + params.max_tokens if params.ignore_eos else 0,
             do_sample=True,
             temperature=params.temperature,
             top_k=params.top_k,

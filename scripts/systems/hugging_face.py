@@ -141,6 +141,7 @@ class HuggingFace(Batched):
             attention_mask=torch.tensor([[0] * n + [1] * (longest - n) for n in padding]),
             assistant_model=self._auxiliary,
             max_new_tokens=params.max_tokens,
+            min_new_tokens=params.max_tokens if params.ignore_eos else None,
             pad_token_id=pad,
             stopping_criteria=criteria,
             **options,

@@ -1,0 +1,139 @@
+"""What is compared: our methods on our engines, and each library plain and with a draft model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mtad.errors import InvalidInput
+from mtad.params import METHODS
+from scripts.bench.methods import TUNED
+from scripts.bench.peers.models import DRAFT_LEN, Models, missing, python
+from scripts.systems import GENAI
+
+PEERS = ("openvino-genai", "llama.cpp", "onnxruntime-genai", "huggingface")
+OURS = ("sample", "block", "mtad", "mmtad_sample", "mtad adaptive")
+PRECISIONS = {"float32": "in float32", "fastest": "each at its fastest precision"}
+"""At which systems are compared. `fastest` computes in bfloat16 where a library can, and leaves the choice to OpenVINO
+GenAI, which keeps its cache in 8-bit integers. Weights stay unquantized."""
+CAPACITY = 1024
+"""Columns of a request's cache, of our export and of llama.cpp's slots."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One line of the comparison.
+
+    Attributes:
+        name: what tables call it.
+        command: the process that runs it; systems with equal commands share one.
+        job: what its jobs say beside what all say.
+        peer: the library; empty for ours.
+        method: of ours; else empty.
+        drafts: whether a draft model helps it.
+        batches: whether it decodes several texts at once; else one after another.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    job: Mapping[str, Any] = field(default_factory=dict)
+    peer: str = ""
+    method: str = ""
+    drafts: bool = False
+    batches: bool = True
+
+    @property
+    def lossless(self) -> bool:
+        """Whether its texts are distributed as the target's samples are, or are meant to be."""
+        return bool(self.peer) or METHODS[self.method.split()[0]].lossless
+
+
+def method_params(name: str) -> dict[str, Any]:
+    """Parameters of a method of ours, with the demo's threshold for source code; ` adaptive` adapts the draft.
+
+    Raises:
+        InvalidInput: there is no such method.
+    """
+    method, _, adaptive = name.partition(" ")
+    if method not in METHODS or adaptive not in ("", "adaptive"):
+        raise InvalidInput("methods", name, f"give names of methods, or 'mtad adaptive'; known: {', '.join(METHODS)}")
+    tuned = json.loads(TUNED.read_text(encoding="utf-8"))["code"]
+    of = "mmtad" if method == "mmtad_sample" else method  # the same set of accepted paths
+    params = {"method": method, "draft_len": DRAFT_LEN, **tuned.get(of, {})}
+    return params | {"speculation": "adaptive" if adaptive else "fixed"}
+
+
+def catalog(
+    models: Models, precision: str, methods: Sequence[str], peers: Sequence[str], threads: int, rows: int
+) -> list[System]:
+    """All systems of one run.
+
+    Args:
+        models: the pair, and what the libraries make of it, which is made if need be.
+        precision: of `PRECISIONS`.
+        methods: of ours.
+        peers: of `PEERS`.
+        threads: of every system.
+        rows: most texts at once.
+
+    Raises:
+        InvalidInput: a peer is not installed.
+    """
+    fast = precision == "fastest"
+    common = {"threads": threads, "rows": rows}
+
+    def here(**settings: Any) -> tuple[str, ...]:
+        return sys.executable, "-m", "scripts.bench.peers.systems", json.dumps(settings | common)
+
+    engines = {"onnxruntime f32": ("cpu", None)}
+    engines |= {"openvino bf16": ("openvino", "bfloat16")} if fast else {"openvino f32": ("openvino", "float32")}
+    systems = []
+    for engine, (provider, compute) in engines.items():
+        command = here(system="ours", pair=str(models.pair()), provider=provider, compute=compute)
+        systems += [
+            System(f"{m}, {engine}", command, {"params": method_params(m)}, method=m, drafts=m != "sample")
+            for m in methods
+        ]
+    for drafts in (False, True):
+        suffix, common = " + draft" if drafts else "", {**common, "draft_len": DRAFT_LEN}
+        if "openvino-genai" in peers:
+            interpreter, folder = str(python("openvino-genai")), models.openvino
+            settings = {**common, "precision": "" if fast else "f32", "target": str(folder / "target")}
+            settings["draft"] = str(folder / "auxiliary") if drafts else ""
+            command = (interpreter, "-m", "scripts.bench.peers.openvino_genai", json.dumps(settings))
+            name = f"openvino-genai {'bf16, u8 cache' if fast else 'f32'}{suffix}"
+            systems.append(System(name, command, {"draft_len": DRAFT_LEN}, "openvino-genai", drafts=drafts))
+        if "llama.cpp" in peers:
+            interpreter, folder = str(python("llama.cpp")), models.gguf("BF16" if fast else "F32")
+            settings = {**common, "capacity": CAPACITY, "target": str(folder / "target.gguf")}
+            settings["draft"] = str(folder / "auxiliary.gguf") if drafts else ""
+            command = (interpreter, "-m", "scripts.bench.peers.llama_cpp", json.dumps(settings))
+            name = f"llama.cpp {'bf16' if fast else 'f32'}{suffix}"
+            systems.append(System(name, command, {}, "llama.cpp", drafts=drafts))
+        if "onnxruntime-genai" in peers:
+            if not (GENAI / "onnxruntime_genai").is_dir():
+                raise missing("onnxruntime-genai")
+            folder = models.genai if drafts else models.genai / "target"
+            command = here(system="onnxruntime-genai", model=str(folder))
+            name = f"onnxruntime-genai f32{suffix}"
+            systems.append(System(name, command, {}, "onnxruntime-genai", drafts=drafts, batches=not drafts))
+        if "huggingface" in peers:
+            folders = {role: str(models.checkpoints / role) for role in ("target", "auxiliary")}
+            command = here(system="huggingface", dtype="bfloat16" if fast else "float32", **folders)
+            name = f"huggingface {'bf16' if fast else 'f32'}{suffix}"
+            job = {"assisted": drafts}
+            systems.append(System(name, command, job, "huggingface", drafts=drafts, batches=not drafts))
+    return systems
+
+
+def at_temperature(systems: Sequence[System], temperature: float) -> list[System]:
+    """The peers with draft models once more, at another temperature. The others' speed does not depend on it."""
+    job = {"temperature": temperature}
+    return [
+        replace(one, name=f"{one.name}, T={temperature:g}", job={**one.job, **job})
+        for one in systems
+        if one.peer and one.drafts
+    ]

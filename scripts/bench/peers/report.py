@@ -1,0 +1,136 @@
+"""What the comparison has measured, as figures, tables and a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.gate import median_interval
+from scripts.bench.peers.catalog import PRECISIONS, System
+from scripts.evaluation.report import markdown
+
+Rates = Mapping[int, Sequence[float]]
+"""Tokens per second by requests in flight, round by round."""
+
+
+def summarise(
+    systems: Sequence[System], rows: Iterable[Mapping[str, Any]], loads: Sequence[int], rounds: int
+) -> dict[str, Any]:
+    """Figures of one size and precision.
+
+    Returns:
+        `systems`: of each its rates and their medians with 95 % intervals, by load, and its check's gap; `versions`;
+        `against`: see `compare`, with peers at the temperature of ours, and, if some ran at another one, at that one.
+    """
+    rows = list(rows)
+    gaps = {row["system"]: row["gap"] for row in rows if "gap" in row}
+    cells = {(r["system"], r["load"], r["round"]): r["tokens"] / r["seconds"] for r in rows if "seconds" in r}
+    rates = {
+        one.name: {load: [cells[one.name, load, number] for number in range(rounds)] for load in loads}
+        for one in systems
+    }
+    others = sorted({one.job["temperature"] for one in systems if "temperature" in one.job})
+    return {
+        "versions": {name: version for row in rows for name, version in row.get("versions", {}).items()},
+        "systems": {
+            one.name: {
+                "tokens_per_second": {load: median_interval(taken) for load, taken in rates[one.name].items()},
+                "rates": rates[one.name],
+                "batches": one.batches,
+                "lossless": one.lossless,
+                "greedy_gap": gaps.get(one.name),
+            }
+            for one in systems
+        },
+        "against": {
+            "the best peer": compare([one for one in systems if "temperature" not in one.job], rates),
+            **{
+                f"the best peer at T={value:g}": compare(
+                    [o for o in systems if not (o.peer and o.drafts) or o.job.get("temperature") == value], rates
+                )
+                for value in others
+            },
+        },
+    }
+
+
+def compare(systems: Sequence[System], rates: Mapping[str, Rates]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Each of our methods, on the engine that suits it best, against the best of all peers.
+
+    Returns:
+        by method and load: `system` and `peer`, those of the highest median; `ratio`, a `median_interval` of the paired
+        ratios of tokens per second.
+    """
+    peers, found = [one.name for one in systems if one.peer], dict[str, dict[int, dict[str, Any]]]()
+    if not peers:
+        return {}
+    for method in dict.fromkeys(one.method for one in systems if one.method):
+        found[method] = {}
+        for load in next(iter(rates.values())):
+            own = [one.name for one in systems if one.method == method]
+            best, peer = (max(names, key=lambda n: statistics.median(rates[n][load])) for names in (own, peers))
+            ratios = [a / b for a, b in zip(rates[best][load], rates[peer][load], strict=True)]
+            found[method][load] = {"system": best, "peer": peer, "ratio": median_interval(ratios)}
+    return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Markdown tables of one size: tokens per second, and ratios with their 95 % intervals, by precision."""
+    tables = []
+    for precision, one in found.items():
+        loads = list(next(iter(one["systems"].values()))["tokens_per_second"])
+        lines = [[f"tokens/s, {PRECISIONS[precision]}", *map(str, loads)]]
+        for name, row in one["systems"].items():
+            label = name if row["batches"] else f"{name} (one at a time)"
+            lines.append([label, *(f"{row['tokens_per_second'][load]['median']:.0f}" for load in loads)])
+        tables.append(lines)
+        for against, methods in one["against"].items():
+            lines = [[f"{PRECISIONS[precision]}, relative to {against}", *map(str, loads)]]
+            for method, cells in methods.items():
+                ratios = [cells[load]["ratio"] for load in loads]
+                lines.append(
+                    [f"`{method}`", *(f"{r['median']:.2f} ({r['low']:.2f} to {r['high']:.2f})" for r in ratios)]
+                )
+            for cells in list(methods.values())[:1]:
+                lines.append(["which is", *(cells[load]["peer"] for load in loads)])
+            tables.append(lines)
+    return "\n\n".join(map(markdown, tables))
+
+
+def _shown(figure: Mapping[str, float]) -> str:
+    return f"{figure['median']:.2f} ({figure['low']:.2f} to {figure['high']:.2f})"
+
+
+def plot(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """A panel for each size and precision: our methods relative to the best peer, against requests in flight."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    precisions = list(next(iter(sets.values())))
+    wide = (5.4 * len(sets), 4 * len(precisions))
+    figure, axes = plt.subplots(len(precisions), len(sets), figsize=wide, squeeze=False, layout="constrained")
+    for column, (size, found) in enumerate(sets.items()):
+        for axis, precision in zip(axes[:, column], precisions, strict=True):
+            methods = found[precision]["against"]["the best peer"]
+            loads = list(next(iter(methods.values()), []))
+            for method, cells in methods.items():
+                ratios = [cells[load]["ratio"] for load in loads]
+                bars = [[abs(r[end] - r["median"]) for r in ratios] for end in ("low", "high")]
+                xs = range(len(loads))
+                axis.errorbar(xs, [r["median"] for r in ratios], yerr=bars, label=method, marker="o", capsize=2)
+            if methods:
+                best = [max(cells[load]["ratio"]["median"] for cells in methods.values()) for load in loads]
+                message = f"our best is {min(best):.2f} to {max(best):.2f} times the best peer"
+                axis.set_title(f"{size}, {PRECISIONS[precision]}:\n{message}", fontsize=10)
+            axis.axhline(1, color="gray", linestyle="--", linewidth=1)
+            axis.set_xticks(range(len(loads)), list(map(str, loads)))
+            axis.set(xlabel="requests in flight", ylabel="tokens/s relative to the best peer")
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.3)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
