@@ -33,6 +33,7 @@ from runtime.pair import open_tokenizer
 from scripts.bench.peers.catalog import OURS, PEERS, PRECISIONS, System, at_temperature, catalog
 from scripts.bench.peers.models import SIZES, Models
 from scripts.bench.peers.report import plot, summarise, table
+from scripts.bench.peers.store import Store
 from scripts.bench.peers.worker import Worker
 from scripts.demo import dataset
 from scripts.machine import machine
@@ -42,30 +43,6 @@ from scripts.systems import load_checkpoint
 TOLERANCE = {"float32": 1e-3, "fastest": 0.5}
 """By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding."""
 CHECKED, CHECK_TOKENS, WARM_TOKENS = 4, 32, 12
-
-
-class Slices:
-    """What was measured so far, one JSON object per line: an interrupted run goes on where it ended.
-
-    Attributes:
-        rows: {system, load, round, tokens, seconds} of slices, {system, gap} of checks, {versions} of a run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.rows = path, list[dict[str, Any]]()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file():
-            self.rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-    def add(self, **row: Any) -> None:
-        """Keep one more."""
-        self.rows.append(row)
-        with self._path.open("a", encoding="utf-8") as file:
-            print(json.dumps(row), file=file)
-
-    def has(self, **row: Any) -> bool:
-        """Whether there is one with these values."""
-        return any(row.items() <= one.items() for one in self.rows if one.keys() >= row.keys())
 
 
 @contextmanager
@@ -114,7 +91,7 @@ class Comparison:
         systems: Sequence[System],
         prompts: Sequence[Sequence[int]],
         base: Mapping[str, Any],
-        store: Slices,
+        store: Store,
     ) -> None:
         self.models, self.precision, self.systems, self.store = models, precision, systems, store
         self._prompts, self._base = prompts, base
@@ -224,7 +201,7 @@ def run(arguments: Sequence[str]) -> None:
             path = models.folder / f"{precision}-{key}.jsonl"
             if options.fresh:
                 path.unlink(missing_ok=True)
-            store = Slices(path)
+            store = Store(path)
             Comparison(models, precision, systems, prompts, base, store).measure(options.loads, options.rounds)
             found[precision] = summarise(systems, store.rows, options.loads, options.rounds)
         report["sets"][size] = found

@@ -30,9 +30,10 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
 
     def config(job: Job, number: int) -> Any:
         own = genai.GenerationConfig()
-        own.max_new_tokens, own.ignore_eos, own.do_sample = job["tokens"], True, True
-        own.temperature, own.top_k, own.top_p = job["temperature"], job["top_k"], job["top_p"]
-        own.rng_seed = job["seed"] + number
+        own.max_new_tokens, own.ignore_eos = job["tokens"], True
+        if job["top_k"] > 1:  # with a draft model, sampling from one token is not greedy there: its rule is not exact
+            own.do_sample, own.rng_seed = True, job["seed"] + number
+            own.temperature, own.top_k, own.top_p = job["temperature"], job["top_k"], job["top_p"]
         if draft:
             own.num_assistant_tokens = job["draft_len"]
         return own

@@ -1,0 +1,255 @@
+"""How the cost of an engine's step grows with tokens, rows, context, size and vocabulary; and two contracts of a block.
+
+    mtad bench steps                       all of it, half an hour; an interrupted run goes on where it ended
+    mtad bench steps --quick               a minute, to see that it works, into build/results
+    mtad bench steps --sweeps rerun        only what a block costs if each level runs the draft's tree again
+
+Models have random weights and the demo target's layers; wider MLPs make them larger. Every step keeps the logits of all
+its tokens. The points of one engine take turns; figures are medians with 95 % intervals. `rerun` compares two ways to
+run a block of four levels with four beams: `columns`, where each level's tokens attend to the cache's columns of their
+ancestors, so that each token runs once, and `rerun`, where the mask reaches only a step's own tokens (OpenVINO's paged
+attention), so that each level runs the tree above it again: auxiliary steps of 2, 4, 4, 4 against 4, 5, 9, 13 tokens, a
+target step of 5 (mtad) and of 17 against 21 (mmtad). Ratios are paired. Moving columns is not in the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engines import Engine, Placement, Step, open_engine
+from engines.base import KV_PAGE
+from engines.folder import write_folder, write_spec
+from engines.placement import cores
+from export.checkpoint.checkpoint import find
+from export.onnx.graph import write_graph
+from runtime.commands.entry import Parser
+from scripts.bench.gate import median_interval
+from scripts.bench.peers.models import ROLES, Models
+from scripts.bench.peers.store import Store
+from scripts.bench.steps_report import plot, table
+from scripts.demo import inflate
+from scripts.machine import machine
+from scripts.paths import DEMO, RESULTS, ROOT
+
+BUILD = ROOT / "build" / "peers"
+ENGINES = {
+    "onnxruntime f32": ("onnx", "cpu", None),
+    "openvino f32": ("onnx", "openvino", "float32"),
+    "openvino bf16": ("onnx", "openvino", "bfloat16"),
+    "torch f32": ("torch", None, None),
+}
+"""Format, provider and compute by engine."""
+TOKENS = (1, 5, 17)
+SWEEPS = ("rows", "context", "size", "vocabulary", "rerun")
+BLOCKS = {
+    "mtad": {"columns": ((2, 4, 4, 4), 5), "rerun": ((4, 5, 9, 13), 5)},
+    "mmtad": {"columns": ((2, 4, 4, 4), 17), "rerun": ((4, 5, 9, 13), 21)},
+}
+"""Tokens of the auxiliary's steps and of the target's, by method and contract."""
+CONTEXT, CHUNK = 128, 256
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an engine is made of: parameters (a name of `inflate.SIZES`, or demo), vocabulary, columns per row."""
+
+    size: str = "demo"
+    vocabulary: int = 2048
+    capacity: int = 512
+
+    def checkpoint(self, folder: Path) -> None:
+        """Write a checkpoint with random weights."""
+        config = AutoConfig.from_pretrained(DEMO / "pair" / "target")
+        config.vocab_size, config.max_position_embeddings = self.vocabulary, self.capacity
+        if self.size != "demo":
+            with torch.device("meta"):
+                missing = inflate.SIZES[self.size][0] - AutoModelForCausalLM.from_config(config).num_parameters()
+            wider = math.ceil(missing / (3 * config.num_hidden_layers * config.hidden_size))
+            config.intermediate_size += wider + -wider % inflate.MULTIPLE
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float16).save_pretrained(folder)
+
+    def folder(self, format: str) -> Path:
+        """The engine's folder, made when it is first asked for."""
+        folder = BUILD / "steps" / f"{self.size}-{self.vocabulary}-{self.capacity}-{format}"
+        if not folder.is_dir():
+            with write_folder(folder) as new:
+                self.checkpoint(new / "checkpoint")
+                checkpoint = find("target", str(new / "checkpoint"))
+                spec = checkpoint.spec(1, self.capacity, "float32", format)
+                if format == "onnx":
+                    write_graph(checkpoint.empty("float32"), checkpoint.weights(), spec, new / "model.onnx")
+                else:
+                    checkpoint.load(torch.float32).save_pretrained(new, max_shard_size=2**63)
+                write_spec(new, spec)
+        return folder
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step that is timed: of `rows` rows with `tokens` tokens each, behind `context` columns."""
+
+    rows: int
+    tokens: int
+    context: int = CONTEXT
+
+
+def fill(engine: Engine, rows: int, start: int, context: int) -> None:
+    """Columns `start` to `context` of all rows."""
+    for at in range(start, context, CHUNK):
+        tokens = torch.ones(rows, min(CHUNK, context - at), dtype=torch.int64)
+        engine.step(Step.causal(tokens, at, engine.spec.capacity, torch.arange(0)))
+
+
+def timed_step(engine: Engine, point: Point) -> Callable[[], float]:
+    """What runs the step once and returns its seconds."""
+    tokens = torch.ones(point.rows, point.tokens, dtype=torch.int64)
+    step = Step.causal(tokens, point.context, engine.spec.capacity, torch.arange(point.tokens))
+
+    def run() -> float:
+        started = time.perf_counter()
+        engine.step(step)
+        return time.perf_counter() - started
+
+    return run
+
+
+def take_turns(runs: Mapping[Any, Callable[[], float]], repeats: int, seconds: float) -> dict[Any, list[float]]:
+    """Seconds of each, in turn, after three rounds to warm up; fewer than `repeats` where they take over `seconds`."""
+    taken: dict[Any, list[float]] = {name: [] for name in runs}
+    for number in range(3 + repeats):
+        for name, run in runs.items():
+            took = run()
+            if number >= 3:
+                taken[name].append(took)
+        if number >= 8 and sum(map(sum, taken.values())) > seconds:
+            break
+    return taken
+
+
+def measure_points(engine: Engine, points: Sequence[Point], repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of each point, a `median_interval`; points of equal context take turns."""
+    rows, filled, found = max(point.rows for point in points), 0, []
+    for context, own in itertools.groupby(sorted(points, key=lambda p: p.context), key=lambda p: p.context):
+        fill(engine, rows, filled, context)
+        filled = context
+        taken = take_turns({point: timed_step(engine, point) for point in own}, repeats, seconds)
+        found += [
+            asdict(point) | {"ms": median_interval([1e3 * one for one in values])} for point, values in taken.items()
+        ]
+    return found
+
+
+def measure_blocks(target: Engine, auxiliary: Engine, rows: int, repeats: int, seconds: float) -> dict[str, Any]:
+    """Of each method, the milliseconds of a block by contract, and the paired ratio of `rerun` to `columns`."""
+    for engine in (target, auxiliary):
+        fill(engine, rows, 0, CONTEXT)
+
+    def block(drafts: Sequence[int], verified: int) -> Callable[[], float]:
+        steps = [timed_step(auxiliary, Point(rows, tokens)) for tokens in drafts]
+        steps.append(timed_step(target, Point(rows, verified)))
+        return lambda: sum(step() for step in steps)
+
+    runs = {(method, way): block(*own) for method, ways in BLOCKS.items() for way, own in ways.items()}
+    taken = take_turns(runs, repeats, seconds)
+    return {
+        method: {
+            **{way: median_interval([1e3 * one for one in taken[method, way]]) for way in ways},
+            "ratio": median_interval(
+                [a / b for a, b in zip(taken[method, "rerun"], taken[method, "columns"], strict=True)]
+            ),
+        }
+        for method, ways in BLOCKS.items()
+    }
+
+
+def units(sweeps: Sequence[str], sizes: Sequence[str], quick: bool) -> list[tuple[str, Model, list[Point]]]:
+    """What is measured with one engine open: the sweep, its model, its points."""
+    some = slice(2) if quick else slice(None)
+    contexts = (128, 512, 2048, 8192, 16384)[some]
+    found = []
+    if "rows" in sweeps:
+        found += [("rows", Model(s), [Point(r, t) for r in (1, 8, 32)[some] for t in TOKENS]) for s in sizes[:2]]
+    if "context" in sweeps:
+        model = Model(capacity=max(contexts) + KV_PAGE)
+        found.append(("context", model, [Point(1, tokens, context) for context in contexts for tokens in TOKENS]))
+    if "size" in sweeps:
+        found += [("size", Model(size), [Point(1, tokens) for tokens in TOKENS]) for size in sizes]
+    if "vocabulary" in sweeps:
+        vocabularies = (2048, 32768, 131072)[some]
+        found += [("vocabulary", Model(vocabulary=v), [Point(1, tokens) for tokens in TOKENS]) for v in vocabularies]
+    return found
+
+
+def run(arguments: Sequence[str]) -> None:
+    """The command; see the module's description."""
+    own = Parser(prog="mtad bench steps", description=(__doc__ or "").splitlines()[0])
+    own.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=list(SWEEPS), help="(default all)")
+    names = ("demo", *inflate.SIZES)
+    own.add_argument("--sizes", nargs="+", choices=names, default=list(names), help="of the target (default all)")
+    own.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="(default all)")
+    own.add_argument("--repeats", type=int, default=60, help="of each step (default %(default)s)")
+    own.add_argument("--seconds", type=float, default=20.0, help="for the steps that take turns (default %(default)s)")
+    own.add_argument("--threads", type=int, default=cores(), help="of an engine (default: all cores)")
+    own.add_argument("--fresh", action="store_true", help="forget what an interrupted run has measured")
+    own.add_argument("--quick", action="store_true", help="fewer values, the demo pair's size only; into build/results")
+    own.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
+    options = own.parse_args(arguments)
+    if options.quick:
+        options.sizes, options.repeats, options.seconds = ["demo"], 8, 2.0
+    torch.set_num_threads(options.threads)
+    path = BUILD / "steps" / f"measured-{options.threads}-{options.repeats}-{options.seconds:g}.jsonl"
+    if options.fresh:
+        path.unlink(missing_ok=True)
+    store, sets = Store(path), dict[str, list[dict[str, Any]]]()
+
+    def keep(sweep: str, key: dict[str, Any], measure: Callable[[], list[dict[str, Any]]]) -> None:
+        if not store.has(sweep=sweep, **key):
+            for row in measure():
+                store.add(sweep=sweep, **key, **row)
+        sets.setdefault(sweep, []).extend(row for row in store.rows if {"sweep": sweep, **key}.items() <= row.items())
+
+    work = units(options.sweeps, options.sizes, options.quick)
+    for sweep, model, points in tqdm(work, desc="steps", unit="model"):
+        for name in options.engines:
+            format, provider, compute = ENGINES[name]
+
+            def measure() -> list[dict[str, Any]]:
+                placement = Placement(threads=options.threads, provider=provider, compute=compute)  # noqa: B023
+                rows = max(point.rows for point in points)  # noqa: B023
+                engine = open_engine(model.folder(format), placement, rows)  # noqa: B023
+                return measure_points(engine, points, options.repeats, options.seconds)  # noqa: B023
+
+            keep(sweep, {"engine": name, **asdict(model)}, measure)
+    if "rerun" in options.sweeps:
+        cases = itertools.product(options.sizes[:2], ("onnxruntime f32", "torch f32"), (1, 8))
+        for size, name, rows in tqdm(list(cases), desc="rerun", unit="case"):
+            format, provider, _ = ENGINES[name]
+
+            def measure() -> list[dict[str, Any]]:
+                pair = Models(size, BUILD).pair(format)  # noqa: B023
+                placements = (Placement(threads=count, provider=provider) for count in (options.threads, 1))  # noqa: B023
+                engines = [open_engine(pair / role, one, rows) for role, one in zip(ROLES, placements, strict=True)]  # noqa: B023
+                return [measure_blocks(*engines, rows, options.repeats, options.seconds)]  # type: ignore[arg-type]  # noqa: B023
+
+            keep("rerun", {"engine": name, "size": size, "rows": rows}, measure)
+    report = {"command": " ".join(["mtad bench", *sys.argv[1:]]), "machine": machine(), "sets": sets}
+    folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "steps.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    plot(sets, folder / "steps.png")
+    for sweep, rows_of in sets.items():
+        print(f"\n{sweep}\n\n{table(rows_of)}")
+    print(f"\nwritten to {folder}")
