@@ -3,7 +3,8 @@
     python -m scripts.evaluation.tables docs/paper.md
 
 A table stands between `<!-- KIND NAME SET -->` and `<!-- end -->`. NAME is a file in `docs/results`, SET one of its
-sets of prompts, and KIND `settings`, `comparison` (with speculative) or `gain`.
+sets of prompts, and KIND `settings`, `comparison` (with speculative) or `gain`. For `peers` and `steps`, the files of
+`mtad bench peers` and `mtad bench steps`, SET is a size or a sweep.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from scripts.bench.peers.report import table as peers_table
+from scripts.bench.steps_report import table as steps_table
 from scripts.evaluation import report
 from scripts.paths import ROOT
 
@@ -33,6 +36,8 @@ def table(kind: str, name: str, own: str) -> str:
             "settings": lambda: report.table(one["settings"]),
             "comparison": lambda: report.comparison(one["settings"], "speculative"),
             "gain": lambda: report.gain_table(one["gain"]),
+            "peers": lambda: peers_table(one),
+            "steps": lambda: steps_table(one),
         }
         made = makers[kind]()
     except (OSError, KeyError) as error:
