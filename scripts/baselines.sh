@@ -16,11 +16,12 @@ install_onnxruntime-genai() {
         -i scripts/demo/pair/target -o "$folder/target" -c "$folder/cache" -p fp32 -e cpu
 }
 
-# What converts checkpoints needs an older transformers; torchvision does not fit a torch for CPUs and is not needed.
+# What converts checkpoints needs an older transformers. torchvision does not fit a torch for CPUs and is not needed;
+# without openvino-telemetry, nothing is sent.
 install_openvino-genai() {
     environment openvino-genai openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0 torch==2.13.0 \
         transformers==5.5.4
-    "$folder/openvino-genai/bin/python" -m pip uninstall --quiet --yes torchvision
+    "$folder/openvino-genai/bin/python" -m pip uninstall --quiet --yes torchvision openvino-telemetry
 }
 
 install_llama.cpp() {
