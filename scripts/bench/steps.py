@@ -178,17 +178,17 @@ def measure_blocks(target: Engine, auxiliary: Engine, rows: int, repeats: int, s
 def units(sweeps: Sequence[str], sizes: Sequence[str], quick: bool) -> list[tuple[str, Model, list[Point]]]:
     """What is measured with one engine open: the sweep, its model, its points."""
     some = slice(2) if quick else slice(None)
-    contexts = (128, 512, 2048, 8192, 16384)[some]
+    contexts = [128, 512, 2048, 8192, 16384][some]
     found = []
     if "rows" in sweeps:
-        found += [("rows", Model(s), [Point(r, t) for r in (1, 8, 32)[some] for t in TOKENS]) for s in sizes[:2]]
+        found += [("rows", Model(s), [Point(r, t) for r in [1, 8, 32][some] for t in TOKENS]) for s in sizes[:2]]
     if "context" in sweeps:
         model = Model(capacity=max(contexts) + KV_PAGE)
         found.append(("context", model, [Point(1, tokens, context) for context in contexts for tokens in TOKENS]))
     if "size" in sweeps:
         found += [("size", Model(size), [Point(1, tokens) for tokens in TOKENS]) for size in sizes]
     if "vocabulary" in sweeps:
-        vocabularies = (2048, 32768, 131072)[some]
+        vocabularies = [2048, 32768, 131072][some]
         found += [("vocabulary", Model(vocabulary=v), [Point(1, tokens) for tokens in TOKENS]) for v in vocabularies]
     return found
 
@@ -240,9 +240,11 @@ def run(arguments: Sequence[str]) -> None:
 
             def measure() -> list[dict[str, Any]]:
                 pair = Models(size, BUILD).pair(format)  # noqa: B023
-                placements = (Placement(threads=count, provider=provider) for count in (options.threads, 1))  # noqa: B023
-                engines = [open_engine(pair / role, one, rows) for role, one in zip(ROLES, placements, strict=True)]  # noqa: B023
-                return [measure_blocks(*engines, rows, options.repeats, options.seconds)]  # type: ignore[arg-type]  # noqa: B023
+                target, auxiliary = (
+                    open_engine(pair / role, Placement(threads=count, provider=provider), rows)  # noqa: B023
+                    for role, count in zip(ROLES, (options.threads, 1), strict=True)
+                )
+                return [measure_blocks(target, auxiliary, rows, options.repeats, options.seconds)]  # noqa: B023
 
             keep("rerun", {"engine": name, "size": size, "rows": rows}, measure)
     report = {"command": " ".join(["mtad bench", *sys.argv[1:]]), "machine": machine(), "sets": sets}

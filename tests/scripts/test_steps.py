@@ -11,9 +11,9 @@ import torch
 
 from engines import Engine, Step
 from runtime import LLM
-from scripts.bench import steps
 from scripts.bench.steps import BLOCKS, Model, Point, measure_blocks, measure_points, take_turns
 from scripts.bench.steps_report import plot, table
+from scripts.demo import inflate
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_turns_end_early_where_they_take_long() -> None:
 def test_a_model_has_the_size_and_the_vocabulary_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps.inflate, "SIZES", {"10M": (10_000_000, 1_000_000)})
+    monkeypatch.setattr(inflate, "SIZES", {"10M": (10_000_000, 1_000_000)})
     Model("10M", 4096, 256).checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["vocab_size"], config["max_position_embeddings"]) == (4096, 256)

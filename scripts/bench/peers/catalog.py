@@ -88,7 +88,7 @@ def catalog(
     def here(**settings: Any) -> tuple[str, ...]:
         return sys.executable, "-m", "scripts.bench.peers.systems", json.dumps(settings | common)
 
-    engines = {"onnxruntime f32": ("cpu", None)}
+    engines: dict[str, tuple[str, str | None]] = {"onnxruntime f32": ("cpu", None)}
     engines |= {"openvino bf16": ("openvino", "bfloat16")} if fast else {"openvino f32": ("openvino", "float32")}
     systems = []
     for engine, (provider, compute) in engines.items():

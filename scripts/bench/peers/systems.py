@@ -21,22 +21,21 @@ from scripts.systems import GenAI, HuggingFace, InFlight, Prompt, System, load_c
 
 def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
     use_torch()
-    kind, threads, packages = settings["system"], settings["threads"], ("onnxruntime-gpu", "onnxruntime")
+    kind, threads = settings["system"], settings["threads"]
     systems: list[System]
-    found: dict[str, str] = {}
     if kind == "ours":
         given = {name: settings[name] for name in ("provider", "compute", "rows")}
         systems = [InFlight(kind, LLM(settings["pair"], RuntimeConfig(threads=threads, prefix_tokens=0, **given)))]
-        packages = (*packages, "mtad", "openvino")
+        found = versions("mtad", "onnxruntime-gpu", "onnxruntime", "openvino")
     elif kind == "huggingface":
         target, auxiliary = (load_checkpoint(Path(settings[name])) for name in ("target", "auxiliary"))
         for model in (target, auxiliary):
             model.to(getattr(torch, settings["dtype"]))
         systems = [HuggingFace(target, None, threads), HuggingFace(target, auxiliary, threads)]
-        packages = ("torch", "transformers")
+        found = versions("torch", "transformers")
     else:
         genai = GenAI(threads=threads, model=Path(settings["model"]))
-        systems, packages, found = [genai], (), {kind: genai.version}
+        systems, found = [genai], {kind: genai.version}
 
     def answer(job: Job) -> list[tuple[int, list[int]]]:
         params = {name: job[name] for name in ("temperature", "top_k", "top_p")} | job.get("params", {})
@@ -47,7 +46,7 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
         system = systems[1 if job.get("assisted") else 0]
         return [(one.prompt - first, one.tokens) for one in system.run(prompts, job["in_flight"], used).finished]
 
-    return found | versions(*packages), answer
+    return found, answer
 
 
 if __name__ == "__main__":
