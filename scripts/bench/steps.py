@@ -19,8 +19,10 @@ import json
 import math
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,23 @@ def units(sweeps: Sequence[str], sizes: Sequence[str], quick: bool) -> list[tupl
     return found
 
 
+def _points_of(name: str, model: Model, points: Sequence[Point], options: Namespace) -> list[dict[str, Any]]:
+    format, provider, compute = ENGINES[name]
+    placement = Placement(threads=options.threads, provider=provider, compute=compute)
+    engine = open_engine(model.folder(format), placement, max(point.rows for point in points))
+    return measure_points(engine, points, options.repeats, options.seconds)
+
+
+def _blocks_of(name: str, size: str, rows: int, options: Namespace) -> list[dict[str, Any]]:
+    format, provider, _ = ENGINES[name]
+    pair = Models(size, BUILD).pair(format)
+    target, auxiliary = (
+        open_engine(pair / role, Placement(threads=threads, provider=provider), rows)
+        for role, threads in zip(ROLES, (options.threads, 1), strict=True)
+    )
+    return [measure_blocks(target, auxiliary, rows, options.repeats, options.seconds)]
+
+
 def run(arguments: Sequence[str]) -> None:
     """The command; see the module's description."""
     own = Parser(prog="mtad bench steps", description=(__doc__ or "").splitlines()[0])
@@ -224,29 +243,11 @@ def run(arguments: Sequence[str]) -> None:
     work = units(options.sweeps, options.sizes, options.quick)
     for sweep, model, points in tqdm(work, desc="steps", unit="model"):
         for name in options.engines:
-            format, provider, compute = ENGINES[name]
-
-            def measure() -> list[dict[str, Any]]:
-                placement = Placement(threads=options.threads, provider=provider, compute=compute)  # noqa: B023
-                rows = max(point.rows for point in points)  # noqa: B023
-                engine = open_engine(model.folder(format), placement, rows)  # noqa: B023
-                return measure_points(engine, points, options.repeats, options.seconds)  # noqa: B023
-
-            keep(sweep, {"engine": name, **asdict(model)}, measure)
+            keep(sweep, {"engine": name, **asdict(model)}, partial(_points_of, name, model, points, options))
     if "rerun" in options.sweeps:
-        cases = itertools.product(options.sizes[:2], ("onnxruntime f32", "torch f32"), (1, 8))
-        for size, name, rows in tqdm(list(cases), desc="rerun", unit="case"):
-            format, provider, _ = ENGINES[name]
-
-            def measure() -> list[dict[str, Any]]:
-                pair = Models(size, BUILD).pair(format)  # noqa: B023
-                target, auxiliary = (
-                    open_engine(pair / role, Placement(threads=count, provider=provider), rows)  # noqa: B023
-                    for role, count in zip(ROLES, (options.threads, 1), strict=True)
-                )
-                return [measure_blocks(target, auxiliary, rows, options.repeats, options.seconds)]  # noqa: B023
-
-            keep("rerun", {"engine": name, "size": size, "rows": rows}, measure)
+        cases = list(itertools.product(options.sizes[:2], ("onnxruntime f32", "torch f32"), (1, 8)))
+        for size, name, rows in tqdm(cases, desc="rerun", unit="case"):
+            keep("rerun", {"engine": name, "size": size, "rows": rows}, partial(_blocks_of, name, size, rows, options))
     report = {"command": " ".join(["mtad bench", *sys.argv[1:]]), "machine": machine(), "sets": sets}
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
