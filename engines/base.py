@@ -187,7 +187,8 @@ class Engine(ABC):
     def step(self, step: Step) -> Tensor:
         """Run `step`, write its keys and values into `kv`, and return logits [R, N, V] of the kept positions.
 
-        `write_at + S <= capacity` must hold for every row; admission sees to it.
+        `write_at + S <= capacity` must hold for every row; admission sees to it. A step that keeps no logits may be
+        computed later, at the latest when something needs what it writes.
         """
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:

@@ -24,6 +24,8 @@ class Run(NamedTuple):
     """A step as paged attention takes it: T tokens, row after row, without padding.
 
     Attributes:
+        rows: int64 [R], those of the step, and behind them those whose prompts are run beside it.
+        own: int64 [R], where each row's columns of the step itself begin, behind those that are run again or beside it.
         tokens, positions: int64 [1, T].
         past: int32 [R], columns before each row's first token, all of which its tokens see.
         begins: int32 [R + 1], each row's first token among the T, and T.
@@ -31,10 +33,12 @@ class Run(NamedTuple):
         sees: uint8, of each row its tokens' mask among themselves, flattened, row after row; empty where all are
             causal.
         sees_begins: int32 [R + 1], where each row's mask begins; empty where all are causal.
-        keep: int64 [R N], places of the kept logits among the T.
+        keep: int64 [K], places of the step's kept logits among the T.
         copies: pages to copy before the step, (from, to).
     """
 
+    rows: Ints
+    own: Ints
     tokens: Ints
     positions: Ints
     past: NDArray[np.int32]
@@ -56,16 +60,44 @@ class Columns:
 
     Attributes:
         table: each row's pages.
+        waiting: rows with columns that are known, and that the next run computes, whichever rows it is for.
     """
 
     def __init__(self, rows: int, capacity: int, count: int | None = None) -> None:
         self.table = PageTable(rows, capacity, PAGE, count)
+        self.waiting: set[int] = set()
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
         self._lead = np.zeros((rows, capacity), np.int64)  # columns from 0 on that a column's token sees
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
         self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
-        self._base = np.zeros(rows, np.int64)  # no run starts before this column, and `_seen` is indexed from it
+        self._base = np.zeros(rows, np.int64)  # where a tree begins: `_seen` is indexed from it, and all see all before
         self._seen = np.zeros((rows, 64, 64), np.bool_)  # what the columns from the base on see, from the base on
+
+    def postpone(self, tokens: Ints, positions: Ints, start: int, row: int) -> list[tuple[int, int]]:
+        """Let a row hold tokens [S] from column `start` on, each of which sees all before it.
+
+        The next run computes them beside its step: many short runs cost more than one.
+
+        Returns:
+            pages to copy at once, (from, to).
+        """
+        end = start + len(tokens)
+        self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
+        self._lead[row, start:end] = np.arange(start, end) + 1
+        self._stored[row] = min(self._stored[row], start)
+        self._base[row] = min(self._base[row], start)
+        self._known[row] = end
+        self.waiting.add(row)
+        return self.table.make_writable(row, int(self._stored[row]), end)
+
+    def follows(self, row: int, start: int) -> bool:
+        """Whether a row holds all columns before `start`."""
+        return bool(start <= self._known[row])
+
+    def holds(self, row: int, tokens: Sequence[int]) -> bool:
+        """Whether a row's columns from 0 on are stored, and are those of these tokens."""
+        count = len(tokens)
+        return bool(count <= self._stored[row]) and np.array_equal(self._tokens[row, :count], tokens)
 
     def plan(
         self, tokens: Ints, positions: Ints, write_at: Ints, mask: NDArray[np.bool_], keep: Ints, first_row: int
@@ -80,10 +112,11 @@ class Columns:
         ends, at = write_at + steps, write_at[:, None] + np.arange(steps)
         lagging = write_at > self._known[rows]
         lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))
-        causal = (lead > at).all(1) | lagging
-        past = np.minimum(np.minimum(write_at, self._stored[rows]), lead.min(1))
+        first, causal = lead.min(1), (lead > at).all(1) | lagging
+        past = np.minimum(np.minimum(write_at, self._stored[rows]), first)
         past = np.maximum(past, np.minimum(self._base[rows], write_at))
         past[lagging] = write_at[lagging]
+        begins_tree = (first >= write_at) & ~lagging
         # go back until no column that is run again needs one that is neither run again nor seen by all
         for number in np.flatnonzero(past < write_at):
             row, start = rows[number], int(write_at[number])
@@ -91,8 +124,8 @@ class Columns:
             while (lower := max(min(least, int(self._lead[row, least:start].min())), int(self._base[row]))) < least:
                 least = lower
             past[number] = least
-        fresh = (past == write_at) & ~lagging
-        self._base[rows] = np.where(fresh, write_at, self._base[rows])
+            begins_tree[number] &= (self._lead[row, least:start] > np.arange(least, start)).all()
+        self._base[rows] = np.where(begins_tree, write_at, self._base[rows])
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
         self._lead[rows[:, None], at] = lead
         for number in np.flatnonzero(~causal):
@@ -101,9 +134,45 @@ class Columns:
             self._seen[row, end - steps - base : end - base, : end - base] = mask[number, :, base:end]
         self._stored[rows] = np.where(lagging, self._stored[rows], ends)
         self._known[rows] = np.where(lagging, self._known[rows], ends)
-        return self._run(rows, past, ends, steps, keep, lagging)
+        beside = self._begin_waiting(set(rows.tolist()))
+        self.waiting.intersection_update(rows[lagging].tolist())
+        return self._run(rows, past, ends, steps, keep, lagging, beside)
 
-    def _run(self, rows: Ints, past: Ints, ends: Ints, steps: int, keep: Ints, lagging: NDArray[np.bool_]) -> Run:
+    def plan_waiting(self) -> Run:
+        """The run of all rows that wait, and of nothing else."""
+        none = np.zeros(0, np.int64)
+        beside = self._begin_waiting(set())
+        self.waiting.clear()
+        return self._run(none, none, none, 0, none, none.astype(np.bool_), beside)
+
+    def _begin_waiting(self, others: set[int]) -> tuple[Ints, Ints, Ints]:
+        """What is stored from now on: the rows that wait, but for `others`, and which of their columns, from and to."""
+        rows = np.array(sorted(self.waiting - others), np.int64)
+        past, ends = self._stored[rows], self._known[rows]
+        self._stored[rows] = ends
+        return rows, past, ends
+
+    def take_back(self, run: Run) -> None:
+        """A run has failed: its rows do not hold what it was to store, and forget the step's own tokens."""
+        self._known[run.rows] = np.minimum(self._known[run.rows], run.own)
+        self._stored[run.rows] = np.minimum(self._stored[run.rows], run.past)
+        self._base[run.rows] = np.minimum(self._base[run.rows], run.past)
+        self.waiting |= set(run.rows[self._stored[run.rows] < self._known[run.rows]].tolist())
+
+    def _run(
+        self,
+        rows: Ints,
+        past: Ints,
+        ends: Ints,
+        steps: int,
+        keep: Ints,
+        lagging: NDArray[np.bool_],
+        beside: tuple[Ints, Ints, Ints],
+    ) -> Run:
+        count, own = len(rows), np.concatenate([ends - steps, beside[2]])
+        if len(beside[0]):
+            rows, past, ends = (np.concatenate(both) for both in zip((rows, past, ends), beside, strict=True))
+            lagging = np.concatenate([lagging, np.zeros(len(beside[0]), np.bool_)])
         sizes = ends - past
         begins = np.concatenate([[0], sizes.cumsum()])
         columns = np.arange(begins[-1]) + np.repeat(past - begins[:-1], sizes)
@@ -118,12 +187,12 @@ class Columns:
         causal = (self._lead[at] > columns) | np.repeat(lagging, sizes)
         sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
         if not causal.all():
-            own = np.split(causal, begins[1:-1])
-            sees = np.concatenate(
-                [self._sees(*each).ravel() for each in zip(rows, past, ends, own, strict=True)], dtype=np.uint8
-            )
+            each = zip(rows, past, ends, np.split(causal, begins[1:-1]), strict=True)
+            sees = np.concatenate([self._sees(*one).ravel() for one in each], dtype=np.uint8)
             sees_begins = np.concatenate([[0], (sizes**2).cumsum()]).astype(np.int32)
         return Run(
+            rows=rows,
+            own=own,
             tokens=self._tokens[at][None],
             positions=self._positions[at][None],
             past=past.astype(np.int32),
@@ -132,7 +201,7 @@ class Columns:
             page_begins=np.concatenate([[0], used.cumsum()]).astype(np.int32),
             sees=sees,
             sees_begins=sees_begins,
-            keep=(begins[1:, None] - steps + keep).ravel(),
+            keep=(begins[1 : count + 1, None] - steps + keep).ravel(),
             copies=copies,
         )
 
@@ -141,7 +210,8 @@ class Columns:
         mask = np.tri(end - past, dtype=np.bool_)
         if not causal.all():
             base, (tree,) = self._base[row], np.nonzero(~causal)
-            mask[tree] = self._seen[row, past - base + tree, past - base : end - base]
+            before = max(base - past, 0)
+            mask[tree, before:] = self._seen[row, past - base + tree, past + before - base : end - base]
         return mask
 
     def _reserve(self, size: int) -> None:
@@ -188,6 +258,7 @@ class Columns:
         self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
         self._lead[row, start:end] = np.arange(start, end) + 1
         self._stored[row] = self._known[row] = self._base[row] = end
+        self.waiting.discard(row)
 
     def cut(self, row: int, start: int) -> list[int]:
         """Forget what a row holds from column `start` on; returns its own pages that are to be zeroed.
@@ -198,6 +269,8 @@ class Columns:
         self._known[row] = min(self._known[row], start)
         self._stored[row] = min(self._stored[row], start // PAGE * PAGE)
         self._base[row] = min(self._base[row], self._stored[row])
+        if self._stored[row] == self._known[row]:
+            self.waiting.discard(row)
         return zeroed
 
     def missing(self, row: int, start: int, end: int) -> int:
@@ -208,3 +281,5 @@ class Columns:
         """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
         self.table.check_integrity(others)
         assert (self._stored <= self._known).all(), "a column is stored whose token is not known"
+        assert (self._base <= self._stored).all(), "a tree begins behind what is stored"
+        assert all(self._stored[row] < self._known[row] for row in self.waiting), "a row waits for nothing"

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
-from engines.openvino.columns import Columns
+from engines.openvino.columns import Columns, Run
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph
 from engines.pages import PagedPrefixCache
 from engines.prefix_cache import PrefixCache
 from mtad.errors import InvalidInput
+
+Array = NDArray[Any]
 
 COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
 """OpenVINO's names of the types that it computes in."""
@@ -28,6 +33,7 @@ keys, and per token of its values."""
 class OpenVinoEngine(Engine):
     """A step is one run over the new tokens of all rows, without padding.
 
+    Prompts, whose logits nobody asks for, are computed by the next run, beside the tokens of its own step.
     Logits agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
 
     Args:
@@ -77,7 +83,10 @@ class OpenVinoEngine(Engine):
 
     def limit(self, pages: int) -> None:
         self.pages, self.columns = pages, Columns(self.spec.rows, self.spec.capacity, pages)
-        self._caches: list[np.ndarray] = []
+        self._caches: list[Array] = []
+        self._feeds: dict[str, Array] = {}
+        self._logits: Tensor | None = None
+        self._late: list[tuple[int, Sequence[int], Callable[[], None]]] = []
         self._allocate()
 
     def _allocate(self) -> None:
@@ -113,20 +122,51 @@ class OpenVinoEngine(Engine):
         return torch.device("cpu")
 
     def step(self, step: Step) -> Tensor:
-        ov, request = self._ov, self._request
-        run = self.columns.plan(
-            step.tokens.numpy(),
-            step.positions.numpy(),
-            step.write_at.numpy(),
-            step.mask.numpy()[:, 0],
-            step.keep.numpy(),
-            step.first_row,
-        )
-        for source, to in run.copies:
-            for cache in self._caches:
-                cache[to] = cache[source]
-        longest = ov.Tensor(ov.Type.i32, ov.Shape([]))
-        longest.data[...] = (run.past + np.diff(run.begins)).max()
+        given = step.tokens, step.positions, step.write_at, step.mask
+        tokens, positions, write_at, mask = (tensor.numpy() for tensor in given)
+        shape = len(tokens), len(step.keep), self.spec.vocab_size
+        if not shape[1] and self._is_postponed(positions, write_at, mask, step.first_row):
+            for row, (own, at, start) in enumerate(zip(tokens, positions, write_at, strict=True), step.first_row):
+                self._copy_pages(self.columns.postpone(own, at, int(start), row))
+            return torch.empty(shape, dtype=self.spec.torch_dtype)
+        run = self.columns.plan(tokens, positions, write_at, mask[:, 0], step.keep.numpy(), step.first_row)
+        logits = torch.empty(shape, dtype=self.spec.torch_dtype) if step.out is None else step.out
+        self._infer(run, logits)
+        return logits
+
+    def _is_postponed(self, positions: Array, write_at: Array, mask: Array, first_row: int) -> bool:
+        """Whether a step without logits is a piece of prompts, which the next run computes beside its own tokens.
+
+        A row that waits has had no run since its last piece, so nobody else decodes: that piece is run now.
+        """
+        rows = range(first_row, first_row + len(write_at))
+        if not self.columns.waiting.isdisjoint(rows):
+            self._run_waiting()
+        columns = np.arange(mask.shape[3])
+        at = write_at[:, None] + np.arange(positions.shape[1])
+        causal = np.array_equal(mask[:, 0], columns <= at[:, :, None])
+        return causal and all(map(self.columns.follows, rows, write_at.tolist()))
+
+    def _run_waiting(self) -> None:
+        """Compute what waits now, because it is needed before the next step."""
+        run = self.columns.plan_waiting()
+        if len(run.rows):
+            self._infer(run, torch.empty(1, 0, self.spec.vocab_size, dtype=self.spec.torch_dtype))
+
+    def _infer(self, run: Run, logits: Tensor) -> None:
+        """Run, writing the kept logits to `logits`, [.., V] of one for each."""
+        try:
+            self._compute(run, logits)
+        except BaseException:
+            self.columns.take_back(run)
+            raise
+        late, self._late = self._late, []
+        for row, stored, work in late:
+            if self.columns.holds(row, stored):
+                work()
+
+    def _compute(self, run: Run, logits: Tensor) -> None:
+        self._copy_pages(run.copies)
         feeds = {
             "tokens": run.tokens,
             "positions": run.positions,
@@ -137,20 +177,42 @@ class OpenVinoEngine(Engine):
             "block_indices_begins": run.page_begins,
             "qq_bias": run.sees,
             "qq_bias_begins": run.sees_begins,
+            "max_context_len": (run.past + np.diff(run.begins)).max(),
         }
         for name, value in feeds.items():
-            request.set_tensor(name, ov.Tensor(value, shared_memory=True))
-        request.set_tensor("max_context_len", longest)
-        shape = step.tokens.shape[0], len(step.keep), self.spec.vocab_size
-        logits = torch.empty(shape, dtype=self.spec.torch_dtype) if step.out is None else step.out
-        request.set_tensor("logits", ov.Tensor(logits.view(1, -1, shape[2]).numpy(), shared_memory=True))
-        request.infer()
-        return logits
+            self._feed(name, value)
+        if logits is not self._logits:
+            self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
+            self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))
+        self._request.infer()
+
+    def _feed(self, name: str, value: Array) -> None:
+        """Give an input; what has the shape it had before takes the same memory, which OpenVINO knows."""
+        held = self._feeds.get(name)
+        if held is not None and held.shape == value.shape:
+            held[...] = value
+        else:
+            held = self._feeds[name] = np.array(value)
+            self._request.set_tensor(name, self._ov.Tensor(held, shared_memory=True))
+
+    def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, to in copies:
+            for cache in self._caches:
+                cache[to] = cache[source]
+
+    def when_stored(self, row: int, tokens: Sequence[int], work: Callable[[], None]) -> None:
+        """Do this once a row's columns from 0 on are these tokens': now, or behind the run that computes them."""
+        if self.columns.holds(row, tokens):
+            work()
+        else:
+            self._late.append((row, tokens, work))
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
         self.columns.move(source.numpy(), to.numpy())
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
+        if source in self.columns.waiting:
+            self._run_waiting()
         self.columns.copy(source, to, columns)
 
     def clear_row(self, row: int, start: int = 0) -> None:
@@ -168,19 +230,30 @@ class OpenVinoEngine(Engine):
     @contextlib.contextmanager
     def kept(self, *columns: slice) -> Iterator[None]:
         """Whatever is run inside, the cache is afterwards what it was; inside, rows hold nothing and have pages."""
-        kept = self.columns, self._caches
-        self.columns, self._caches = Columns(self.spec.rows, self.spec.capacity), []
+        kept = self.columns, self._caches, self._late
+        self.columns, self._caches, self._late = Columns(self.spec.rows, self.spec.capacity), [], []
         self._allocate()
         try:
             yield
         finally:
-            self.columns, self._caches = kept
+            self.columns, self._caches, self._late = kept
             self._bind()
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
         self.columns.table.pages.grow(tokens // PAGE)
         self._allocate()
-        return PagedPrefixCache(self.columns.table, tokens, self.page_bytes, self._adopt)
+        return _KeptPrompts(self, tokens)
 
     def _adopt(self, row: int, start: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
         self.columns.adopt(row, start, pages, np.array(tokens), np.arange(start, start + len(tokens)))
+
+
+class _KeptPrompts(PagedPrefixCache):
+    """Kept prefixes, which prompts join once they are computed."""
+
+    def __init__(self, engine: OpenVinoEngine, tokens: int) -> None:
+        super().__init__(engine.columns.table, tokens, engine.page_bytes, engine._adopt)
+        self._when_stored = engine.when_stored
+
+    def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
+        self._when_stored(row, tokens, partial(super().store, row, tokens, salt))

@@ -10,6 +10,9 @@ from engines.prefix_cache import PrefixCache, common_prefix
 from runtime.decoder.roles import Auxiliary, Role, Target
 from runtime.scheduler.request import Request
 
+SHARED = 16
+"""Fewest tokens for which a prompt takes over the columns of a running one that begins alike: fewer are computed."""
+
 
 class KvCaches:
     """The two caches, row by row; row r of both always carries the same request.
@@ -126,7 +129,9 @@ class KvCaches:
                 shared = min(common_prefix(tokens, other.prompt[:-1]), held)
                 if shared > best:
                     best, source = shared, at
-        if best:
+        if best < SHARED:
+            best = 0
+        else:
             role.move_row(source, row, best)
         return self.prefixes[role is self.target].restore(row, tokens, best, request.salt)
 

@@ -139,10 +139,11 @@ def test_tokens_are_the_same_with_and_without_kept_prefixes(pair_folders: Callab
 
 def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_folders: Callable[[str], Path]) -> None:
     llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, prefix_tokens=0))
-    alone = [llm.generate(prompt, BASE)[0].token_ids for prompt in ("SELECT name FROM a", "SELECT name FROM b")]
-    together = llm.generate(["SELECT name FROM a", "SELECT name FROM b"], BASE)
+    prompts = ["SELECT name FROM people WHERE age > a", "SELECT name FROM people WHERE age > b"]
+    alone = [llm.generate(prompt, BASE)[0].token_ids for prompt in prompts]
+    together = llm.generate(prompts, BASE)
     assert [r.token_ids for r in together] == alone
-    assert together[1].statistics.reused_tokens > 3
+    assert together[1].statistics.reused_tokens >= 16
 
 
 def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(pair_folders: Callable[[str], Path]) -> None:

@@ -83,6 +83,19 @@ class Texts:
         columns = [list(range(start, start + steps)) for start in write_at]
         self.step(write_at, [[set(range(end + 1)) for end in row] for row in columns], columns)
 
+    def postpone(self, row: int, steps: int) -> None:
+        """A piece of a prompt, which a later run computes."""
+        start = self.committed[row]
+        if row in self.paged.columns.waiting:
+            self.paged.run(self.paged.columns.plan_waiting())
+        tokens, at = np.array([self.random.randrange(1000) for _ in range(steps)]), np.arange(start, start + steps)
+        for source, to in self.paged.columns.postpone(tokens, at, start, row):
+            self.paged.pages[to] = list(self.paged.pages[source])
+        held = self.dense.held[row]
+        for token, column in zip(tokens, at, strict=True):
+            held[column] = hash((int(token), int(column), *sorted(held[:column])))
+        self.committed[row] += steps
+
     def block(self, rows: int, width: int, levels: int) -> None:
         """Draft a tree of levels over the last two tokens, keep a path of it."""
         self.chain([committed - 2 for committed in self.committed[:rows]], 2)
@@ -136,6 +149,9 @@ def test_every_token_of_random_drafts_sees_what_its_mask_says(seed: int) -> None
             if texts.random.random() < 0.5:
                 texts.cut(source, columns)
             texts.copy(source, to, columns)
+        row, steps = texts.random.randrange(ROWS), texts.random.randint(1, PAGE)
+        if texts.random.random() < 0.4 and texts.committed[row] + steps < CAPACITY - 20:
+            texts.postpone(row, steps)
         texts.paged.columns.check_integrity()
 
 
@@ -153,6 +169,47 @@ def test_a_row_that_was_not_brought_up_to_date_changes_nothing() -> None:
     texts.paged.columns.plan(*_chain(40, 2), 0)
     texts.chain([10], 4)
     texts.paged.columns.check_integrity()
+
+
+def test_prompts_run_beside_the_next_step() -> None:
+    texts = Texts(0)
+    texts.chain([0], 10)
+    for row in (1, 2):
+        texts.postpone(row, 20)
+    run = texts.paged.columns.plan(*_chain(10, 3), 0)
+    assert (run.rows.tolist(), run.past.tolist()) == ([0, 1, 2], [10, 0, 0])
+    assert (run.begins.tolist(), run.keep.tolist()) == ([0, 3, 23, 43], [0, 1, 2])
+    assert not texts.paged.columns.waiting
+
+
+def test_what_a_run_that_fails_was_to_store_is_run_again() -> None:
+    texts = Texts(0)
+    texts.postpone(0, 20)
+    texts.postpone(1, 9)
+    texts.chain([20], 2)
+    texts.postpone(1, 5)
+    texts.committed = [22, 14]
+    texts.block(2, 2, 2)
+    (committed, other), columns = texts.committed[:2], texts.paged.columns
+    tree = np.arange(CAPACITY) < [[[committed], [committed]], [[other], [other]]]
+    tree[[0, 0, 1, 1], [0, 1, 0, 1], [committed, committed + 1, other, other + 1]] = True
+    none, starts = np.zeros((2, 2), np.int64), np.array([committed, other])
+    columns.take_back(columns.plan(none, none, starts, tree, np.arange(2), 0))
+    columns.check_integrity()
+    texts.chain([committed, other], 4)
+
+
+def test_a_text_of_trees_needs_no_larger_masks() -> None:
+    texts = Texts(0)
+    texts.chain([0] * ROWS, 3)
+    texts.committed = [3] * ROWS
+    while max(texts.committed) < CAPACITY - 12:  # root and tree in one step, and no path lies in place
+        starts = [committed - 1 for committed in texts.committed]
+        seen_by = [(start, set(range(start + 1))) for start in starts]
+        sees = [[seen, seen | {at + 1}, seen | {at + 2}, seen | {at + 2, at + 3}] for at, seen in seen_by]
+        texts.step(starts, sees, [[at, at + 1, at + 1, at + 2] for at in starts])
+        texts.keep([[at + 2, at + 3] for at in starts])
+    assert texts.paged.columns._seen.shape[1] == 64
 
 
 def test_what_is_cut_off_is_forgotten_and_the_rest_of_its_page_is_run_again() -> None:

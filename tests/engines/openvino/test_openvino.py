@@ -87,12 +87,52 @@ def test_a_second_loop_on_the_pair_leaves_what_the_first_has_kept(llm: LLM) -> N
 
 def test_the_cache_is_what_it_was_after_measuring(folder: Path) -> None:
     engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
+    assert isinstance(engine, OpenVinoEngine)
     engine.step(make_step(some_tokens(1, 40)[None], [0], keep=[]))
     step = make_step(some_tokens(2, 3)[None], [40], keep=[0, 1, 2])
-    expected = engine.step(step)
+    expected, account = engine.step(step), engine.columns
     with engine.kept(slice(None)):
         engine.clear_row(0)
         engine.step(make_step(some_tokens(3, 70)[None], [0], keep=[]))
+    assert engine.columns is account, "kept prefixes would count pages elsewhere"
+    torch.testing.assert_close(engine.step(step), expected)
+
+
+def test_prompts_of_one_step_are_computed_in_one_run_and_kept_behind_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(folder, FLOAT32)
+    engine = llm.pair.target
+    assert isinstance(engine, OpenVinoEngine)
+    runs, infer = list[int](), engine._infer
+
+    def record(run: Run, logits: torch.Tensor) -> None:
+        runs.append(len(run.rows))
+        infer(run, logits)
+
+    monkeypatch.setattr(engine, "_infer", record)
+    params = DecodingParams(method="sample", max_tokens=3, ignore_eos=True, seed=1)
+    prompts = ["one prompt " * 9, "and another " * 8]
+    first = llm.generate(prompts, params)
+    assert runs == [2, 2, 2]
+    again = llm.generate(prompts, params)
+    assert [result.token_ids for result in again] == [result.token_ids for result in first]
+    assert all(result.statistics.reused_tokens >= 64 for result in again)
+    llm.loop.caches.check_integrity()
+
+
+def test_a_run_that_fails_leaves_prompts_to_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
+    assert isinstance(engine, OpenVinoEngine)
+    prompt = make_step(some_tokens(1, 40)[None], [0], keep=[])
+    step = make_step(some_tokens(2, 3)[None], [40])
+    engine.step(prompt)
+    expected = engine.step(step)
+    engine.step(prompt)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "_request", None)
+        with pytest.raises(AttributeError):
+            engine.step(step)
     torch.testing.assert_close(engine.step(step), expected)
 
 
