@@ -8,6 +8,7 @@ the programs decide.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from types import ModuleType
 from typing import NamedTuple
@@ -30,8 +31,6 @@ SHORTEST_SPLIT = 128
 """Columns of a split at least: a shorter one costs more to combine than it gains."""
 MEMBERS, CHUNK = 4, 8
 """Queries of a program that combines splits, and splits that it adds at once."""
-CELLS = 4096
-"""Entries of keys that one program stores."""
 INTERPRETER_PROCESSORS = 8
 """Processors that the interpreter stands for."""
 
@@ -99,8 +98,8 @@ def require(attention: str, device: torch.device, head_dim: int) -> None:
         return
     if head_dim > WIDEST_HEAD:
         raise InvalidInput("attention", attention, f"heads of {head_dim} exceed the limit of {WIDEST_HEAD}; give sdpa")
-    kernels = _kernels()
-    if device.type != "cuda" and not kernels.INTERPRETED:
+    interpreted = kernels().INTERPRETED
+    if device.type != "cuda" and not interpreted:
         raise InvalidInput(
             "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or TRITON_INTERPRET=1 in tests"
         )
@@ -119,12 +118,12 @@ def default_attention(device: torch.device, head_dim: int) -> str:
 
 
 @functools.cache
-def _kernels() -> ModuleType:
+def kernels(name: str = "attention_kernels") -> ModuleType:
+    """One of the modules that need Triton."""
     try:
-        from engines.pytorch import attention_kernels
+        return importlib.import_module(f"engines.pytorch.{name}")
     except ImportError:
         raise InvalidInput("attention", "triton", "Triton is not installed: install the extra mtad[gpu]") from None
-    return attention_kernels
 
 
 @functools.cache
@@ -135,8 +134,9 @@ def _processors(device: torch.device) -> int:
     return count
 
 
-def _contiguous_heads(x: Tensor) -> Tensor:
-    return x if x.stride(3) == 1 else x.contiguous()
+def contiguous_last(x: Tensor) -> Tensor:
+    """The same, copied if its last axis is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def attend_cached(
@@ -168,8 +168,7 @@ def attend_cached(
     Returns:
         [R, S, H, D], contiguous, of `query`'s dtype; sums are float32.
     """
-    kernels = _kernels()
-    query, key, value = map(_contiguous_heads, (query, key, value))
+    query, key, value = map(contiguous_last, (query, key, value))
     rows, heads, steps, dim = query.shape
     kv_heads, length = key.shape[1], mask.shape[3]
     group, width = heads // kv_heads, padded(dim)
@@ -191,7 +190,7 @@ def attend_cached(
     tiling = {"GROUP": group, "HEAD": dim, "WIDTH": width, "QUERIES": size.queries, "COLUMNS": size.columns}
     constants = {**tiling, "WINDOWED": window is not None}
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current one
-        kernels.attend_split[tiles, splits, places](
+        kernels().attend_split[tiles, splits, places](
             *(query, key, value, shown, write_at, positions, out, partial, statistics),
             *query.stride()[:3],
             *key.stride()[:3],
@@ -205,7 +204,7 @@ def attend_cached(
             num_stages=size.stages,
         )
         if several:
-            kernels.combine_splits[-(-group * steps // MEMBERS), places](
+            kernels().combine_splits[-(-group * steps // MEMBERS), places](
                 *(partial, statistics, write_at, positions, out),
                 *(write_at.stride(0), positions.stride(0), kv_heads, steps, length, splits, columns, window or 0),
                 **constants,
@@ -213,27 +212,3 @@ def attend_cached(
                 CHUNK=CHUNK,
             )
     return out
-
-
-def store_columns(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, write_at: Tensor) -> None:
-    """Write a step's keys and values [R, KV, S, D] into `keys` and `values` [R, KV, C, D], columns write_at[r] ..
-
-    One kernel. Of `keys` and `values` the last two axes are contiguous.
-    """
-    key, value = map(_contiguous_heads, (key, value))
-    rows, heads, steps, dim = key.shape
-    width = padded(dim)
-    together = min(1 << (heads - 1).bit_length(), max(1, CELLS // width))
-    assert {x.stride()[2:] for x in (keys, values)} == {(dim, 1)}
-    with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
-        _kernels().store_columns[steps, rows, -(-heads // together)](
-            *(key, value, keys, values, write_at, write_at.stride(0)),
-            *key.stride()[:3],
-            *value.stride()[:3],
-            *keys.stride()[:2],
-            *values.stride()[:2],
-            heads,
-            HEAD=dim,
-            WIDTH=width,
-            HEADS=together,
-        )

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engines.base import Engine, EngineSpec, Step
 from engines.pytorch.attention import default_attention, require
 from engines.pytorch.fixed_cache import scatter_in_place
+from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class TorchEngine(Engine):
         attention: str | None = None,
         device: str = "cpu",
         scratch: int = 0,
+        fused: bool = True,
     ) -> None:
         super().__init__(spec, device, scratch)
         attention = attention or default_attention(self.kv.device, spec.head_dim)
@@ -61,6 +63,8 @@ class TorchEngine(Engine):
             source = source.to(self.kv.device)
         self.reads_mask = attention != "triton"
         freeze_rope(source)
+        if fused and attention == "triton":
+            fuse(source)
         self.model = StepModel(source, scatter_in_place, KERNEL if attention == "triton" else NAME)
 
     @torch.inference_mode()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from engines.pytorch.attention import store_columns
+from engines.pytorch.layer_ops import Turn, store_columns
+from mtad.errors import InvalidInput
 
 Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(buffer [R, H, C, D], new [R, H, S, D], write_at [R]) -> buffer with S columns of each row replaced."""
@@ -81,12 +82,54 @@ class ColumnsCache(FixedCache):
         return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
 
 
+class Rotation:
+    """Rotary positions that are applied when keys are stored: what a model's attentions call in place of their own.
+
+    Attributes:
+        waiting: what was handed over unturned and is not stored yet.
+        query: what attention is going to be given, and what it is to take for it.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Turn | None = None
+        self.query: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        self.waiting = Turn(query, key, cos, sin)
+        return query, key
+
+    def taken(self, key: Tensor) -> Turn | None:
+        """What is to be turned when `key` is stored; None if it has been."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None and waiting.key is not key:
+            raise InvalidInput("attention", "triton", "the model changes its keys after turning them; give sdpa")
+        return waiting
+
+    def turned(self, query: Tensor) -> Tensor:
+        """The queries that attention takes for `query`."""
+        if self.query is None:
+            return query
+        (given, turned), self.query = self.query, None
+        if given is not query:
+            raise InvalidInput("attention", "triton", "the model changes its queries after turning them; give sdpa")
+        return turned
+
+
 class KernelCache(FixedCache):
-    """The cache of `engines.pytorch.attention`: keys and values of a layer are written by one kernel."""
+    """The cache of `engines.pytorch.attention`: keys and values of a layer are written by one kernel.
+
+    Attributes:
+        rotation: what that kernel is to turn on the way.
+    """
+
+    rotation: Rotation = Rotation()
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return its whole buffers."""
-        store_columns(key, value, self.keys[layer], self.values[layer], self.write_at)
+        turn = self.rotation.taken(key)
+        turned = store_columns(key, value, self.keys[layer], self.values[layer], self.write_at, turn)
+        if turn is not None and turned is not None:
+            self.rotation.query = turn.query, turned
         return self.keys[layer], self.values[layer]
 
 

@@ -57,6 +57,8 @@ def _attention(
         if write_at is None or (sliding_window is not None and position_ids is None):
             problem = "the model does not pass write_at or position_ids on to its attention; give sdpa"
             raise InvalidInput("attention", "triton", problem)
+        if rotation := getattr(module, "rotation", None):
+            query = rotation.turned(query)
         return attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids), None
     if sliding_window is not None:
         if position_ids is None:
@@ -161,6 +163,19 @@ def _logits(
     return logits
 
 
+def run_once(model: PreTrainedModel, attention: str) -> tuple[ShapeCache, int]:
+    """Run a model on two tokens, for what can be seen on the way; the shapes of its cache, and its logits' width.
+
+    Its attention is replaced by `attention`.
+    """
+    cache = ShapeCache()
+    model.set_attn_implementation(attention)
+    positions = torch.arange(2, device=model.device)[None]
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
+    freeze_rope(model.eval())
+    return cache, _logits(model, torch.zeros_like(positions), positions, mask, positions[0], cache).shape[-1]
+
+
 @torch.no_grad()
 def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     """(layers, KV heads, head dimension, width of the logits) of a model, found by running it through the hook once.
@@ -171,17 +186,12 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     Raises:
         TypeError: the model does not run through the hook, or its cache is not one array of keys and values per layer.
     """
-    device, cache = model.device, ShapeCache()
-    model.set_attn_implementation(NAME)
-    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    freeze_rope(model.eval())
-    logits = _logits(model, tokens, tokens, mask, tokens[0], cache)
+    cache, width = run_once(model, NAME)
     found = {shape for pair in cache.shapes.values() for shape in pair}
     if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:
         raise TypeError("its layers do not keep keys and values of one shape")
     ((_, heads, _, dim),) = found
-    return len(cache.shapes), heads, dim, logits.shape[-1]
+    return len(cache.shapes), heads, dim, width
 
 
 class StepModel(torch.nn.Module):
@@ -211,5 +221,8 @@ class StepModel(torch.nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
         cache = self.cache(keys, values, write_at, mask.shape[-1], self.scatter)
-        more = {"write_at": write_at} if self.attention == KERNEL else {}
+        more = {}
+        if isinstance(cache, KernelCache):
+            more["write_at"] = write_at
+            cache.rotation = getattr(self.model, "rotation", cache.rotation)
         return _logits(self.model, tokens, positions, mask, keep, cache, **more), cache.keys, cache.values

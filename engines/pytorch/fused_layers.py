@@ -1,0 +1,101 @@
+"""Parts of a decoder layer that launch few kernels: what `engines.pytorch.fusion` puts in the place of a model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import linear
+
+from engines.pytorch.layer_ops import gate, rms_norm
+from mtad.errors import InvalidInput
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+"""Those that the kernel of `engines.pytorch.layer_ops.gate` knows."""
+
+
+class JoinedLinear(torch.nn.Module):
+    """Linear layers that are given the same tensor, as one product; stands where the first of them stood."""
+
+    def __init__(self, layers: Sequence[torch.nn.Linear]) -> None:
+        super().__init__()
+        self.sizes = [layer.out_features for layer in layers]
+        self.weight = _frozen(torch.cat([layer.weight.detach() for layer in layers]))
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self.bias = _frozen(torch.cat(biases)) if biases else None
+        self._given: Tensor | None = None
+        self._rest: list[Tensor] = []
+
+    def whole(self, x: Tensor) -> Tensor:
+        """What all of them give, one behind the other."""
+        return linear(x, self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the first gives; the others take theirs."""
+        first, *self._rest = self.whole(x).split(self.sizes, -1)
+        self._given = x
+        return first
+
+    def take(self, x: Tensor, left: int) -> Tensor:
+        """What the next of them gives of the same `x`, if `left` are left with it."""
+        if self._given is not x or len(self._rest) != left:
+            raise InvalidInput("attention", "triton", "the model runs its layers in another order; give sdpa")
+        if left == 1:
+            self._given = None
+        return self._rest.pop(0)
+
+
+class JoinedPart(torch.nn.Module):
+    """Stands where another of them stood."""
+
+    def __init__(self, joined: JoinedLinear, left: int) -> None:
+        super().__init__()
+        self._take, self._left = joined.take, left
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._take(x, self._left)
+
+
+class RmsNorm(torch.nn.Module):
+    """A root mean square norm; `offset` is added to its weight."""
+
+    def __init__(self, weight: torch.nn.Parameter, eps: float, offset: float) -> None:
+        super().__init__()
+        self.weight, self.eps, self.offset = weight, eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, self.offset)
+
+
+class Gated(torch.nn.Module):
+    """A gated feed-forward block."""
+
+    def __init__(self, up: Callable[[Tensor], Tensor], activation: str, down: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.activation, self.down = up, activation, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up.whole(x) if isinstance(self.up, JoinedLinear) else self.up(x)
+        return self.down(gate(up, self.activation))
+
+
+class Activation(torch.nn.Module):
+    """One of `ACTIVATIONS`, for models that spell theirs out."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.name](x)
+
+
+def _frozen(values: Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(values, requires_grad=False)

@@ -1,0 +1,167 @@
+"""Kernels of what a decoder layer does around its matrix products and its attention, in Triton.
+
+What `engines.pytorch.fusion` and `engines.pytorch.attention` launch. All compute in float32 and round once, where the
+model's own operations round after each. Importing this module needs Triton, see `engines.pytorch.attention_kernels`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["second", "third"])
+def rms_norm(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    first_stride: tl.tensor,
+    second_stride: tl.tensor,
+    third_stride: tl.tensor,
+    second: tl.tensor,
+    third: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Divide each vector by the root of its mean square, and multiply it by the weight. Grid: (first * second * third).
+
+    Args:
+        x: [first, second, third, SIZE], last axis contiguous.
+        weight: [SIZE].
+        out: of x's shape and dtype, contiguous.
+        first_stride .. third_stride: of x, in elements.
+        eps: is added to the mean square.
+        offset: is added to the weight.
+        WIDTH: SIZE rounded up to a power of two.
+    """
+    place = tl.program_id(0)
+    dims = tl.arange(0, WIDTH)
+    real = dims < SIZE
+    at = (place // third // second).to(tl.int64) * first_stride
+    at += (place // third % second).to(tl.int64) * second_stride + (place % third).to(tl.int64) * third_stride
+    values = tl.load(x + at + dims, mask=real, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    factor = tl.load(weight + dims, mask=real, other=0.0).to(tl.float32) + offset
+    at = place.to(tl.int64) * SIZE
+    tl.store(out + at + dims, (values * scale * factor).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    """By its definition, of the absolute value so that nothing overflows."""
+    fall = tl.exp(-2.0 * tl.abs(x))
+    bound = (1.0 - fall) / (1.0 + fall)
+    return tl.where(x < 0.0, -bound, bound)
+
+
+@triton.jit
+def gate(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """The first half of each vector, through an activation, times the second. Grid: (vectors, SIZE / BLOCK).
+
+    Args:
+        x: [vectors, 2 * SIZE], contiguous.
+        out: [vectors, SIZE], contiguous, of x's dtype.
+        ACTIVATION: one of `engines.pytorch.fusion.ACTIVATIONS`.
+    """
+    vector = tl.program_id(0).to(tl.int64)
+    dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = dims < SIZE
+    values = tl.load(x + vector * 2 * SIZE + dims, mask=real, other=0.0).to(tl.float32)
+    factor = tl.load(x + vector * 2 * SIZE + SIZE + dims, mask=real, other=0.0).to(tl.float32)
+    if ACTIVATION == "silu":
+        values = values / (1.0 + tl.exp(-values))
+    elif ACTIVATION == "gelu":
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        values = 0.5 * values * (1.0 + _tanh(0.7978845608028654 * (values + 0.044715 * values * values * values)))
+    else:
+        values = tl.maximum(values, 0.0)
+    tl.store(out + vector * SIZE + dims, (values * factor).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _rotated(
+    x: tl.tensor, cos: tl.tensor, sin: tl.tensor, dims: tl.tensor, real: tl.tensor, ROTARY: tl.constexpr
+) -> tl.tensor:
+    """Vectors at `x`, of which entries i and i + ROTARY / 2 are turned against each other."""
+    values = tl.load(x + dims, mask=real, other=0.0)
+    if ROTARY:
+        half: tl.constexpr = ROTARY // 2
+        turns = real & (dims < ROTARY)
+        others = tl.load(x + tl.where(dims < half, dims + half, dims - half), mask=turns, other=0.0).to(tl.float32)
+        values = values.to(tl.float32) * tl.load(cos + dims, mask=turns, other=1.0).to(tl.float32)
+        values += tl.where(dims < half, -others, others) * tl.load(sin + dims, mask=turns, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit(do_not_specialize=["write_at_row"], do_not_specialize_on_alignment=["write_at"])
+def store_columns(
+    key: tl.tensor,
+    value: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    write_at: tl.tensor,
+    query: tl.tensor,
+    rotated: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    write_at_row: tl.tensor,
+    key_row: tl.tensor,
+    key_head: tl.tensor,
+    key_token: tl.tensor,
+    value_row: tl.tensor,
+    value_head: tl.tensor,
+    value_token: tl.tensor,
+    keys_row: tl.tensor,
+    keys_head: tl.tensor,
+    values_row: tl.tensor,
+    values_head: tl.tensor,
+    query_row: tl.tensor,
+    query_head: tl.tensor,
+    query_token: tl.tensor,
+    turn_row: tl.tensor,
+    turn_token: tl.tensor,
+    heads: tl.tensor,
+    kv_heads: tl.tensor,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROTARY: tl.constexpr,
+) -> None:
+    """Write a step's keys and values into the cache and, with ROTARY, turn queries and keys by their positions.
+
+    HEADS heads per program. Grid: (S, R, kv_heads / HEADS), with ROTARY (S, R, kv_heads / HEADS + heads / HEADS), each
+    rounded up.
+
+    Args:
+        key, value: [R, KV, S, HEAD], last axis contiguous.
+        keys, values: [R, KV, C, HEAD], last two axes contiguous: column write_at[r] + s is written.
+        write_at: int64 [R].
+        query: [R, H, S, HEAD], last axis contiguous.
+        rotated: [R, S, H, HEAD], contiguous: where the turned queries go.
+        cos, sin: [R, S, ROTARY], last axis contiguous, of the same strides.
+        write_at_row .. turn_token: strides in elements.
+    """
+    token, row, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    stores = (kv_heads + HEADS - 1) // HEADS
+    dims = tl.arange(0, WIDTH)[None, :]
+    cos += row * turn_row + token * turn_token
+    sin += row * turn_row + token * turn_token
+    if block < stores:
+        head = (block * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+        real = (head < kv_heads) & (dims < HEAD)
+        column = (tl.load(write_at + row * write_at_row) + token) * HEAD
+        at = key + row * key_row + head * key_head + token * key_token
+        new = _rotated(at, cos, sin, dims, real, ROTARY)
+        at = keys + row * keys_row + head * keys_head + column + dims
+        tl.store(at, new.to(keys.dtype.element_ty), mask=real)
+        new = tl.load(value + row * value_row + head * value_head + token * value_token + dims, mask=real)
+        tl.store(values + row * values_row + head * values_head + column + dims, new, mask=real)
+    elif ROTARY:
+        head = ((block - stores) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+        real = (head < heads) & (dims < HEAD)
+        new = _rotated(query + row * query_row + head * query_head + token * query_token, cos, sin, dims, real, ROTARY)
+        at = rotated + ((row * tl.num_programs(0) + token) * heads + head) * HEAD + dims
+        tl.store(at, new.to(rotated.dtype.element_ty), mask=real)

@@ -1,0 +1,106 @@
+"""What a decoder layer does around its matrix products and its attention, one kernel each.
+
+The kernels are in `engines.pytorch.layer_kernels`; this launches them, in sizes that follow from shapes alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.pytorch.attention import contiguous_last, kernels, padded
+
+CELLS = 4096
+"""Entries of keys that one program stores."""
+BLOCK = 1024
+"""Entries that one program gates."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """`x` [..., D], up to four axes, by the root of its mean square, times `weight` [D] + offset; contiguous."""
+    assert x.dim() <= 4
+    x = contiguous_last(x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    first, second, third, size = (wide := x[(None,) * (4 - x.dim())]).shape
+    width = padded(size)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernels("layer_kernels").rms_norm[first * second * third,](
+            *(x, weight, out, *wide.stride()[:3], second, third, eps, offset),
+            SIZE=size,
+            WIDTH=width,
+            num_warps=max(1, min(16, width // 512)),
+        )
+    return out
+
+
+def gate(x: Tensor, activation: str) -> Tensor:
+    """The first half of each vector of `x` [..., 2 D], through an activation, times the second: [..., D]."""
+    x = x.contiguous()
+    size = x.shape[-1] // 2
+    out = x.new_empty(*x.shape[:-1], size)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernels("layer_kernels").gate[x.numel() // (2 * size), -(-size // BLOCK)](
+            x, out, SIZE=size, ACTIVATION=activation, BLOCK=BLOCK
+        )
+    return out
+
+
+class Turn(NamedTuple):
+    """Queries and keys that are yet to be turned by their positions.
+
+    Attributes:
+        query: [R, H, S, D].
+        key: [R, KV, S, D].
+        cos, sin: [R, S, T], T <= D even: entries i and i + T / 2 of a head are turned against each other.
+    """
+
+    query: Tensor
+    key: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+def store_columns(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, write_at: Tensor, turn: Turn | None = None
+) -> Tensor | None:
+    """Write a step's keys and values [R, KV, S, D] into `keys` and `values` [R, KV, C, D], columns write_at[r] ..
+
+    One kernel. Of `keys` and `values` the last two axes are contiguous.
+
+    Args:
+        turn: turn `key`, which is its key, on the way, and its queries.
+
+    Returns:
+        the turned queries [R, H, S, D], if there are some.
+    """
+    key, value = map(contiguous_last, (key, value))
+    rows, kv_heads, steps, dim = key.shape
+    width, heads, rotary = padded(dim), 0, 0
+    query = out = cos = sin = key
+    if turn is not None:
+        query, cos, sin = map(contiguous_last, (turn.query, turn.cos, turn.sin))
+        heads, rotary = query.shape[1], cos.shape[2]
+        cos, sin = (x.expand(rows, steps, rotary) for x in (cos, sin))
+        assert cos.stride() == sin.stride()
+        out = query.new_empty(rows, steps, heads, dim)
+    together = min(1 << (max(heads, kv_heads) - 1).bit_length(), max(1, CELLS // width))
+    assert {x.stride()[2:] for x in (keys, values)} == {(dim, 1)}
+    with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
+        kernels("layer_kernels").store_columns[steps, rows, -(-kv_heads // together) - (-heads // together)](
+            *(key, value, keys, values, write_at, query, out, cos, sin),
+            write_at.stride(0),
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            *query.stride()[:3],
+            *cos.stride()[:2],
+            *(heads, kv_heads),
+            HEAD=dim,
+            WIDTH=width,
+            HEADS=together,
+            ROTARY=rotary,
+        )
+    return out.transpose(1, 2) if turn is not None else None
