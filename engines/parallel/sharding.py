@@ -254,4 +254,4 @@ def load_share(
         folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False
     )
     shard(model, ranks)
-    return TorchEngine(model.to(device), spec, attention, device)
+    return TorchEngine(model.to(device), spec, attention, device, fused=False)  # finding parts would run all ranks

@@ -25,8 +25,7 @@ class TorchEngine(Engine):
 
     On a GPU a step launches kernels and waits for none of them, so it can be recorded as part of a block
     (`runtime.decoder.cuda_graph`), unless the model itself asks the device for a number: a mixture of experts that
-    looks at what its router chose is found out when it is to be recorded. Not executed on a GPU. `torch.compile` is not
-    used: what it would give was never measured.
+    looks at what its router chose is found out when it is to be recorded. Not executed on a GPU.
 
     Args:
         source: a folder with the checkpoint, or the model.
@@ -34,6 +33,7 @@ class TorchEngine(Engine):
             the package accelerate is there, else by way of the host's memory.
         attention: one of `engines.pytorch.attention.ATTENTION`; default: see
             `engines.pytorch.attention.default_attention`.
+        fused: with our attention, replace the model's own operations by fewer (`engines.pytorch.fusion`).
 
     Attributes:
         model: what runs, with the checkpoint's own model inside.

@@ -1,4 +1,4 @@
-"""Parts of a decoder layer that launch few kernels: what `engines.pytorch.fusion` puts in the place of a model's own."""
+"""Parts of a decoder layer that launch few kernels: what `engines.pytorch.fusion` replaces a model's own by."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import permutations
 from types import FunctionType, MethodType
@@ -28,8 +28,8 @@ from transformers import AttentionInterface, PreTrainedModel, activations
 from transformers.masking_utils import AttentionMaskInterface
 
 from engines.pytorch.fixed_cache import Rotation
-from engines.pytorch.hook import run_once
 from engines.pytorch.fused_layers import ACTIVATIONS, Activation, Gated, JoinedLinear, JoinedPart, RmsNorm
+from engines.pytorch.hook import run_once
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ def fuse(model: PreTrainedModel) -> None:
             model.set_submodule(name, JoinedPart(joined, left))
         model.set_submodule(names[0], joined)
         fused["joined layers"] += 1
-    for name, module in list(model.named_modules()):
-        for kind, make in (("norms", _norm), ("gated blocks", _gated), ("activations", _activation)):
+    for kind, make in (("norms", _norm), ("gated blocks", _gated), ("activations", _activation)):
+        for name, module in list(model.named_modules()):
             if (found := make(module)) is not None:
                 model.set_submodule(name, found)
                 fused[kind] += 1
@@ -217,7 +217,7 @@ def _activation_name(module: torch.nn.Module) -> str | None:
     """Which of `ACTIVATIONS` it is, if any."""
     if type(module).__module__ not in (activations.__name__, torch.nn.modules.activation.__name__):
         return None
-    x = torch.linspace(-6, 6, 256)
+    x = torch.linspace(-6, 6, 256)  # on the CPU, in float32: it has no weights
     same = (name for name, known in ACTIVATIONS.items() if torch.allclose(known(x), module(x), atol=1e-6))
     return next(same, None) if not list(module.parameters()) else None
 

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engines.pytorch import attention_kernels
+from engines.pytorch import attention_kernels, layer_kernels
 from engines.pytorch.attention import CHUNK, MEMBERS, padded, tile
 
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -24,7 +24,10 @@ CASES = (
     ("attend_split", 90, "bf16", 128, 64),
     ("attend_split", 90, "fp32", 128, 16),
     ("combine_splits", 90, "bf16", 128, 16),
-    ("store_columns", 90, "bf16", 128, 16),
+    ("store_columns", 80, "bf16", 128, 16),
+    ("store_columns", 120, "fp16", 96, 16),
+    ("rms_norm", 90, "bf16", 128, 16),
+    ("gate", 120, "bf16", 128, 16),
 )
 """Kernel, compute capability times 10, dtype, head size, queries of a row and KV head."""
 
@@ -33,16 +36,26 @@ def compile_kernel(
     name: str, capability: int, dtype: str, head_dim: int, queries: int, **changes: Any
 ) -> dict[str, Any]:
     """Compile as a launch does whose pointers and strides are multiples of 16; `changes` are constants."""
-    kernel, size = getattr(attention_kernels, name), tile(queries, head_dim, ITEMSIZE[dtype])
+    module = attention_kernels if hasattr(attention_kernels, name) else layer_kernels
+    kernel, size = getattr(module, name), tile(queries, head_dim, ITEMSIZE[dtype])
     head, columns = {"HEAD": head_dim, "WIDTH": padded(head_dim)}, {"QUERIES": size.queries, "COLUMNS": size.columns}
     flags = {"SOFTCAPPED": False, "WINDOWED": False, "SPLIT": True}
     constants = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags, **changes}
-    kinds = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), f"*{dtype}")
+    constants |= {"ROTARY": head_dim, "SIZE": 4096, "ACTIVATION": "gelu_tanh", "BLOCK": 1024}
+    constants |= {"WIDTH": 4096} if name == "rms_norm" else {}
+    pointers = ("query", "key", "value", "keys", "values", "out", "rotated", "cos", "sin", "x", "weight")
+    kinds = dict.fromkeys(pointers, f"*{dtype}")
     kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "partial": "*fp32", "statistics": "*fp32"}
-    kinds |= {"scale": "fp32", "softcap": "fp32", **dict.fromkeys(constants, "constexpr")}
+    kinds |= {
+        "scale": "fp32",
+        "softcap": "fp32",
+        "eps": "fp32",
+        "offset": "fp32",
+        **dict.fromkeys(constants, "constexpr"),
+    }
     signature = {argument: kinds.get(argument, "i32") for argument in kernel.arg_names}
     single = {"write_at", "write_at_row", "positions", "positions_row", "kv_heads", "steps", "splits", "window"}
-    single |= {"scale", "softcap"}
+    single |= {"scale", "softcap", "eps", "offset", "second", "third", "heads"}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, argument in enumerate(kernel.arg_names)

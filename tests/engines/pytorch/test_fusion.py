@@ -1,0 +1,185 @@
+"""Fused decoder layers: few launches, the checkpoint's logits, no more memory; what is not recognised stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PhiConfig, PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+from engines.pytorch.fixed_cache import Rotation, scatter_in_place
+from engines.pytorch.fused_layers import ACTIVATIONS, JoinedLinear
+from engines.pytorch.fusion import fuse
+from engines.pytorch.hook import KERNEL, NAME, StepModel, cache_shape, run_once
+from engines.pytorch.layer_ops import Turn, gate, rms_norm, store_columns
+from mtad.errors import InvalidInput
+from tests.support.families import FAMILIES, GROUPED
+from tests.support.launches import counted
+
+HALF = torch.bfloat16
+TOLERANCE = {torch.float32: 1e-5, HALF: 2e-2}
+
+
+def random_model(family: str, layers: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[family](layers)).eval().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def runner(model: PreTrainedModel, attention: str = KERNEL, length: int = 64, steps: int = 3) -> Callable[[], Tensor]:
+    """A causal step of two rows over an empty cache of `length` columns, and what gives its logits."""
+    layers, heads, dim, _ = cache_shape(model)
+    step = StepModel(model, scatter_in_place, attention)
+    kv = torch.zeros(2, layers, 2, heads, length, dim, dtype=model.dtype)
+    positions = torch.arange(steps).repeat(2, 1)
+    tokens = torch.randint(300, (2, steps), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        return step(tokens, positions, mask, positions[:, 0], positions[0], *map(list, kv))[0]
+
+    return run
+
+
+def logits_of(model: PreTrainedModel, attention: str = KERNEL) -> Tensor:
+    return runner(model, attention)()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_launches_at_most_fourteen_kernels(family: str) -> None:
+    launches = []
+    for layers in (1, 2):
+        model = random_model(family, layers)
+        fuse(model)
+        run = runner(model, length=2048)
+        with counted() as counts:
+            run()
+        launches.append(counts)
+    layer = launches[1] - launches[0]
+    for outside in ("cos", "sin", "cat"):  # Gemma 3: positions of the second kind of layer, once per step
+        if layer[outside]:
+            layer.subtract({outside: 1})
+    if family == "gemma-3":
+        layer.subtract({"mul": 3})
+    assert layer["combine_splits"] == 1, "columns are split"
+    assert layer.total() <= (16 if family == "gemma-3" else 14), layer
+
+
+@pytest.mark.parametrize(("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), ("llama-3", HALF)])
+def test_a_fused_model_gives_the_logits_of_its_checkpoint(family: str, dtype: torch.dtype) -> None:
+    model = random_model(family, 2, dtype)
+    expected = logits_of(copy.deepcopy(model), NAME)
+    fuse(model)
+    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=TOLERANCE[dtype] * float(expected.abs().max()))
+
+
+def test_joined_weights_take_the_memory_of_the_separate_ones() -> None:
+    model = random_model("qwen2", 2)
+    before = sum(parameter.numel() for parameter in model.parameters())
+    fuse(model)
+    assert sum(isinstance(module, JoinedLinear) for module in model.modules()) == 4
+    assert sum(parameter.numel() for parameter in model.parameters()) == before
+
+
+def test_other_models_of_the_family_keep_their_own_functions() -> None:
+    fused, other = random_model("llama-3", 1), random_model("llama-3", 1)
+    before = logits_of(other, NAME)
+    fuse(fused)
+    assert torch.equal(logits_of(other, NAME), before)
+    assert not hasattr(other, "rotation")
+
+
+def test_rotary_positions_of_another_kind_stay_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *angle: theirs(q.flip(-1), k, *angle))
+    assert_unturned(random_model("llama-3", 1))
+
+
+def test_queries_that_are_put_together_after_turning_stay_the_models_own() -> None:
+    """Phi turns half of each head, and puts the halves together itself."""
+    torch.manual_seed(0)
+    assert_unturned(AutoModelForCausalLM.from_config(PhiConfig(**GROUPED, num_hidden_layers=1)).eval())
+
+
+def assert_unturned(model: PreTrainedModel) -> None:
+    """Rotary positions stay the model's own, and it gives the same logits."""
+    expected = logits_of(copy.deepcopy(model), NAME)
+    fuse(model)
+    assert not hasattr(model, "rotation")
+    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_a_model_that_changes_what_is_still_to_be_turned_is_refused() -> None:
+    rotation, x, angle = Rotation(), torch.ones(1, 1, 2, 16), torch.ones(1, 2, 16)
+    query, key = rotation(x, x.clone(), angle, angle)
+    with pytest.raises(InvalidInput, match="changes its keys"):
+        rotation.taken(key + 1)
+    rotation.query = query, query
+    with pytest.raises(InvalidInput, match="changes its queries"):
+        rotation.turned(query + 1)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_norms_of_strided_vectors_are_torchs(dtype: torch.dtype, offset: float) -> None:
+    x = torch.randn(2, 3, 4, 100).to(dtype).transpose(1, 2)[..., 10:90]
+    weight = torch.randn(80).to(dtype)
+    expected = torch.nn.functional.rms_norm(x.double(), (80,), weight.double() + offset, 1e-5)
+    ours = rms_norm(x, weight, 1e-5, offset)
+    assert ours.is_contiguous()
+    torch.testing.assert_close(ours.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(rms_norm(x[0, 0], weight, 1e-5, offset), ours[0, 0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_gates_are_torchs(dtype: torch.dtype, name: str) -> None:
+    x = (3 * torch.randn(2, 2, 2200)).to(dtype)
+    x[0, 0, 0], x[0, 0, 1] = 90.0, -90.0
+    values, factor = x.double().chunk(2, -1)
+    expected = ACTIVATIONS[name](values) * factor
+    torch.testing.assert_close(gate(x, name).double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("heads", "dim", "turned"), [((4, 2), 32, 32), ((3, 3), 80, 16), ((8, 1), 64, 64)])
+def test_queries_and_keys_are_turned_as_they_are_stored(heads: tuple[int, int], dim: int, turned: int) -> None:
+    many, few = heads
+    whole = torch.randn(2, 3, (many + 2 * few) * dim)
+    split = whole.split([many * dim, few * dim, few * dim], -1)  # views, as joined products give them
+    query, key, value = (x.view(2, 3, -1, dim).transpose(1, 2) for x in split)
+    angle = torch.randn(2, 3, turned // 2).repeat(1, 1, 2)
+    turn = Turn(query, key, angle.cos(), angle.sin())
+    cache, write_at = torch.full((2, 2, few, 64, dim), 7.0), torch.tensor([5, 61])
+    out = store_columns(key, value, cache[0], cache[1], write_at, turn)
+    expected = []
+    for x in (query, key):
+        first, second, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]
+        cos, sin = (part[:, None, :, : turned // 2] for part in (turn.cos, turn.sin))
+        expected.append(torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1))
+    assert out is not None
+    torch.testing.assert_close(out, expected[0])
+    for row, at in enumerate(write_at.tolist()):
+        torch.testing.assert_close(cache[0, row, :, at : at + 3], expected[1][row])
+        assert torch.equal(cache[1, row, :, at : at + 3], value[row])
+        cache[:, row, :, at : at + 3] = 7.0
+    assert (cache == 7.0).all(), "nothing else is written"
+
+
+def test_finding_parts_runs_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def noted(model: PreTrainedModel, attention: str) -> object:
+        runs.append(attention)
+        return run_once(model, attention)
+
+    monkeypatch.setattr("engines.pytorch.fusion.run_once", noted)
+    fuse(random_model("opt", 1))
+    assert len(runs) == 1
