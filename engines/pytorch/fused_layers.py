@@ -39,7 +39,7 @@ class JoinedLinear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the first gives; the others take theirs."""
-        first, *self._rest = self.whole(x).split(self.sizes, -1)
+        first, *self._rest = torch.split(self.whole(x), self.sizes, -1)
         self._given = x
         return first
 

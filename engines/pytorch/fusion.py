@@ -176,7 +176,7 @@ def _norm(module: torch.nn.Module) -> RmsNorm | None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if (
-        not isinstance(weight, Tensor)
+        not isinstance(weight, torch.nn.Parameter)
         or weight.dim() != 1
         or not isinstance(eps, float)
         or len(vars(module)["_parameters"]) > 1
@@ -187,7 +187,7 @@ def _norm(module: torch.nn.Module) -> RmsNorm | None:
     for offset in (0.0, 1.0):
         ours = functional.rms_norm(x.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
         if all(map(_alike, ours[0], module(x)[0])):
-            return RmsNorm(module.weight, eps, offset)
+            return RmsNorm(weight, eps, offset)
     return None
 
 
@@ -195,8 +195,8 @@ def _gated(module: torch.nn.Module) -> Gated | None:
     """The same, if it is a gated feed-forward block: products that are wide, an activation, a product that is not."""
     children = [child for child in module.children() if not isinstance(child, JoinedPart | torch.nn.Dropout)]
     names = [name for name in map(_activation_name, children) if name]
-    joined = [child for child in children if isinstance(child, JoinedLinear)]
-    plain = [child for child in children if _is_plain(child)]
+    joined: list[Any] = [child for child in children if isinstance(child, JoinedLinear)]
+    plain: list[Any] = [child for child in children if _is_plain(child)]
     if len(children) != 3 or len(names) != 1 or len(joined) + len(plain) != 2:
         return None
     for up, down in permutations([*joined, *plain]):

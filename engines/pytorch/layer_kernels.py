@@ -86,12 +86,12 @@ def _rotated(
     x: tl.tensor, cos: tl.tensor, sin: tl.tensor, dims: tl.tensor, real: tl.tensor, ROTARY: tl.constexpr
 ) -> tl.tensor:
     """Vectors at `x`, of which entries i and i + ROTARY / 2 are turned against each other."""
-    values = tl.load(x + dims, mask=real, other=0.0)
+    values = tl.load(x + dims, mask=real, other=0.0).to(tl.float32)
     if ROTARY:
         half: tl.constexpr = ROTARY // 2
         turns = real & (dims < ROTARY)
         others = tl.load(x + tl.where(dims < half, dims + half, dims - half), mask=turns, other=0.0).to(tl.float32)
-        values = values.to(tl.float32) * tl.load(cos + dims, mask=turns, other=1.0).to(tl.float32)
+        values *= tl.load(cos + dims, mask=turns, other=1.0).to(tl.float32)
         values += tl.where(dims < half, -others, others) * tl.load(sin + dims, mask=turns, other=0.0).to(tl.float32)
     return values
 
@@ -154,14 +154,15 @@ def store_columns(
         real = (head < kv_heads) & (dims < HEAD)
         column = (tl.load(write_at + row * write_at_row) + token) * HEAD
         at = key + row * key_row + head * key_head + token * key_token
-        new = _rotated(at, cos, sin, dims, real, ROTARY)
-        at = keys + row * keys_row + head * keys_head + column + dims
-        tl.store(at, new.to(keys.dtype.element_ty), mask=real)
+        turned = _rotated(at, cos, sin, dims, real, ROTARY)
+        to = keys + row * keys_row + head * keys_head + column + dims
+        tl.store(to, turned.to(keys.dtype.element_ty), mask=real)
         new = tl.load(value + row * value_row + head * value_head + token * value_token + dims, mask=real)
         tl.store(values + row * values_row + head * values_head + column + dims, new, mask=real)
     elif ROTARY:
         head = ((block - stores) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < heads) & (dims < HEAD)
-        new = _rotated(query + row * query_row + head * query_head + token * query_token, cos, sin, dims, real, ROTARY)
-        at = rotated + ((row * tl.num_programs(0) + token) * heads + head) * HEAD + dims
-        tl.store(at, new.to(rotated.dtype.element_ty), mask=real)
+        at = query + row * query_row + head * query_head + token * query_token
+        turned = _rotated(at, cos, sin, dims, real, ROTARY)
+        to = rotated + ((row * tl.num_programs(0) + token) * heads + head) * HEAD + dims
+        tl.store(to, turned.to(rotated.dtype.element_ty), mask=real)

@@ -1,4 +1,4 @@
-"""Compiles the attention kernels for GPUs that need not be here; one JSON line each. Run without TRITON_INTERPRET."""
+"""Compiles the attention and layer kernels for GPUs that need not be here; one JSON line each. Run without TRITON_INTERPRET."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def compile_kernel(
     kernel, size = getattr(module, name), tile(queries, head_dim, ITEMSIZE[dtype])
     head, columns = {"HEAD": head_dim, "WIDTH": padded(head_dim)}, {"QUERIES": size.queries, "COLUMNS": size.columns}
     flags = {"SOFTCAPPED": False, "WINDOWED": False, "SPLIT": True}
-    constants = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags, **changes}
+    constants = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags}
     constants |= {"ROTARY": head_dim, "SIZE": 4096, "ACTIVATION": "gelu_tanh", "BLOCK": 1024}
     constants |= {"WIDTH": 4096} if name == "rms_norm" else {}
+    constants |= changes
     pointers = ("query", "key", "value", "keys", "values", "out", "rotated", "cos", "sin", "x", "weight")
     kinds = dict.fromkeys(pointers, f"*{dtype}")
     kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "partial": "*fp32", "statistics": "*fp32"}

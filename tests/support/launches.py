@@ -20,14 +20,14 @@ KERNELS = {
 }
 
 
-class Launches(TorchDispatchMode):
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators that launch a kernel on a GPU, one each, by name.
 
     An estimate: a GPU's library may take two kernels for a product (split K), and none for an operator on nothing.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

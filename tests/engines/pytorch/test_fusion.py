@@ -44,7 +44,8 @@ def runner(model: PreTrainedModel, attention: str = KERNEL, length: int = 64, st
 
     @torch.inference_mode()
     def run() -> Tensor:
-        return step(tokens, positions, mask, positions[:, 0], positions[0], *map(list, kv))[0]
+        logits: Tensor = step(tokens, positions, mask, positions[:, 0], positions[0], *map(list, kv))[0]
+        return logits
 
     return run
 
@@ -153,7 +154,7 @@ def test_gates_are_torchs(dtype: torch.dtype, name: str) -> None:
 def test_queries_and_keys_are_turned_as_they_are_stored(heads: tuple[int, int], dim: int, turned: int) -> None:
     many, few = heads
     whole = torch.randn(2, 3, (many + 2 * few) * dim)
-    split = whole.split([many * dim, few * dim, few * dim], -1)  # views, as joined products give them
+    split = torch.split(whole, [many * dim, few * dim, few * dim], -1)  # views, as joined products give them
     query, key, value = (x.view(2, 3, -1, dim).transpose(1, 2) for x in split)
     angle = torch.randn(2, 3, turned // 2).repeat(1, 1, 2)
     turn = Turn(query, key, angle.cos(), angle.sin())
