@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from engines import Engine
 from engines.pytorch.engine import TorchEngine
@@ -19,7 +18,7 @@ from runtime.pair import Pair
 from scripts.gpu.models import bytes_read, engine_of, open_llm, pair_of, random_model, shape, word_tokenizer
 from scripts.gpu.report import Found
 from scripts.gpu.setup import METHODS, Setup
-from scripts.gpu.speed import bandwidth
+from scripts.gpu.speed import bandwidth, launched
 from scripts.gpu.timing import Mark, Timer
 
 PHASES = ("draft", "score", "accept", "commit")
@@ -144,10 +143,7 @@ def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:
     On a CPU, torch's operators stand for kernels.
     """
     llm = open_llm(open_random(names, setup), graphs=True)
-    kind = torch.profiler.ProfilerActivity.CUDA if setup.on_gpu else torch.profiler.ProfilerActivity.CPU
-    wanted, time_of = (
-        (DeviceType.CUDA, "self_device_time_total") if setup.on_gpu else (DeviceType.CPU, "self_cpu_time_total")
-    )
+    time_of = "self_device_time_total" if setup.on_gpu else "self_cpu_time_total"
     for method in METHODS:
         assert llm.blocks is not None
         before, recorded = memory_taken(setup), llm.blocks.recorded
@@ -158,10 +154,7 @@ def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:
         start(llm, method, 1, setup)
         for _ in range(3):
             llm.step()
-        with torch.profiler.profile(activities=[kind]) as taken:
-            llm.step()
-            setup.timer.wait()
-        kernels = [event for event in taken.key_averages() if event.device_type == wanted]
+        kernels = launched(llm.step, setup)
         kernels.sort(key=lambda event: -getattr(event, time_of))
         whole = sum(getattr(event, time_of) for event in kernels)
         launches = sum(event.count for event in kernels)

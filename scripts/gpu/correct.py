@@ -101,10 +101,15 @@ def _differ(ours: Result, theirs: Result) -> int | None:
 
 
 def precision(setup: Setup, found: Found) -> None:
-    """Logits of the demo target: float16 and bfloat16 against float32 on the device, and that against the CPU's."""
+    """Logits of the demo target: float16 and bfloat16 against float32 on the device; that against others.
+
+    These are a CPU's, and those of the model's own layers, without the fused ones.
+    """
     exact = _logits(setup.device, torch.float32)
     host = _logits("cpu", torch.float32)
     found.check("float32 against a CPU's", _difference(exact.cpu(), host), 1e-3, "standard deviations")
+    own = _logits(setup.device, torch.float32, fused=False)
+    found.check("fused layers against the model's own", _difference(exact, own), 1e-3, "standard deviations")
     for dtype, allowed in BOUNDS.items():
         name = str(dtype).removeprefix("torch.")
         difference = _difference(_logits(setup.device, dtype), exact)
@@ -115,9 +120,9 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).abs().max() / theirs.double().std())
 
 
-def _logits(device: str, dtype: torch.dtype) -> Tensor:
+def _logits(device: str, dtype: torch.dtype, fused: bool = True) -> Tensor:
     """Logits float32 [R, S, V] of prompts of several lengths, and of a causal step behind them."""
-    engine = engine_of(demo_model("target", device, dtype), 3, 128)
+    engine = engine_of(demo_model("target", device, dtype), 3, 128, fused=fused)
     made = torch.Generator().manual_seed(3)
     tokens = torch.randint(engine.spec.vocab_size, (3, 60), generator=made)
     for row, length in enumerate((50, 7, 33)):

@@ -68,8 +68,10 @@ def demo_model(role: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
     return model.to(torch.device(device)).eval()
 
 
-def engine_of(model: PreTrainedModel, rows: int, columns: int, scratch: int = NODES + 1) -> TorchEngine:
-    """The torch engine of a Llama, with a cache of at least `columns` columns."""
+def engine_of(
+    model: PreTrainedModel, rows: int, columns: int, scratch: int = NODES + 1, fused: bool = True
+) -> TorchEngine:
+    """The torch engine of a Llama, with a cache of at least `columns` columns; on a GPU, `fused` or its own layers."""
     config, dtype = model.config, str(model.dtype).removeprefix("torch.")
     spec = EngineSpec(
         architecture="LlamaForCausalLM",
@@ -86,7 +88,7 @@ def engine_of(model: PreTrainedModel, rows: int, columns: int, scratch: int = NO
         versions={},
         precision=dtype,
     )
-    return TorchEngine(model, spec, device=str(model.device), scratch=scratch)
+    return TorchEngine(model, spec, device=str(model.device), scratch=scratch, fused=fused)
 
 
 def bytes_read(model: PreTrainedModel) -> int:

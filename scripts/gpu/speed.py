@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from engines.graphs.runner import bucket_length
 from engines.pytorch.engine import TorchEngine
@@ -23,6 +25,9 @@ from scripts.gpu.models import (
 )
 from scripts.gpu.report import Found
 from scripts.gpu.setup import Setup
+
+LAUNCHES = 14
+"""Kernels of a step of a Llama per layer at most: 12, and what is outside the layers."""
 
 
 def bandwidth(setup: Setup) -> float:
@@ -50,6 +55,11 @@ def steps(name: str, setup: Setup, found: Found) -> None:
     for context, rows, tokens in itertools.product(sizes.contexts, sizes.rows, (1, 5)):
         work = partial(engine.step, random_step(engine, rows, tokens, context, setup.device))
         floor = (bytes_read(model) + cache_bytes(engine, rows, context)) / speed * 1e3
+        if (context, rows, tokens) == (sizes.contexts[0], sizes.rows[0], 1):
+            work()  # compiles
+            launches = sum(event.count for event in launched(work, setup)) / model.config.num_hidden_layers
+            allowed = LAUNCHES if setup.on_gpu else math.inf
+            found.check("launches of a step, per layer", launches, allowed, "kernels")
         off = setup.timer.measure(work, 20, seconds=sizes.seconds / 4)
         recorder = setup.recorder()
         with recorder.ordered():
@@ -65,6 +75,16 @@ def steps(name: str, setup: Setup, found: Found) -> None:
             launched_ms=off.median,
             launched_quartiles_ms=f"{off.low:.3f} .. {off.high:.3f}",
         )
+
+
+def launched(work: Callable[[], object], setup: Setup) -> list[Any]:
+    """What `work` launches, by kernel; on a CPU, torch's operators."""
+    kind = torch.profiler.ProfilerActivity.CUDA if setup.on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as taken:
+        work()
+        setup.timer.wait()
+    wanted = DeviceType.CUDA if setup.on_gpu else DeviceType.CPU
+    return [event for event in taken.key_averages() if event.device_type == wanted]
 
 
 def _run(work: Callable[[], Tensor]) -> None:

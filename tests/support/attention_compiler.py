@@ -1,4 +1,4 @@
-"""Compiles the attention and layer kernels for GPUs that need not be here; one JSON line each. Run without TRITON_INTERPRET."""
+"""Compiles the Triton kernels for GPUs that need not be here; one JSON line each. Run without TRITON_INTERPRET."""
 
 from __future__ import annotations
 
