@@ -22,7 +22,7 @@ class KvCaches:
 
     Args:
         prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
-        engines: whose rows may share memory; none for roles that see to that themselves.
+        engines: those of the roles, of which some may have rows that share pages.
     """
 
     def __init__(
@@ -32,17 +32,20 @@ class KvCaches:
         prefixes: tuple[PrefixCache, PrefixCache] | None = None,
         engines: Sequence[Engine] = (),
     ) -> None:
-        self.auxiliary, self.target, self.prefixes, self._engines = auxiliary, target, prefixes, engines
+        self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
+        self._paged = [engine for engine in engines if engine.pages]
 
     def fits(self, requests: Sequence[Request], ahead: int) -> bool:
         """Whether there is memory for all tokens of requests, by row, and for `ahead` columns behind those of each."""
+        if not self._paged:
+            return True
         held = [max(0, min(one.target_held, one.auxiliary_held, one.committed - 2)) for one in requests]
         spans = [(start, one.committed + ahead) for start, one in zip(held, requests, strict=True)]
-        return all(engine.fits(spans) for engine in self._engines)
+        return all(engine.fits(spans) for engine in self._paged)
 
     def free(self, row: int) -> None:
         """A row is nobody's now."""
-        for engine in self._engines:
+        for engine in self._paged:
             engine.free_row(row)
 
     def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:

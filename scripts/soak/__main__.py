@@ -204,11 +204,8 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_transformers()
     report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
-    limit = {"rows": options.rows} if options.memory is None else {"memory": options.memory}
-    llm = LLM(
-        options.pair,
-        placed_config(options, **limit, max_waiting=WAITING),
-    )
+    size = {"rows": options.rows} if options.memory is None else {"memory": options.memory}
+    llm = LLM(options.pair, placed_config(options, **size, max_waiting=WAITING))
     prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
     started = time.perf_counter()
     seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))

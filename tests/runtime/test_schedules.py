@@ -111,7 +111,7 @@ def test_a_block_that_decides_no_token_of_a_prompt_of_one_leaves_the_caches_righ
 @cache
 def pool() -> list[Entry]:
     """Requests, and the tokens and the text each of them gets alone."""
-    chance, entries = random.Random(0), []
+    chance, entries = random.Random(0), list[Entry]()
     for _ in range(150):
         prompt, params = pick_prompt(chance), DecodingParams.from_dict(pick_values(chance))
         mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)

@@ -79,7 +79,7 @@ class PagedMock(MockEngine):
 
     def __init__(self, spec: EngineSpec, noise: float, pages: int) -> None:
         super().__init__(spec, noise)
-        self.table = PageTable(spec.rows, spec.capacity, 32, pages)
+        self.pages, self.table = pages, PageTable(spec.rows, spec.capacity, 32, pages)
 
     def step(self, step: Step) -> Tensor:
         for row, start in enumerate(step.write_at.tolist()):
