@@ -38,7 +38,7 @@ from export.checkpoint.checkpoint import find
 from export.onnx.graph import write_graph
 from runtime.commands.entry import Parser
 from scripts.bench.gate import median_interval
-from scripts.bench.peers.models import ROLES, Models
+from scripts.bench.peers.models import ROLES, SIZES, Models
 from scripts.bench.peers.store import Store
 from scripts.bench.steps_report import plot, table
 from scripts.demo import inflate
@@ -148,9 +148,7 @@ def measure_points(engine: Engine, points: Sequence[Point], repeats: int, second
         fill(engine, rows, filled, context)
         filled = context
         taken = take_turns({point: timed_step(engine, point) for point in own}, repeats, seconds)
-        found += [
-            asdict(point) | {"ms": median_interval([1e3 * one for one in values])} for point, values in taken.items()
-        ]
+        found += [asdict(point) | {"ms": median_interval([1e3 * one for one in own])} for point, own in taken.items()]
     return found
 
 
@@ -166,15 +164,13 @@ def measure_blocks(target: Engine, auxiliary: Engine, rows: int, repeats: int, s
 
     runs = {(method, way): block(*own) for method, ways in BLOCKS.items() for way, own in ways.items()}
     taken = take_turns(runs, repeats, seconds)
-    return {
-        method: {
-            **{way: median_interval([1e3 * one for one in taken[method, way]]) for way in ways},
-            "ratio": median_interval(
-                [a / b for a, b in zip(taken[method, "rerun"], taken[method, "columns"], strict=True)]
-            ),
-        }
-        for method, ways in BLOCKS.items()
-    }
+    found: dict[str, Any] = {}
+    for method in BLOCKS:
+        columns, rerun = (taken[method, way] for way in ("columns", "rerun"))
+        own = {"columns": [1e3 * a for a in columns], "rerun": [1e3 * a for a in rerun]}
+        own["ratio"] = [b / a for a, b in zip(columns, rerun, strict=True)]
+        found[method] = {name: median_interval(values) for name, values in own.items()}
+    return found
 
 
 def units(sweeps: Sequence[str], sizes: Sequence[str], quick: bool) -> list[tuple[str, Model, list[Point]]]:
@@ -216,11 +212,10 @@ def run(arguments: Sequence[str]) -> None:
     """The command; see the module's description."""
     own = Parser(prog="mtad bench steps", description=(__doc__ or "").splitlines()[0])
     own.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=list(SWEEPS), help="(default all)")
-    names = ("demo", *inflate.SIZES)
-    own.add_argument("--sizes", nargs="+", choices=names, default=list(names), help="of the target (default all)")
+    own.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="of the target (default all)")
     own.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="(default all)")
     own.add_argument("--repeats", type=int, default=60, help="of each step (default %(default)s)")
-    own.add_argument("--seconds", type=float, default=20.0, help="for the steps that take turns (default %(default)s)")
+    own.add_argument("--seconds", type=float, default=20.0, help="for steps that take turns (default %(default)s)")
     own.add_argument("--threads", type=int, default=cores(), help="of an engine (default: all cores)")
     own.add_argument("--fresh", action="store_true", help="forget what an interrupted run has measured")
     own.add_argument("--quick", action="store_true", help="fewer values, the demo pair's size only; into build/results")

@@ -36,42 +36,54 @@ def _place(row: Row) -> tuple[str, str, int]:
 
 
 def plot(sets: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """A panel for each sweep: milliseconds of a step of 5 tokens per row by engine, or the ratios of `rerun`."""
+    """A panel for each sweep: milliseconds of a step by engine, or the ratios of `rerun`.
+
+    Steps have 5 tokens per row. The sweep of rows has one panel more: tokens per row, with one row.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(sets), figsize=(5 * len(sets), 4.2), squeeze=False, layout="constrained")
-    for axis, (sweep, rows) in zip(axes[0], sets.items(), strict=True):
+    panels = [(sweep, x) for sweep in sets for x in (("tokens", sweep) if sweep == "rows" else (sweep,))]
+    lines = -(-len(panels) // 3)
+    figure, axes = plt.subplots(lines, 3, figsize=(15, 4.2 * lines), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (sweep, x) in zip(axes.flat, panels, strict=False):
         if sweep == "rerun":
-            for number, method in enumerate(("mtad", "mmtad")):
-                ratios = [row[method]["ratio"] for row in rows]
-                xs = [place + 0.4 * number for place in range(len(rows))]
-                bars = [[abs(r[end] - r["median"]) for r in ratios] for end in ("low", "high")]
-                axis.bar(xs, [r["median"] for r in ratios], 0.4, yerr=bars, label=method)
-            axis.set_xticks(
-                range(len(rows)), [f"{r['size']}\n{r['engine']}\n{r['rows']} rows" for r in rows], fontsize=6
-            )
-            worst = [max(row[method]["ratio"]["median"] for row in rows) for method in ("mtad", "mmtad")]
-            axis.set_title(
-                f"running the tree again costs up to {worst[0]:.2f}\n(mtad) and {worst[1]:.2f} (mmtad) times"
-            )
-            axis.set(ylabel="rerun relative to columns")
-            axis.legend()
-            continue
-        grown = []
-        for engine in dict.fromkeys(row["engine"] for row in rows):
-            size = rows[0]["size"]
-            own = [
-                r for r in rows if r["engine"] == engine and r["tokens"] == 5 and (sweep == "size" or r["size"] == size)
-            ]
-            taken = [row["ms"]["median"] for row in own]
-            axis.plot([str(row[sweep]) for row in own], taken, marker="o", label=engine)
-            grown.append(taken[-1] / taken[0])
-        axis.set_title(f"a step of 5 tokens grows {min(grown):.1f} to {max(grown):.1f} times\nwith {sweep}")
-        axis.set(xlabel=sweep, ylabel="ms", yscale="log")
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
+            _plot_ratios(axis, sets[sweep])
+        else:
+            fixed = {"tokens": {"rows": 1}}.get(x, {"tokens": 5})
+            fixed |= {} if x == "size" else {"size": sets[sweep][0]["size"]}
+            _plot_growth(axis, [row for row in sets[sweep] if fixed.items() <= row.items()], x)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _plot_growth(axis: Any, rows: Sequence[Row], x: str) -> None:
+    grown = []
+    for engine in dict.fromkeys(row["engine"] for row in rows):
+        own = [row for row in rows if row["engine"] == engine]
+        taken = [row["ms"]["median"] for row in own]
+        axis.plot([str(row[x]) for row in own], taken, marker="o", label=engine)
+        grown.append(taken[-1] / taken[0])
+    ends = f"{x}, from {rows[0][x]} to {rows[-1][x]}"
+    axis.set_title(f"{ends}:\na step costs {min(grown):.1f} to {max(grown):.1f} times as much", fontsize=11)
+    axis.set(xlabel=f"{x} per row" if x == "tokens" else x, ylabel="ms per step", yscale="log")
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3, which="both")
+
+
+def _plot_ratios(axis: Any, rows: Sequence[Row]) -> None:
+    for number, method in enumerate(("mtad", "mmtad")):
+        ratios = [row[method]["ratio"] for row in rows]
+        bars = [[abs(r[end] - r["median"]) for r in ratios] for end in ("low", "high")]
+        xs = [place + 0.4 * number for place in range(len(rows))]
+        axis.bar(xs, [r["median"] for r in ratios], 0.4, yerr=bars, label=method)
+    names = [f"{row['size']}\n{row['engine']}\nrows: {row['rows']}" for row in rows]
+    axis.set_xticks([place + 0.2 for place in range(len(rows))], names, fontsize=6)
+    worst = [max(row[method]["ratio"]["median"] for row in rows) for method in ("mtad", "mmtad")]
+    axis.set_title(f"running the tree again costs\nup to {worst[0]:.2f} (mtad) and {worst[1]:.2f} (mmtad) times")
+    axis.set(ylabel="rerun relative to columns")
+    axis.legend(fontsize=8)

@@ -131,6 +131,6 @@ def plot(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             axis.set(xlabel="requests in flight", ylabel="tokens/s relative to the best peer")
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
