@@ -9,7 +9,7 @@ its tokens. The points of one engine take turns; figures are medians with 95 % i
 run a block of four levels with four beams: `columns`, where each level's tokens attend to the cache's columns of their
 ancestors, so that each token runs once, and `rerun`, where the mask reaches only a step's own tokens (OpenVINO's paged
 attention), so that each level runs the tree above it again: auxiliary steps of 2, 4, 4, 4 against 4, 5, 9, 13 tokens, a
-target step of 5 (mtad) and of 17 against 21 (mmtad). Ratios are paired. Moving columns is not in the time.
+target step of 5 (mtad) and of 17 against 21 (mmtad). Moving columns is not in the time.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def take_turns(runs: Mapping[Any, Callable[[], float]], repeats: int, seconds: f
 def measure_points(engine: Engine, points: Sequence[Point], repeats: int, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds of each point, a `median_interval`; points of equal context take turns."""
     rows, filled, found = max(point.rows for point in points), 0, []
-    for context, own in itertools.groupby(sorted(points, key=lambda p: p.context), key=lambda p: p.context):
+    for context, behind in itertools.groupby(sorted(points, key=lambda p: p.context), key=lambda p: p.context):
         fill(engine, rows, filled, context)
         filled = context
-        taken = take_turns({point: timed_step(engine, point) for point in own}, repeats, seconds)
+        taken = take_turns({point: timed_step(engine, point) for point in behind}, repeats, seconds)
         found += [asdict(point) | {"ms": median_interval([1e3 * one for one in own])} for point, own in taken.items()]
     return found
 
@@ -248,6 +248,4 @@ def run(arguments: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "steps.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     plot(sets, folder / "steps.png")
-    for sweep, rows_of in sets.items():
-        print(f"\n{sweep}\n\n{table(rows_of)}")
-    print(f"\nwritten to {folder}")
+    print(*(f"\n{sweep}\n\n{table(rows)}" for sweep, rows in sets.items()), f"\nwritten to {folder}", sep="\n")
