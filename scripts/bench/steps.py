@@ -2,7 +2,7 @@
 
     mtad bench steps                       all of it, half an hour; an interrupted run goes on where it ended
     mtad bench steps --quick               a minute, to see that it works, into build/results
-    mtad bench steps --sweeps rerun        only what a block costs if each level runs the draft's tree again
+    mtad bench steps --sweeps rerun        only the two ways to run a block
 
 Models have random weights and the demo target's layers; wider MLPs make them larger. Every step keeps the logits of all
 its tokens. The points of one engine take turns; figures are medians with 95 % intervals. `rerun` compares two ways to
@@ -112,7 +112,7 @@ def fill(engine: Engine, rows: int, start: int, context: int) -> None:
     """Columns `start` to `context` of all rows."""
     for at in range(start, context, CHUNK):
         tokens = torch.ones(rows, min(CHUNK, context - at), dtype=torch.int64)
-        engine.step(Step.causal(tokens, at, engine.spec.capacity, torch.arange(0)))
+        engine.step(Step.causal(tokens, at, engine.spec.capacity, keep=torch.arange(0)))
 
 
 def timed_step(engine: Engine, point: Point) -> Callable[[], float]:
@@ -144,10 +144,11 @@ def take_turns(runs: Mapping[Any, Callable[[], float]], repeats: int, seconds: f
 def measure_points(engine: Engine, points: Sequence[Point], repeats: int, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds of each point, a `median_interval`; points of equal context take turns."""
     rows, filled, found = max(point.rows for point in points), 0, []
-    for context, behind in itertools.groupby(sorted(points, key=lambda p: p.context), key=lambda p: p.context):
+    for context in sorted({point.context for point in points}):
         fill(engine, rows, filled, context)
         filled = context
-        taken = take_turns({point: timed_step(engine, point) for point in behind}, repeats, seconds)
+        runs = {point: timed_step(engine, point) for point in points if point.context == context}
+        taken = take_turns(runs, repeats, seconds)
         found += [asdict(point) | {"ms": median_interval([1e3 * one for one in own])} for point, own in taken.items()]
     return found
 
@@ -177,17 +178,16 @@ def units(sweeps: Sequence[str], sizes: Sequence[str], quick: bool) -> list[tupl
     """What is measured with one engine open: the sweep, its model, its points."""
     some = slice(2) if quick else slice(None)
     contexts = [128, 512, 2048, 8192, 16384][some]
-    found = []
+    found, one_row = [], [Point(1, tokens) for tokens in TOKENS]
     if "rows" in sweeps:
         found += [("rows", Model(s), [Point(r, t) for r in [1, 8, 32][some] for t in TOKENS]) for s in sizes[:2]]
     if "context" in sweeps:
         model = Model(capacity=max(contexts) + KV_PAGE)
         found.append(("context", model, [Point(1, tokens, context) for context in contexts for tokens in TOKENS]))
     if "size" in sweeps:
-        found += [("size", Model(size), [Point(1, tokens) for tokens in TOKENS]) for size in sizes]
+        found += [("size", Model(size), one_row) for size in sizes]
     if "vocabulary" in sweeps:
-        vocabularies = [2048, 32768, 131072][some]
-        found += [("vocabulary", Model(vocabulary=v), [Point(1, tokens) for tokens in TOKENS]) for v in vocabularies]
+        found += [("vocabulary", Model(vocabulary=v), one_row) for v in [2048, 32768, 131072][some]]
     return found
 
 
@@ -218,7 +218,7 @@ def run(arguments: Sequence[str]) -> None:
     own.add_argument("--seconds", type=float, default=20.0, help="for steps that take turns (default %(default)s)")
     own.add_argument("--threads", type=int, default=cores(), help="of an engine (default: all cores)")
     own.add_argument("--fresh", action="store_true", help="forget what an interrupted run has measured")
-    own.add_argument("--quick", action="store_true", help="fewer values, the demo pair's size only; into build/results")
+    own.add_argument("--quick", action="store_true", help="few values of the demo's size, into build/results")
     own.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
     options = own.parse_args(arguments)
     if options.quick:
@@ -240,8 +240,8 @@ def run(arguments: Sequence[str]) -> None:
         for name in options.engines:
             keep(sweep, {"engine": name, **asdict(model)}, partial(_points_of, name, model, points, options))
     if "rerun" in options.sweeps:
-        cases = list(itertools.product(options.sizes[:2], ("onnxruntime f32", "torch f32"), (1, 8)))
-        for size, name, rows in tqdm(cases, desc="rerun", unit="case"):
+        cases = itertools.product(options.sizes[:2], ("onnxruntime f32", "torch f32"), (1, 8))
+        for size, name, rows in tqdm(list(cases), desc="rerun", unit="case"):
             keep("rerun", {"engine": name, "size": size, "rows": rows}, partial(_blocks_of, name, size, rows, options))
     report = {"command": " ".join(["mtad bench", *sys.argv[1:]]), "machine": machine(), "sets": sets}
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
