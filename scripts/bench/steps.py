@@ -5,11 +5,11 @@
     mtad bench steps --sweeps rerun        only the two ways to run a block
 
 Models have random weights and the demo target's layers; wider MLPs make them larger. Every step keeps the logits of all
-its tokens. The points of one engine take turns; figures are medians with 95 % intervals. `rerun` compares two ways to
-run a block of four levels with four beams: `columns`, where each level's tokens attend to the cache's columns of their
-ancestors, so that each token runs once, and `rerun`, where the mask reaches only a step's own tokens (OpenVINO's paged
-attention), so that each level runs the tree above it again: auxiliary steps of 2, 4, 4, 4 against 4, 5, 9, 13 tokens, a
-target step of 5 (mtad) and of 17 against 21 (mmtad). Moving columns is not in the time.
+its tokens. The points of one engine take turns; figures are medians with 95 % intervals. `rerun` compares, by paired
+ratios, two ways to run a block of four levels and four beams. `columns`: tokens attend to the cache's columns of their
+ancestors, so each runs once. `rerun`: the mask reaches a step's own tokens only (OpenVINO's paged attention), so each
+level runs the tree above it again. That is auxiliary steps of 2, 4, 4, 4 against 4, 5, 9, 13 tokens and a target step
+of 5 (mtad), or of 17 against 21 (mmtad). Moving columns is not in the time.
 """
 
 from __future__ import annotations
