@@ -95,6 +95,8 @@ class Rotation:
         self.query: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        if self.waiting is not None:
+            raise InvalidInput("attention", "triton", "a fused model runs in its engine only; load it again elsewhere")
         self.waiting = Turn(query, key, cos, sin)
         return query, key
 

@@ -79,8 +79,10 @@ def fuse(model: PreTrainedModel) -> None:
     """Replace what is recognised, in place; the model runs once, on two tokens.
 
     Weights of joined layers are copied, one group at a time, and the separate ones are freed. A model with rotary
-    positions gets an attribute `rotation`, and so does each of its attentions.
+    positions gets an attribute `rotation`, and so does each of its attentions; outside an engine it runs no more.
     """
+    if hasattr(model, "rotation"):
+        return  # it is fused
     attentions = {name: module for name, module in model.named_modules() if _calls_rope(module)}
     looks = {name: _Look(_globals(module)[ROPE]) for name, module in attentions.items()}
     for name, module in attentions.items():

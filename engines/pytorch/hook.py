@@ -225,4 +225,5 @@ class StepModel(torch.nn.Module):
         if isinstance(cache, KernelCache):
             more["write_at"] = write_at
             cache.rotation = getattr(self.model, "rotation", cache.rotation)
+            cache.rotation.waiting = None  # of a step that broke off
         return _logits(self.model, tokens, positions, mask, keep, cache, **more), cache.keys, cache.values

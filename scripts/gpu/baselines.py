@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +28,8 @@ def baselines(name: str, setup: Setup, found: Found) -> None:
     made = made_pair(name, setup, found)
     tokens, length = sizes.tokens, sizes.prompt
     prompt = torch.randint(made.target.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(9))
-    engines = [engine_of(model, 1, length + tokens + NODES) for model in (made.target, made.auxiliary)]
+    models = map(copy.deepcopy, (made.target, made.auxiliary))  # an engine changes its model
+    engines = [engine_of(model, 1, length + tokens + NODES) for model in models]
     llm = open_llm(pair_of(engines, word_tokenizer(made.target.config.vocab_size)), graphs=True)
     greedy = DecodingParams(speculation="fixed", temperature=0.0, ignore_eos=True, max_tokens=tokens, seed=1)
     ids = prompt[0].tolist()
@@ -80,7 +82,8 @@ def made_pair(name: str, setup: Setup, found: Found) -> MadePair:
     """A made pair whose drafts are accepted at about 0.7: `later` is halved until they are, ten times at most."""
     sizes = setup.sizes
     made = MadePair(name, sizes.kept, setup.device, setup.dtype)
-    engines = [engine_of(model, 4, sizes.prompt + 64 + NODES) for model in (made.target, made.auxiliary)]
+    models = made.target, made.auxiliary
+    engines = [engine_of(model, 4, sizes.prompt + 64 + NODES, fused=False) for model in models]
     llm = open_llm(pair_of(engines, word_tokenizer(made.target.config.vocab_size)), graphs=False)
     draw = torch.Generator().manual_seed(11)
     prompts = torch.randint(made.target.config.vocab_size, (4, sizes.prompt), generator=draw).tolist()

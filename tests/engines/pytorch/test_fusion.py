@@ -35,7 +35,7 @@ def random_model(family: str, layers: int, dtype: torch.dtype = torch.float32) -
 
 def runner(model: PreTrainedModel, attention: str = KERNEL, length: int = 64, steps: int = 3) -> Callable[[], Tensor]:
     """A causal step of two rows over an empty cache of `length` columns, and what gives its logits."""
-    layers, heads, dim, _ = cache_shape(model)
+    layers, heads, dim, _ = cache_shape(AutoModelForCausalLM.from_config(model.config))
     step = StepModel(model, scatter_in_place, attention)
     kv = torch.zeros(2, layers, 2, heads, length, dim, dtype=model.dtype)
     positions = torch.arange(steps).repeat(2, 1)
@@ -126,6 +126,17 @@ def test_a_model_that_changes_what_is_still_to_be_turned_is_refused() -> None:
     rotation.query = query, query
     with pytest.raises(InvalidInput, match="changes its queries"):
         rotation.turned(query + 1)
+
+
+def test_a_fused_model_never_runs_outside_its_engine() -> None:
+    """Its attention would be given queries and keys without positions."""
+    model = random_model("llama-3", 2)
+    fuse(model)
+    fuse(model)  # nothing happens
+    for one in (model, copy.deepcopy(model)):
+        with pytest.raises(InvalidInput, match="runs in its engine only"):
+            run_once(one, NAME)
+    assert logits_of(model).isfinite().all(), "a step after one that broke off"
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
