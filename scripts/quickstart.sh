@@ -2,7 +2,6 @@
 # From a fresh clone to answers: environment, engines of the demo pair, a few questions, the methods side by side.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
-defaults=$(python -c 'import json; print(json.dumps(json.load(open("scripts/demo/tuned.json"))["defaults"]))')
-mtad export build/demo-pair --overwrite --defaults "$defaults" \
+mtad export build/demo-pair --overwrite \
     --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary > /dev/null
 python -m scripts.quickstart "$@"

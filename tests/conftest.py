@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -216,10 +215,9 @@ def demo_pair() -> Path:
     folder, checkpoints = ROOT / "build" / "demo-pair", DEMO / "pair"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # tests run in several processes
-        defaults = json.loads((DEMO / "tuned.json").read_text())["defaults"]
         target, auxiliary = (str(checkpoints / name) for name in ("target", "auxiliary"))
         # writes nothing where it is up to date
-        export_pair(folder, ExportOptions(target, auxiliary, defaults=defaults), overwrite=True)
+        export_pair(folder, ExportOptions(target, auxiliary), overwrite=True)
     return folder
 
 

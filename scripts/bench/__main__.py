@@ -1,6 +1,5 @@
 """Measure the runtime on the demo pair.
 
-    python -m scripts.bench tune        choose accept_threshold for each kind of text, on the development split
     python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
     python -m scripts.bench vocabulary  the same of random models with 128,256 tokens, by method and filter
     python -m scripts.bench precision   what OpenVINO's precisions cost, target and auxiliary apart
@@ -14,7 +13,7 @@
 `python -m scripts.evaluation` compares methods. `overhead` times single blocks of 1 and 8 rows, after prompts of 100
 and of 500 tokens, methods interleaved, and reports medians.
 
-Prints tables and, as its last line, one JSON object; `tune` writes scripts/demo/tuned.json.
+Prints tables and, as its last line, one JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.bench.methods import KINDS, methods
 from scripts.bench.overhead import measure_overhead
 from scripts.bench.precision import run as run_precision
-from scripts.bench.tune import tune
 from scripts.bench.vocabulary import settings, vocabulary_pair
 from scripts.demo import dataset
 from scripts.paths import ROOT
@@ -55,7 +53,7 @@ def main() -> None:
         run_steps(sys.argv[2:])
         return
     parser = Parser(prog="scripts.bench", description="Measure the decoding methods on the demo pair.")
-    names = ("tune", "overhead", "vocabulary", "precision", "serving", "server", "peers", "steps")
+    names = ("overhead", "vocabulary", "precision", "serving", "server", "peers", "steps")
     parser.add_argument("what", choices=names)
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
@@ -121,10 +119,7 @@ def main() -> None:
         options.pair = vocabulary_pair(ROOT / "build" / f"vocabulary-{options.size}", options.size)
     llm = LLM(options.pair, placed_config(options))
     print(llm.pair.runs_on)
-    count = {"sql": options.sql, "code": options.code}
     found: dict[str, Any] = {"command": "python -m scripts.bench " + " ".join(sys.argv[1:])}
-    if options.what == "tune":
-        found |= tune(llm, count)
     if options.what == "overhead":
         compared = {name: params for name, params in methods("sql").items() if name != "greedy"}
         text = "\n".join(example.prompt for example in dataset.load("test", "code"))

@@ -28,12 +28,10 @@ from scripts.evaluation.figures import REFERENCES, summarise
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompt_set import PromptSet
 from scripts.evaluation.prompts import open_sets
-from scripts.evaluation.settings import TABLE, TUNED, Asked, parse, read_tuned, resolve, undrafted
+from scripts.evaluation.settings import TABLE, Asked, parse, resolve, undrafted
 from scripts.evaluation.store import Store
 from scripts.machine import machine
 from scripts.paths import DEMO, ROOT
-
-DEMO_SETS = ("sql", "code")
 
 
 def parser() -> Parser:
@@ -57,7 +55,6 @@ def parser() -> Parser:
         help="the pair's checkpoints, for the baselines: folder with target/ and auxiliary/",
     )
     own.add_argument("--params", default="{}", help="decoding parameters of all settings, as a JSON object")
-    own.add_argument("--tuned", default=str(TUNED), help="tuned values of the demo's sets; none: leave them out")
     own.add_argument("--limit", type=int, help="prompts of each set (default: all)")
     own.add_argument("--seeds", type=int, default=1, help="how many answers to each prompt")
     own.add_argument("--batch", type=int, default=1, help="prompts decoded at once")
@@ -116,7 +113,6 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         raise InvalidInput("methods", options.methods, "--gain adds the points of the curves; leave them out")
     labels = parse_searches("none" if drawn else options.baselines)
     sets = open_sets([name for name in options.set.split(",") if name], options.split, options.limit)
-    tuned = {} if options.tuned == "none" else read_tuned(Path(options.tuned))
     common = _object("params", options.params)
     for name in ("method", "seed", "n"):
         if name in common:
@@ -126,7 +122,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     quiet_transformers()
     defaults = DecodingParams.from_dict(dict(read_json(options.pair, "pair.json").get("defaults", {})))
-    params = [_params(one, measured, defaults, tuned, common) for one in sets]
+    params = [_params(one, measured, defaults, common) for one in sets]
     meter = EnergyMeter()
     llm = _open(options, params, meter.available)
     tasks = [_task(one, llm, own) for one, own in zip(sets, params, strict=True)]
@@ -164,9 +160,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         }
         _show(task, rows, meter.name)
         if options.gain:
-            gained = found["sets"][task.prompts.name]["gain"] = gain.gains(
-                scored, options.batch, gain.known(task.params)
-            )
+            gained = gain.gains(scored, group, gain.known(task.params))
+            found["sets"][task.prompts.name]["gain"] = gained
             print(f"\n{report.gain_table(gained)}")
     if drawn:
         rows_of = {name: one["settings"] for name, one in found["sets"].items()}
@@ -201,19 +196,10 @@ def _write(found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
 
 
 def _params(
-    task: PromptSet,
-    asked: Sequence[Asked],
-    defaults: DecodingParams,
-    tuned: Mapping[str, Any],
-    common: Mapping[str, Any],
+    task: PromptSet, asked: Sequence[Asked], defaults: DecodingParams, common: Mapping[str, Any]
 ) -> dict[str, DecodingParams]:
     """Parameters by label for one set."""
-    own = tuned.get(task.name, {}) if task.name in DEMO_SETS else {}
-
-    def resolved(one: Asked) -> DecodingParams:
-        return resolve(one, defaults, own, _common(task, common))
-
-    return {one.label: resolved(one) for one in asked}
+    return {one.label: resolve(one, defaults, _common(task, common)) for one in asked}
 
 
 def _common(task: PromptSet, common: Mapping[str, Any]) -> dict[str, Any]:

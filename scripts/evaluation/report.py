@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scripts.evaluation.figures import REPEATED_SPAN
 from scripts.evaluation.gain import CURVES, MARGINS, SPEEDS, TEMPERATURES, on_curve
 
@@ -143,7 +145,7 @@ def plot_settings(sets: Mapping[str, Any], path: Path) -> None:
 def plot_gain(sets: Mapping[str, Any], path: Path) -> None:
     """Per set and quality that is held equal, tokens per pass against it: methods, and the curve of lossless decoding.
 
-    Points above the curve have gained; names stand at the right, each at about the height of its point.
+    Points above the curve have gained; names stand at the right, in the order of the points.
     """
     plt = _pyplot()
     panels = [(name, quality) for name, one in sets.items() for quality in next(iter(one["gain"].values()))["at"]]
@@ -162,14 +164,13 @@ def plot_gain(sets: Mapping[str, Any], path: Path) -> None:
         xs, ys = places(shown, quality), places(shown, "block_efficiency")
         bars = [rows[label][quality]["error"] * factor for label in shown]
         axis.errorbar(xs, ys, xerr=bars, fmt="o", markersize=4, lw=0.8)
-        step, height = (max(ys) - min(ys)) / 32, -math.inf
         axis.margins(0.05)
-        for label, x, y in zip(shown, xs, ys, strict=True):
-            height = max(y, height + step)
-            line = {"arrowstyle": "-", "lw": 0.4, "color": "gray", "relpos": (0, 0.5)}
-            axis.annotate(label, (x, y), (1.02, height), ("data", "data"), axis.get_yaxis_transform(), arrowprops=line)
+        line = {"arrowstyle": "-", "lw": 0.4, "color": "gray", "relpos": (0, 0.5)}
+        for height, label, x, y in zip(np.linspace(0, 1, len(shown)), shown, xs, ys, strict=True):
+            axis.annotate(label, (x, y), (1.02, height), "data", "axes fraction", arrowprops=line)
             axis.texts[-1].set(fontsize=7, verticalalignment="center")
-        axis.set(title=f"{name}: methods above the line gain at equal {heading}", xlabel=heading)
+        axis.set(xlabel=heading)
+        axis.set_title(f"{name}: above the line is a gain at equal {quality.replace('_', '-')}", fontsize=10)
         axis.set(ylabel="tokens per target pass")
         axis.grid(alpha=0.3)
         axis.legend(loc="best", fontsize=7)

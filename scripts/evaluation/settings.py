@@ -2,29 +2,24 @@
 
 `TABLE` has every method of `mtad.params.METHODS` under its own name, with its defaults, and a few more. A label may be
 followed by changes, `mtad:accept_threshold=0.3:beam_width=2`, and is then shown with them. Of several values for one
-parameter the first of these counts: the changes; the tuned values of the demo's prompts (`scripts/demo/tuned.json`);
-the table; what is given for all settings; the pair's defaults (`mtad tune` writes them), those of drafting and
-accepting for the method they are for only; `DecodingParams`.
+parameter the first of these counts: the changes; the table; what is given for all settings; the pair's defaults
+(`mtad tune` writes them), those of drafting and accepting for the method they are for only; `DecodingParams`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS, DecodingParams
 from runtime.tuning.search import GRID
-from scripts.paths import DEMO
 
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "greedy": {"method": "sample", "temperature": 0.0},
     "dsbd-constant": {"method": "dsbd", "accept_threshold": 0.0},
 }
-TUNED = DEMO / "tuned.json"
 
 
 @dataclass(frozen=True)
@@ -58,28 +53,12 @@ def parse(names: Sequence[str]) -> list[Asked]:
     return found
 
 
-def read_tuned(path: Path = TUNED) -> dict[str, dict[str, dict[str, Any]]]:
-    """Tuned values by set and method.
-
-    Raises:
-        InvalidInput: the file is missing or not such a table.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {kind: {k: dict(v) for k, v in by.items()} for kind, by in values.items() if kind != "defaults"}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InvalidInput("tuned", str(path), f"cannot be read ({error}); run python -m scripts.bench tune") from None
-
-
-def resolve(
-    asked: Asked, defaults: DecodingParams, tuned: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any]
-) -> DecodingParams:
+def resolve(asked: Asked, defaults: DecodingParams, common: Mapping[str, Any]) -> DecodingParams:
     """Parameters of an entry for one set.
 
     Args:
         asked: the entry.
         defaults: the pair's.
-        tuned: values by label, for this set.
         common: for all settings: `max_tokens`, `stop` and what the user gives for all.
 
     Raises:
@@ -87,7 +66,7 @@ def resolve(
     """
     row = TABLE[asked.base]
     own = defaults if defaults.method == row["method"] else undrafted(defaults)
-    values = {**common, **row, **tuned.get(asked.base, {}), **asked.changes}
+    values = {**common, **row, **asked.changes}
     return DecodingParams.from_dict(values, own)
 
 

@@ -161,7 +161,7 @@ class Large:
         own = self.options
         given = ["--pair", str(self.folder / "pair"), "--set", f"jsonl={self.folder / 'corpus' / 'held-out.jsonl'}"]
         given += ["--device", own.device, "--limit", str(own.prompts), "--batch", str(own.batch)]
-        given += ["--params", json.dumps({"max_tokens": own.max_tokens}), "--tuned", "none", "--baselines", "none"]
+        given += ["--params", json.dumps({"max_tokens": own.max_tokens}), "--baselines", "none"]
         given += ["--methods", own.methods]
         whole = command.compare(command.parser().parse_args(given))
         stage = report.stage("evaluation", rows=[], evaluation=whole)

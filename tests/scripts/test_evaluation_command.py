@@ -28,7 +28,7 @@ from scripts.evaluation.decoders import Answer, Baseline, Decoder, Ids, Ours, cu
 from scripts.evaluation.figures import Scored, summarise
 from scripts.evaluation.measure import measure, score
 from scripts.evaluation.prompt_set import Prompt, PromptSet
-from scripts.evaluation.settings import TABLE, parse, read_tuned, resolve
+from scripts.evaluation.settings import TABLE, parse, resolve
 from scripts.systems import HuggingFace
 from tests.support.checkpoints import TEXT
 
@@ -72,21 +72,20 @@ def target(twins: Path) -> LlamaForCausalLM:
 def test_every_method_is_a_setting_by_itself_with_its_defaults() -> None:
     assert set(METHODS) <= set(TABLE)
     for name in METHODS:
-        params = resolve(parse([name])[0], DecodingParams(), {}, {})
+        params = resolve(parse([name])[0], DecodingParams(), {})
         assert params == DecodingParams(method=name)
 
 
-def test_changes_come_before_tuned_values_and_these_before_the_pairs_defaults() -> None:
+def test_changes_come_before_the_table_and_the_table_before_the_pairs_defaults() -> None:
     own = DecodingParams(method="mtad", accept_threshold=0.9, draft_len=6)
     plain, changed = parse(["mtad", "mtad:accept_threshold=0.2:beam_width=3"])
-    assert resolve(plain, own, {}, {}) == own
-    tuned = {"mtad": {"accept_threshold": 0.1}}
-    assert resolve(plain, own, tuned, {"max_tokens": 9}) == replace(own, accept_threshold=0.1, max_tokens=9)
-    assert resolve(changed, own, tuned, {}) == replace(own, accept_threshold=0.2, beam_width=3)
+    assert resolve(plain, own, {}) == own
+    assert resolve(plain, own, {"max_tokens": 9}) == replace(own, max_tokens=9)
+    assert resolve(changed, own, {}) == replace(own, accept_threshold=0.2, beam_width=3)
     assert changed.label == "mtad accept_threshold=0.2 beam_width=3"
     other = parse(["mmtad"])[0]
-    assert resolve(other, own, tuned, {}) == DecodingParams(method="mmtad"), "defaults are those of another method"
-    assert resolve(parse(["greedy"])[0], own, {}, {"temperature": 0.7}).temperature == 0
+    assert resolve(other, own, {}) == DecodingParams(method="mmtad"), "defaults are those of another method"
+    assert resolve(parse(["greedy"])[0], own, {"temperature": 0.7}).temperature == 0
 
 
 @pytest.mark.parametrize("name", ["medusa", "mtad:gamma=3", "mtad:draft_len", "mtad:seed=3", "mtad:method=sample"])
@@ -95,14 +94,6 @@ def test_unknown_settings_are_refused(name: str) -> None:
         parse([name])
     with pytest.raises(InvalidInput):
         parse(["mtad", "mtad"])
-
-
-def test_the_demos_tuned_values_are_settings_of_its_sets() -> None:
-    tuned = read_tuned()
-    for kind in ("sql", "code"):
-        for name, values in tuned[kind].items():
-            assert resolve(parse([name])[0], DecodingParams(), tuned[kind], {}).method == name
-            assert values
 
 
 @pytest.mark.parametrize("text", ["accept_threshold", "method=a,b", "draft_len=4", "draft_len=4,4", "draft_len=0,4"])
@@ -327,7 +318,6 @@ def test_curves_have_a_point_a_value_and_their_references(
         (["--gain", "--curve", "draft_len=1,2"], "--gain"),
         (["--gain", "--methods", "block:temperature=0.5"], "--methods"),
         (["--answers", __file__], "--answers"),
-        (["--tuned", "/no/such/file"], "--tuned"),
         (["--checkpoints", "/no/such/folder"], "target"),
     ],
 )
@@ -352,7 +342,7 @@ def test_checkpoints_of_another_pair_are_refused(
 
 def test_what_a_pair_asks_of_every_text_holds_for_every_setting_and_drafting_for_its_own(llm: LLM) -> None:
     own = DecodingParams(method="mmtad", draft_len=7, beam_width=2, accept_threshold=0.3, temperature=0.6, top_k=5)
-    sample, mmtad = (resolve(one, own, {}, {}) for one in parse(["sample", "mmtad"]))
+    sample, mmtad = (resolve(one, own, {}) for one in parse(["sample", "mmtad"]))
     assert sample == DecodingParams(method="sample", temperature=0.6, top_k=5)
     assert mmtad == own
 

@@ -88,7 +88,7 @@ def test_the_quality_of_a_lossless_method_is_known_from_its_temperature() -> Non
     assert found["at"]["distinct_2"]["temperature"]["value"] == pytest.approx(0.5)
     assert found["gain"]["block_efficiency"]["value"] == pytest.approx(2)
     labels = ["gbv:beam_width=2", "traversal:temperature=0.5", "greedy", "block:top_p=0.7", "mtad", *curve_settings()]
-    params = {one.label: resolve(one, DecodingParams(), {}, {}) for one in parse(labels)}
+    params = {one.label: resolve(one, DecodingParams(), {}) for one in parse(labels)}
     of_curve = {label: own.temperature for label, own in params.items() if on_curve(label)}
     assert known(params) == {"gbv beam_width=2": 1.0, "traversal temperature=0.5": 0.5, **of_curve}
 
