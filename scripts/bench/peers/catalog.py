@@ -10,7 +10,7 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import METHODS
-from scripts.bench.methods import TUNED
+from scripts.bench.methods import THRESHOLDS
 from scripts.bench.peers.models import DRAFT_LEN, Models, missing, python
 from scripts.systems import GENAI
 
@@ -60,9 +60,9 @@ def method_params(name: str) -> dict[str, Any]:
     method, _, adaptive = name.partition(" ")
     if method not in METHODS or adaptive not in ("", "adaptive"):
         raise InvalidInput("methods", name, f"give names of methods, or 'mtad adaptive'; known: {', '.join(METHODS)}")
-    tuned = json.loads(TUNED.read_text(encoding="utf-8"))["code"]
-    of = "mmtad" if method == "mmtad_sample" else method  # the same set of accepted paths
-    params = {"method": method, "draft_len": DRAFT_LEN, **tuned.get(of, {})}
+    params: dict[str, Any] = {"method": method, "draft_len": DRAFT_LEN}
+    if METHODS[method].rule in ("joint", "joint_sample"):
+        params["accept_threshold"] = THRESHOLDS["code"]
     return params | {"speculation": "adaptive" if adaptive else "fixed"}
 
 
