@@ -40,7 +40,7 @@ def compile_kernel(
     kernel, size = getattr(module, name), tile(queries, head_dim, ITEMSIZE[dtype])
     head, columns = {"HEAD": head_dim, "WIDTH": padded(head_dim)}, {"QUERIES": size.queries, "COLUMNS": size.columns}
     flags = {"SOFTCAPPED": False, "WINDOWED": False, "SPLIT": True}
-    constants = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags}
+    constants: dict[str, Any] = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags}
     constants |= {"ROTARY": head_dim, "SIZE": 4096, "ACTIVATION": "gelu_tanh", "BLOCK": 1024}
     constants |= {"WIDTH": 4096} if name == "rms_norm" else {}
     constants |= changes
