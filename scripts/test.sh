@@ -9,6 +9,6 @@ mypy
 if [ "${1:-}" = --fast ]; then
     set -- -m "not slow" "${@:2}"
 elif ! [ -d build/baselines/target ]; then
-    scripts/baselines.sh
+    scripts/baselines.sh onnxruntime-genai
 fi
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
