@@ -262,7 +262,7 @@ def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
 @every_method
 def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, method: str) -> None:
     params = replace(BASE, method=method, n=3, top_k=0, top_p=1.0)
-    results = llm.generate([PROMPTS[0], PROMPTS[4]], params)
+    results = llm.generate([PROMPTS[4], PROMPTS[0]], params)  # the first is long enough to be shared
     assert [result.index for result in results] == [0, 1, 2] * 2
     assert [result.prompt_token_ids for result in results[:3]] == [results[0].prompt_token_ids] * 3
     assert len({tuple(result.token_ids) for result in results[:3]}) == 3
