@@ -44,9 +44,8 @@ class DecodingLoop:
         batches: makes a block's input.
         run_block: runs a block and commits what it accepts.
         output: owns the requests' texts, constraints and figures.
-        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens, and fewer where they
-            would hold up many running requests (`Planner.prompt_tokens`). What adaptive drafts have to catch up on
-            counts as well.
+        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens. What adaptive drafts have
+            to catch up on counts as well.
 
     Attributes:
         planner: decides adaptive drafts; None until there is a request that asks for them.
@@ -75,10 +74,7 @@ class DecodingLoop:
         Returns:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
-        budget, running = self._max_prefill_tokens, len(self.scheduler.running)
-        if self.planner and 0 < running < self.scheduler.rows:
-            budget = self.planner.prompt_tokens(self.scheduler.rows - running, budget)
-        budget = self._prefill(budget)
+        budget = self._prefill(self._max_prefill_tokens)
         self._make_room()
         if requests := list(self.scheduler.running):
             self._run(requests, budget)

@@ -27,9 +27,6 @@ PROBE_SHARE = 0.01
 SETTLED = 8
 """Blocks after a change that tell how wrong the table is about what it was changed to."""
 
-LEAST_PROMPT = 64
-"""Prompt tokens that may be prefilled beside running requests, however long they take."""
-
 LEAST, MOST_ERROR = BlockShape(1, 1, 1), 1.6
 """The smallest draft, and the factor by which the table is at most taken to be wrong about it, against no draft."""
 
@@ -158,14 +155,6 @@ class Planner:
     def drafting(self) -> bool:
         """Whether adaptive requests are being drafted for, so that a new one's prompt had better be in both caches."""
         return self._now.draft_len > 0
-
-    def prompt_tokens(self, free: int, most: int) -> int:
-        """Prompt tokens to prefill before the next block, `LEAST_PROMPT` to `most`.
-
-        Each of the `free` rows may delay the running ones by half a block of all rows.
-        """
-        seconds = free / 2 * self._block_seconds(self.costs.target.rows[-1], self._block[1], 0)
-        return min(most, max(LEAST_PROMPT, self.costs.prompt_tokens(seconds, most)))
 
     def observe(
         self, requests: Sequence[Request], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float

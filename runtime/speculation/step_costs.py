@@ -114,14 +114,6 @@ class StepCosts:
         """Seconds to store `missed` tokens of one row in the auxiliary's cache."""
         return self.auxiliary.at(1, missed, columns) if missed > 0 else 0.0
 
-    def prompt_tokens(self, seconds: float, most: int) -> int:
-        """Tokens of one row, 1 to `most`, that both caches store in so many seconds more than a single token takes."""
-
-        def taken(tokens: int) -> float:
-            return self.target.at(1, tokens, 0) + self.auxiliary.at(1, tokens, 0)
-
-        return bisect_right(range(1, most + 1), taken(1) + seconds, key=taken)
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.speculation.planner import LEAST_PROMPT, Acceptance, Planner, variants
+from runtime.speculation.planner import Acceptance, Planner, variants
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 
 ROWS, TOKENS = (1, 2, 4, 8, 16), (1, 2, 3, 5, 9, 17, 33, 65)
@@ -409,15 +409,3 @@ def test_forgotten_requests_leave_nothing_but_what_was_learnt() -> None:
 
 def test_no_request_is_no_plan() -> None:
     assert Planner(COSTS["cpu"]).plan([]) == []
-
-
-def test_the_more_requests_run_the_less_a_prompt_holds_them_up() -> None:
-    planner = Planner(COSTS["cpu"])
-    allowed = [planner.prompt_tokens(free, 256) for free in range(1, 16)]
-    assert allowed == sorted(allowed)
-    assert (allowed[0], allowed[-1]) == (LEAST_PROMPT, 256)
-    assert planner.prompt_tokens(1, 8) == 8, "the configured limit holds"
-
-
-def test_prompts_whose_length_hardly_costs_anything_are_not_cut() -> None:
-    assert Planner(COSTS["gpu"]).prompt_tokens(3, 256) == 256
