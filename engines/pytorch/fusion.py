@@ -1,7 +1,8 @@
 """Fewer kernels per decoder layer: parts of a Hugging Face model replaced by ones that launch fewer, in place.
 
-A part is found by what it is given and what it computes, never by its name, so one description serves all families.
-What is not recognised stays as it is. Replaced are
+A part is found by what it is given and by what it computes on probe inputs, so one description serves all families; the
+few names that it relies on are transformers' own (`apply_rotary_pos_emb`, `weight`, `variance_epsilon`). What is not
+recognised stays as it is. Replaced are
 
 * linear layers of one module that are given the same tensor (queries, keys and values; gate and up): one product;
 * root mean square norms, and activations that a model spells out;

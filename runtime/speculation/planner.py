@@ -102,8 +102,8 @@ class Planner:
 
     A block takes the seconds of the table times the machine's speed. If it drafts, it takes some more: the table's
     error of the smallest draft, since what the table misses is the host's work, which larger drafts share. In the first
-    blocks after a change between drafting and not, an error of the table is that one; after a change of the draft, it
-    is that draft's own; later it is the speed's.
+    blocks after a change between drafting and not, an error of the table is that one; in the first of a draft, at the
+    start as well, it is that draft's own; later it is the speed's.
 
     Nothing is learnt of what is not run, so now and then a probe runs another width (0 drafts nothing), in turn.
     `PROBE_SHARE` bounds what probes lose.
@@ -165,7 +165,8 @@ class Planner:
             requests: as given to `plan`.
             used: what it returned, or what was run instead.
             accepted: drafted tokens the target accepted in each row, whether or not the text ended among them.
-            seconds: of the whole block; without prefill, and without what brought an auxiliary cache up to date.
+            seconds: of the whole block; without prefill, and without what brought an auxiliary cache up to date, except
+                on engines that compute such tokens beside the block's own (OpenVINO).
         """
         self._since_probe += seconds
         self._countdown -= used is self._used  # else caches are being brought up to date first

@@ -49,7 +49,7 @@ class System:
     def lossless(self) -> bool:
         """Whether its texts are distributed as the target's samples are.
 
-        OpenVINO GenAI's with a draft model are not: it compares the draft with a token that the target drew.
+        OpenVINO GenAI's with a draft model are not: with top-k 1 its sampled texts are not greedy (2026.4.1).
         """
         if self.peer:
             return not (self.peer == "openvino-genai" and self.drafts)
