@@ -116,8 +116,6 @@ class DecodingLoop:
             request.target_held = request.auxiliary_held = 0
             request.statistics.preemptions += 1
             self.totals.preemptions += 1
-            if self.planner:
-                self.planner.forget(request)
 
     def _run(self, requests: list[Request], budget: int) -> None:
         """Run one block of every request, and end those that break it.

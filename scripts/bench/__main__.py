@@ -34,7 +34,7 @@ from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.bench.methods import KINDS, methods
 from scripts.bench.overhead import measure_overhead
 from scripts.bench.precision import run as run_precision
-from scripts.bench.vocabulary import settings, vocabulary_pair
+from scripts.bench.vocabulary import LEAST, settings, vocabulary_pair
 from scripts.demo import dataset
 from scripts.paths import ROOT
 
@@ -116,6 +116,8 @@ def main() -> None:
         print(json.dumps(run_precision(folders, options.threads or cores(), counts)))
         return
     if options.what == "vocabulary":
+        if options.size < LEAST:
+            raise InvalidInput("size", options.size, f"give at least {LEAST}")
         options.pair = vocabulary_pair(ROOT / "build" / f"vocabulary-{options.size}", options.size)
     llm = LLM(options.pair, placed_config(options))
     print(llm.pair.runs_on)

@@ -38,6 +38,10 @@ def settings(methods: Sequence[str]) -> dict[str, DecodingParams]:
     }
 
 
+LEAST = 1024
+"""Tokens of a vocabulary, so that the prompts of the benchmark lie within it."""
+
+
 def vocabulary_pair(folder: Path, size: int) -> Path:
     """The exported pair, made where it is not there yet.
 

@@ -251,3 +251,12 @@ def test_adaptive_drafts_are_compared_round_by_round_with_their_best_fixed_setti
         assert found[name]["fixed"] == pytest.approx({"median": fixed, "low": fixed, "high": fixed})
     assert median_interval([3, 1, 2, 5, 4]) == {"median": 3, "low": 1, "high": 5}
     assert median_interval(range(1, 11)) == {"median": 5.5, "low": 2, "high": 9}
+
+
+def test_a_vocabulary_too_small_for_the_prompts_is_refused_by_the_options_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["scripts.bench", "vocabulary", "--size", "10"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "--size = 10: give at least 1024" in capsys.readouterr().err
