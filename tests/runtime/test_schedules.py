@@ -138,10 +138,13 @@ def run_mock(seed: int, pages: int = 0) -> Counter[str]:
         engine = chance.choice([mock.auxiliary, mock.target])
         engine.faults = [chance.choice([OSError("injected"), chance.randrange(5), None]) for _ in range(3)]
 
+    assert mock.loop.planner is not None
+    forgotten, forget = Counter[int](), mock.loop.planner.forget
+    mock.loop.planner.forget = lambda request: (forgotten.update([request.id]), forget(request))[1]  # type: ignore[method-assign]
     reasons = run_schedule(seed, mock.loop, pool(), break_something)
+    assert max(forgotten.values(), default=0) <= 1, "a preempted request was taken for one that has ended"
     for kv in (mock.auxiliary.kv, mock.target.kv):
         assert not kv.isnan().any(), "a failed request's row was not cleared"
-    assert mock.loop.planner is not None
     assert not mock.loop.planner._rows, "the planner remembers what has ended"
     if isinstance(mock.target, PagedMock):
         assert mock.target.table.pages.free == pages, "a page is lost"
