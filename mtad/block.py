@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.accept import Accepted, accept, moves
-from mtad.distribution import process
-from mtad.draft import Level, assemble, by_parent, expand
-from mtad.live import Live, replay
-from mtad.noise import LevelNoise, Noise
+from mtad.distributions.candidates import process
+from mtad.distributions.table import Distributions, part, tabulate
+from mtad.draft.levels import Level, assemble, by_parent, expand
+from mtad.draft.live import Live, replay
+from mtad.draft.tree import TokenTree, attend, keep_best, tree_columns
+from mtad.noise.host import LevelNoise, Noise
 from mtad.ops import depths, index
 from mtad.params import Form, Rule
 from mtad.rows import Place, Rows, choose_rows
-from mtad.table import Distributions, part, tabulate
-from mtad.tree import TokenTree, attend, keep_best, tree_columns
+from mtad.rules.accept import Accepted, accept, moves
 
 
 class Inputs(NamedTuple):
@@ -61,7 +61,7 @@ class Begun(NamedTuple):
 
     Attributes:
         inputs: the first step: the last two committed tokens.
-        holds: int64 [R, 1, L], what each column holds (`mtad.tree.tree_columns`).
+        holds: int64 [R, 1, L], what each column holds (`mtad.draft.tree.tree_columns`).
         sees: bool [R, 1, 1, L], what the root sees of the columns the tree is stored behind.
     """
 
@@ -169,7 +169,7 @@ def distributions(
 
     Args:
         keeps: they are needed after the drafter's next step, which takes the logits' memory.
-        wanted: see `mtad.table.tabulate`.
+        wanted: see `mtad.distributions.table.tabulate`.
     """
     return tuple(
         tabulate(logits.clone() if keeps else logits, rows, wanted) if table else process(logits, rows)
@@ -181,7 +181,7 @@ def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]
     """The tree that the target scores of a draft, and for each of its nodes the node of the draft that it is.
 
     Args:
-        levels: the stacked levels (`mtad.draft.stack`).
+        levels: the stacked levels (`mtad.draft.levels.stack`).
         selects: whether some row is scored along its best beam only, out of several.
     """
     tree = assemble(levels)
@@ -228,7 +228,7 @@ def decide(
 
     Args:
         draft: None where nothing was drafted.
-        adjusted, logits, noise, rows, rules, tables: see `mtad.accept.accept`.
+        adjusted, logits, noise, rows, rules, tables: see `mtad.rules.accept.accept`.
         committed: int64 [R], committed tokens before the block.
     """
     if draft is None:

@@ -1,8 +1,8 @@
 """What a request asks of its logits beyond the models' own opinion, at every node of the token tree.
 
-Both models' logits are changed alike, each node's by what its own path implies, before `mtad.distribution.process`
-filters them: p and q are then distributions under the same constraints, a forbidden token has p = q = 0, and the
-acceptance rules need to know nothing of it.
+Both models' logits are changed alike, each node's by what its own path implies, before
+`mtad.distributions.candidates.process` filters them: p and q are then distributions under the same constraints, a
+forbidden token has p = q = 0, and the acceptance rules need to know nothing of it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.draft import Level
+from mtad.draft.levels import Level
+from mtad.draft.tree import TokenTree
 from mtad.ops import index
-from mtad.tree import TokenTree
 
 
 class Paths(NamedTuple):

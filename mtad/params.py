@@ -45,7 +45,7 @@ class Method:
             has its own children, drawn without replacement, as many as `branching` says).
         independent: of a branching draft: whether it is `beam_width` chains, each drawn without regard to the others.
         tree: whether the target scores the whole draft rather than one path of it.
-        rule: the acceptance rule, a key of `mtad.accept.RULES`.
+        rule: the acceptance rule, a key of `mtad.rules.accept.RULES`.
         lossless: whether the output is distributed as the target's own samples.
         drawn: whether what is kept is drawn, so that temperature 0 needs a definition of its own: the likeliest.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from mtad.params import FORMS, DecodingParams, Form, Rule
 
 LISTED = 128
-"""Candidates up to which a distribution is a sorted list of them (`mtad.distribution.Candidates`); one with more is a
-table of the vocabulary (`mtad.table.Table`)."""
+"""Candidates up to which a distribution is a sorted list of them (`Candidates`); one with more is a table of the
+vocabulary (`mtad.distributions.table.Table`)."""
 
 BLOCK = 256
 """Tokens of a block of such a table."""
@@ -198,7 +198,7 @@ def stack_rows(
     """Rows for a batch of requests.
 
     Temperature 0 has no code of its own: lossless methods become top-k 1, the others keep temperature 1 and are given
-    noise 0 (`mtad.noise`), which turns beam sampling into beam search and the bonus draw into an argmax.
+    noise 0 (`mtad.noise.host`), which turns beam sampling into beam search and the bonus draw into an argmax.
 
     Args:
         shape: at least as large as each request's own.
@@ -321,7 +321,7 @@ class Place(NamedTuple):
     Attributes:
         here: bool [D], the level among all levels.
         slots: int64 [W, 1], 0, 1, ..
-        held: int64 [W, 1], what `mtad.tree.tree_columns` calls each slot's node: its index + 1.
+        held: int64 [W, 1], what `mtad.draft.tree.tree_columns` calls each slot's node: its index + 1.
         ahead: int64 [1, W], how far behind the first committed column its tokens' positions are: depth - 1.
         behind: int64 [R], how many columns after the committed ones its first node is.
         ends: bool [R, 1], whether a path that reaches this level is as long as the row drafts.

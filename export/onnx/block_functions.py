@@ -28,8 +28,8 @@ from engines.folder import write_folder
 from export.quiet import quiet
 from mtad import block
 from mtad.block import Context, Draft, Grown
-from mtad.draft import Level, stack
-from mtad.noise import Noise
+from mtad.draft.levels import Level, stack
+from mtad.noise.host import Noise
 from mtad.params import FORMS, DecodingParams, Form, Rule
 from mtad.rows import Shape
 from runtime.commands.entry import Parser, command

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from engines.base import Engine, EngineSpec, Step, mask_length
+from mtad.draft.tree import attend
 from mtad.errors import VerificationFailed
-from mtad.tree import attend
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 1.0}
 """Largest difference of a logit that is accepted, by engine dtype; the reference is the checkpoint in float32. With

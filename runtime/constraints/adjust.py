@@ -16,7 +16,7 @@ from runtime.constraints.constraint import Constraint
 class Constraints:
     """The constraints of one block's rows, until one of them advances.
 
-    Both models' logits go through `adjust` at every node of the token tree, before `mtad.distribution.process`.
+    Both models' logits go through `adjust` at every node of the token tree, before the filters (`candidates.process`).
     """
 
     def __init__(self, constraints: Sequence[Constraint | None]) -> None:

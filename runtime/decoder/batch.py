@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mtad.draft import Level
-from mtad.live import Live
-from mtad.noise import Noise
+from mtad.draft.levels import Level
+from mtad.draft.live import Live
+from mtad.noise.host import Noise
 from mtad.rows import Place, Rows, Shape
 from runtime.constraints.adjust import Constraints
 

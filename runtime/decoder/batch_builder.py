@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from engines.buffers import Recent, Slab, packed, size_of, views
-from mtad import device_noise
-from mtad.draft import Level, root
-from mtad.live import Beams, Live
-from mtad.noise import Draws, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
+from mtad.draft.levels import Level, root
+from mtad.draft.live import Beams, Live
+from mtad.noise import device as device_noise
+from mtad.noise.host import Draws, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
 from mtad.params import DecodingParams
 from mtad.rows import LISTED, Place, Rows, Shape, block_shape, places, stack_rows
 from runtime.constraints.adjust import Constraints
@@ -126,7 +126,7 @@ class _Layout:
         count, rows: rows with a request, and all.
         shape: of the batch's blocks.
         packed: `Rows`, the root's `Level`, the places, `by_target` of `Batch`, `real` of `Padded`, and `scales` of
-            `mtad.device_noise.draw`, see `engines.buffers.packed`; `tensors` are views of it. Which of the last three
+            `mtad.noise.device.draw`, see `engines.buffers.packed`; `tensors` are views of it. Which of the last three
             there are follows from the shape, and from the kind of batches.
         draws: what the rows draw.
         stops, by_auxiliary: of `Batch`.
@@ -168,7 +168,7 @@ class _InputBuffers:
 
     Attributes:
         arrays: what changes from block to block, numpy views: last two tokens, committed tokens; `states` of
-            `mtad.device_noise.draw` where that is drawn on a device, else noise `accept`, `bonus`, `nodes` by levels,
+            `mtad.noise.device.draw` where that is drawn on a device, else noise `accept`, `bonus`, `nodes` by levels,
             and the draft's `uniform`, `gumbel` and `table`.
         live: live beams, which change as well; None where no row has any.
     """

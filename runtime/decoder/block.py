@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mtad.accept import Accepted
 from mtad.block import Draft
-from mtad.live import Beams
+from mtad.draft.live import Beams
+from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.decoder.roles import Auxiliary, Target
 
@@ -21,7 +21,7 @@ class Block(NamedTuple):
     Attributes:
         levels: drafted tokens of each row's longest path; None where that is what its parameters say.
         logits: of the target, float32 [R, 1 + N, V].
-        path: int64 [R, draft_len], see `mtad.accept.Accepted`.
+        path: int64 [R, draft_len], see `mtad.rules.accept.Accepted`.
         tokens, log_probs, lengths: what was decided, as lists by row: emitted tokens and their log-probabilities, of
             which the first length + 1 count, and accepted draft tokens (-1: none, and no other either).
         finite: whether each row's draft has likelihoods that are numbers.

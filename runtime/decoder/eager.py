@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from mtad import block
-from mtad.accept import Accepted
 from mtad.block import Begun, Context, Draft, Grown, Inputs
-from mtad.draft import Level, stack
-from mtad.live import Live
-from mtad.noise import LevelNoise, Noise
+from mtad.distributions.table import Distributions, Table
+from mtad.draft.levels import Level, stack
+from mtad.draft.live import Live
+from mtad.draft.tree import TokenTree
+from mtad.noise.host import LevelNoise, Noise
 from mtad.rows import Place, Rows, Shape
-from mtad.table import Distributions, Table
-from mtad.tree import TokenTree
+from mtad.rules.accept import Accepted
 
 
 class BlockFunctions:

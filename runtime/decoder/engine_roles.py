@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_map_only
 from engines import Engine, Step
 from engines.base import mask_length
 from engines.buffers import Slab, sent
-from mtad.accept import Accepted
 from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
-from mtad.draft import Level, root
+from mtad.distributions.table import Distributions, Table, part
+from mtad.draft.levels import Level, root
+from mtad.draft.tree import TokenTree
 from mtad.ops import largest
 from mtad.rows import Rows, Shape, choose_rows
-from mtad.table import Distributions, Table, part
-from mtad.tree import TokenTree
+from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.decoder.eager import TorchFunctions
 from runtime.scheduler.request import TokenScore

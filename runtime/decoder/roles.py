@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mtad.accept import Accepted
 from mtad.block import Draft
-from mtad.tree import TokenTree
+from mtad.draft.tree import TokenTree
+from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.scheduler.request import TokenScore
 

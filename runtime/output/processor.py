@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtad.distribution import alternatives
+from mtad.distributions.candidates import alternatives
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer, Constraint
 from runtime.decoder.block import Block

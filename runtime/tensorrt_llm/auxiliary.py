@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from mtad import block
-from mtad.accept import Accepted
 from mtad.block import Draft
 from mtad.constrain import extend, root_paths
-from mtad.distribution import Candidates, process
-from mtad.draft import Level, expand, root, stack
-from mtad.live import replay
+from mtad.distributions.candidates import Candidates, process
+from mtad.draft.levels import Level, expand, root, stack
+from mtad.draft.live import replay
 from mtad.params import Rule
 from mtad.rows import choose_rows
+from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.tensorrt_llm.executor import Client, Found
 from runtime.tensorrt_llm.target import ExecutorTarget
@@ -163,7 +163,7 @@ def _by_target(batch: Batch) -> list[bool]:
 
 
 def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> list[Level]:
-    """Levels of a draft [R, width] from each row's beams, as `mtad.draft.expand` makes them.
+    """Levels of a draft [R, width] from each row's beams, as `mtad.draft.levels.expand` makes them.
 
     Beams that begin alike share nodes, and a text that has ended is carried down with the weight it has.
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from mtad import block
-from mtad.accept import Accepted
 from mtad.block import Draft
 from mtad.constrain import root_paths, tree_paths
+from mtad.draft.tree import TokenTree
 from mtad.errors import InvalidInput
-from mtad.tree import TokenTree
+from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.scheduler.request import Request, TokenScore
 from runtime.tensorrt_llm.executor import Client

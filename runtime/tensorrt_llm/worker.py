@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates, draw
+from mtad.distributions.candidates import Candidates, draw
+from mtad.draft.tree import TokenTree
 from mtad.errors import InvalidInput
-from mtad.joint import joint
-from mtad.noise import Noise
+from mtad.noise.host import Noise
 from mtad.params import DecodingParams
 from mtad.rows import Rows
-from mtad.scored import Scored
-from mtad.tree import TokenTree
+from mtad.rules.joint import joint
+from mtad.rules.scored import Scored
 from runtime.tensorrt_llm.compat import WORKER, check, load
 
 INTERFACE, UTILS = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm._torch.speculative.utils"
@@ -130,7 +130,7 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
 
 
 def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> Chosen:
-    """Decide chains by `mtad.joint.joint`: tokens int64 [G, 1 + D], those accepted and one more; how many, int64 [G].
+    """Decide chains by `mtad.rules.joint`: tokens int64 [G, 1 + D], those accepted and one more; how many, int64 [G].
 
     Args:
         drafted: int64 [G, D].

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mtad.distribution import process
+from mtad.distributions.candidates import process
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from mtad.rows import Rows, block_shape, stack_rows

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, root_paths, tree_paths
-from mtad.distribution import process
-from mtad.draft import expand, root
+from mtad.distributions.candidates import process
+from mtad.draft.levels import expand, root
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from mtad.rows import block_shape, places, stack_rows

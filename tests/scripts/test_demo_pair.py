@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from mtad.distribution import process
+from mtad.distributions.candidates import process
 from mtad.rows import block_shape, stack_rows
 from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.demo import dataset

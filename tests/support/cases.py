@@ -13,26 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import mtad.accept
-import mtad.noise
-from mtad.accept import Accepted
+import mtad.noise.host
+import mtad.rules.accept
 from mtad.block import distributions
 from mtad.constrain import extend, root_paths, tree_paths
-from mtad.distribution import draw as draw_tokens
-from mtad.draft import assemble, expand, root, stack
-from mtad.live import Live, replay
-from mtad.noise import Noise
+from mtad.distributions.candidates import draw as draw_tokens
+from mtad.distributions.table import Distributions, Table, draw_from, draw_one, part
+from mtad.draft.levels import assemble, expand, root, stack
+from mtad.draft.live import Live, replay
+from mtad.draft.tree import TokenTree, keep_best
+from mtad.noise.host import Noise
 from mtad.params import METHODS, DecodingParams
 from mtad.reference.request import Model, Random, Request, Tokens
 from mtad.rows import LISTED, Rows, Shape, block_shape, choose_rows, places, stack_rows
-from mtad.table import Distributions, Table, draw_from, draw_one, part
-from mtad.tree import TokenTree, keep_best
+from mtad.rules.accept import Accepted
 from runtime.constraints.adjust import Constraints
 from runtime.decoder.eager import stacked
 from tests.support.mock_models import Pair, mock_pair
 from tests.support.noise import draw_noise
 
-WINDOWS = lru_cache(maxsize=16_384)(mtad.noise._window.__wrapped__)
+WINDOWS = lru_cache(maxsize=16_384)(mtad.noise.host._window.__wrapped__)
 """Keeps the noise of thousands of texts, which tests draw with the same seeds."""
 
 
@@ -167,8 +167,8 @@ def run_block(
         own.copy_(torch.where(found.sum(-1, keepdim=True) > 0, found, own))
         return draw_one(after, noise, greedy)
 
-    with patch.multiple(mtad.accept, draw=note, draw_from=note_table, draw_one=note_one):
-        accepted = mtad.accept.accept(
+    with patch.multiple(mtad.rules.accept, draw=note, draw_from=note_table, draw_one=note_one):
+        accepted = mtad.rules.accept.accept(
             tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live, shape.tables
         )
     bonus[rows.tabulated] = own[rows.tabulated]
@@ -191,7 +191,7 @@ def generate(
         if not waiting:
             break
         cases = [Case(pair, params[row], texts[row], (row, index), beams.get(row, ())) for row in waiting]
-        with patch.object(mtad.noise, "_window", WINDOWS):
+        with patch.object(mtad.noise.host, "_window", WINDOWS):
             run = run_block(cases, vocab, eos, listed=listed)
         kept = run.accepted.live.beams() if run.accepted.live else [[]] * len(waiting)
         for row, text, live in zip(waiting, run.texts(), kept, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models
 
-from mtad.live import Beams
+from mtad.draft.live import Beams
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from runtime.constraints.adjust import Constraints

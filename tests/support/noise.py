@@ -9,8 +9,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from mtad import device_noise
-from mtad.noise import Draws, Floats, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
+from mtad.noise import device as device_noise
+from mtad.noise.host import Draws, Floats, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
 from mtad.params import DecodingParams
 from mtad.rows import Shape, block_shape
 
@@ -22,7 +22,7 @@ def draw_noise(
     vocab_size: int,
     device: torch.device | str = "cpu",
 ) -> Noise:
-    """Of a shape at least as large as each request's own; see `mtad.noise.Draws`."""
+    """Of a shape at least as large as each request's own; see `mtad.noise.host.Draws`."""
     uniform = np.zeros((shape.draft_len, len(params)), dtype=np.float32)
     gumbel = np.zeros((shape.draft_len, len(params), shape.width, gumbel_noise(shape)), dtype=np.float32)
     table = np.zeros((shape.draft_len, len(params), shape.width, table_noise(shape)), dtype=np.float32)

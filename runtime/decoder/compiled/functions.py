@@ -14,16 +14,16 @@ from torch import Tensor
 from engines.buffers import Slab, leaves, size_of
 from engines.onnx.binding import Binding, open_session
 from mtad import block
-from mtad.accept import Accepted
 from mtad.block import Begun, Context, Draft, Grown, Inputs
-from mtad.distribution import Candidates
-from mtad.draft import Level
+from mtad.distributions.candidates import Candidates
+from mtad.draft.levels import Level
+from mtad.draft.live import Live
+from mtad.draft.tree import TokenTree
 from mtad.errors import InvalidInput
-from mtad.live import Live
-from mtad.noise import LevelNoise, Noise
+from mtad.noise.host import LevelNoise, Noise
 from mtad.params import Rule
 from mtad.rows import Place, Rows, Shape, choose_rows
-from mtad.tree import TokenTree
+from mtad.rules.accept import Accepted
 from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, read_graphs
 from runtime.decoder.eager import BlockFunctions, TorchFunctions, filtered_levels
 

@@ -12,7 +12,18 @@ from engines.folder import read_json, write_json
 from mtad.errors import InvalidInput
 from mtad.params import Form, Rule
 
-SOURCES = ("accept", "block", "chain", "distribution", "draft", "joint", "ops", "rows", "scored", "tree")
+SOURCES = (
+    "block",
+    "distributions/candidates",
+    "draft/levels",
+    "draft/tree",
+    "ops",
+    "rows",
+    "rules/accept",
+    "rules/chain",
+    "rules/joint",
+    "rules/scored",
+)
 """Modules of `mtad` that the functions are made of."""
 EAGER: tuple[Rule, ...] = ("greedy_multi_path", "traversal", "recursive_rejection", "beams")
 """Acceptance rules that are not compiled: they take as many rounds as a node has children, or a row has levels."""

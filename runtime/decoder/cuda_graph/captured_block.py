@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engines.buffers import Slab, leaves, size_of, views
 from engines.graphs.capture import Work
-from mtad.live import Live
+from mtad.draft.live import Live
 from mtad.rows import Shape
 from runtime.decoder.batch import Batch
 from runtime.decoder.block import Ran, run_block
@@ -47,7 +47,7 @@ class Results(NamedTuple):
     """What the host reads of a block, or the logits' users later; see `runtime.decoder.block.Block`.
 
     Attributes:
-        tokens, log_probs, length, path, live: of `mtad.accept.Accepted`.
+        tokens, log_probs, length, path, live: of `mtad.rules.accept.Accepted`.
         levels: int64 [R]; None where nobody asks.
         finite: bool [R]; None where nothing was drafted.
     """

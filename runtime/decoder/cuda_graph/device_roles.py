@@ -8,8 +8,8 @@ from torch import Tensor
 from engines import Step
 from engines.base import index_columns
 from mtad.block import Inputs
-from mtad.draft import Level
-from mtad.tree import TokenTree
+from mtad.draft.levels import Level
+from mtad.draft.tree import TokenTree
 from runtime.decoder.batch import Batch
 from runtime.decoder.engine_roles import Drafter, EngineAuxiliary, EngineRole, EngineTarget
 

@@ -13,8 +13,8 @@ import torch
 
 import runtime.decoder.compiled.manifest
 from mtad.block import Context, Draft
+from mtad.draft.live import Beams
 from mtad.errors import InvalidInput
-from mtad.live import Beams
 from mtad.params import METHODS, DecodingParams
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder

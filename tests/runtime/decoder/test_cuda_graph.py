@@ -299,7 +299,7 @@ def test_a_wait_is_found_before_anything_is_captured_and_torch_checks_no_longer(
 
 
 def test_what_a_device_draws_is_not_drawn_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtad.noise.Draws.into", None)
+    monkeypatch.setattr("mtad.noise.host.Draws.into", None)
     device = Device(2, ReplayRecorder())
     batch = batch_of(device, [DecodingParams(method="mmtad", top_k=0, seed=row) for row in range(2)])
     with torch.inference_mode():

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates
+from mtad.distributions.candidates import Candidates
+from mtad.distributions.table import Distributions, Table, part
 from mtad.ops import index, running_sum, total
 from mtad.rows import Rows
-from mtad.scored import Chain, Scored, Verdict, after_node, plain
-from mtad.table import Distributions, Table, part
+from mtad.rules.scored import Chain, Scored, Verdict, after_node, plain
 
 
 def token_wise(scored: Scored, rows: Rows) -> Verdict:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.draft import Level, by_parent
+from mtad.draft.levels import Level, by_parent
 from mtad.rows import Place, Rows, choose_rows
 
 Beams = list[tuple[tuple[int, ...], float]]

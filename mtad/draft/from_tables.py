@@ -1,4 +1,4 @@
-"""Drafting from tables: what the samplers of `mtad.draft` do, without noise for each token.
+"""Drafting from tables: what the samplers of `mtad.draft.levels` do, without noise for each token.
 
 Gumbel noise on the mass of a block is the largest of the noisy tokens of the block, and the W largest noisy tokens lie
 in the W blocks with the largest. So each block has a number, and only the tokens of W blocks have numbers of their own,
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, relu
 
-from mtad.noise import LevelNoise
+from mtad.distributions.table import Table, descend
+from mtad.noise.host import LevelNoise
 from mtad.ops import index
 from mtad.params import FORMS, Form
 from mtad.rows import BLOCK, Place, Rows
-from mtad.table import Table, descend
 
 Drawn = tuple[Tensor, Tensor, Tensor]
 """Of each slot: its parent's slot and its token, int64 [R, W], and the path's log-likelihood, float32 [R, W]."""

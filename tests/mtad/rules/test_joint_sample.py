@@ -17,7 +17,7 @@ from mtad import reference
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from mtad.reference.rules import passing
-from tests.mtad.test_lossless import p_value
+from tests.mtad.rules.test_lossless import p_value
 from tests.support import cases as support
 from tests.support.cases import Case, run_block
 from tests.support.mock_models import mock_pair

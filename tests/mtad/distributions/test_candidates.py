@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from mtad.distribution import Candidates, draw, process
+from mtad.distributions.candidates import Candidates, draw, process
 from mtad.params import DecodingParams
 from mtad.rows import block_shape, stack_rows
 

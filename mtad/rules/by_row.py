@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mtad.live import Live
+from mtad.draft.live import Live
 from mtad.params import Rule
 from mtad.rows import Rows
-from mtad.scored import Scored
+from mtad.rules.scored import Scored
 
 WHOLE = ("itself", "slots", "beam_of", "ends")
 """Fields of `Rows` that all rows share."""

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from mtad.chain import verify_block
-from mtad.distribution import Candidates
-from mtad.recursive_rejection import auxiliary_after
+from mtad.distributions.candidates import Candidates
+from mtad.distributions.table import Table
 from mtad.rows import Rows
-from mtad.scored import Chain, Scored, Verdict, after_node
-from mtad.table import Table
+from mtad.rules.chain import verify_block
+from mtad.rules.recursive_rejection import auxiliary_after
+from mtad.rules.scored import Chain, Scored, Verdict, after_node
 
 
 def greedy_multi_path(scored: Scored, rows: Rows) -> Verdict:

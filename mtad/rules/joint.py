@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from mtad.distribution import invert
+from mtad.distributions.candidates import invert
 from mtad.ops import depths, index
 from mtad.rows import Rows
-from mtad.scored import Scored, Verdict, after_node, plain
+from mtad.rules.scored import Scored, Verdict, after_node, plain
 
 
 def joint(scored: Scored, rows: Rows) -> Verdict:

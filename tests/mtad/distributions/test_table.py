@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad import noise, prefix, rows, table, table_draft
+from mtad import rows
+from mtad.distributions import prefix, table
+from mtad.distributions.table import Table, draw_from, tabulate
+from mtad.draft import from_tables
+from mtad.noise import host
 from mtad.params import DecodingParams
 from mtad.reference.draft import Path
 from mtad.reference.request import process
 from mtad.reference.rules import RULES
 from mtad.rows import Rows, block_shape, stack_rows
-from mtad.table import Table, draw_from, tabulate
 from tests.support.cases import Case, Run, every_case, random_cases, run_block
 from tests.support.mock_models import mock_pair, watched
 
@@ -34,7 +37,7 @@ SETTINGS = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows, table, prefix, table_draft, noise):
+    for module in (rows, table, prefix, from_tables, host):
         monkeypatch.setattr(module, "BLOCK", 4)
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates
-from mtad.live import Live, behind
+from mtad.distributions.candidates import Candidates
+from mtad.draft.live import Live, behind
 from mtad.ops import index, log_total
-from mtad.recursive_rejection import auxiliary_after
 from mtad.rows import Rows, choose_rows
-from mtad.scored import Scored, Verdict
+from mtad.rules.recursive_rejection import auxiliary_after
+from mtad.rules.scored import Scored, Verdict
 
 
 class _Beams(NamedTuple):

@@ -1,6 +1,6 @@
 """The noise of a block, computed where the block runs, by integer operations that a CUDA graph can hold.
 
-The host's generator (`mtad.noise`) draws ahead of a block. For a whole vocabulary that takes longer than the block, so
+The host's (`mtad.noise.host`) draws ahead of a block. For a whole vocabulary that takes longer than the block, so
 on a GPU every number is a hash of its key and its place: number `place` of the generator SplitMix64 (Steele, Lea and
 Flood, doi:10.1145/2660193.2660195), begun at a hash of (seed, block). So what a row draws depends on nothing else in
 the batch. The two generators draw different numbers, and the logarithms' last bits may differ between devices.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mtad.noise import LevelNoise, Noise, gumbel_noise, node_noise
+from mtad.noise.host import LevelNoise, Noise, gumbel_noise, node_noise
 from mtad.ops import constant
 from mtad.rows import Shape
 

@@ -13,16 +13,17 @@ import pytest
 from scipy.stats import chisquare
 from torch import Tensor
 
-import mtad.accept
 import mtad.block
-import mtad.noise
+import mtad.noise.host
 import mtad.rows
-from mtad import prefix, table, table_draft
+import mtad.rules.accept
+from mtad.distributions import prefix, table
+from mtad.draft import from_tables
 from mtad.params import METHODS, DecodingParams, Rule
 from mtad.reference.request import Tokens
 from mtad.rows import LISTED, Rows
-from mtad.scored import Scored
-from mtad.table_rows import Decided
+from mtad.rules.by_row import Decided
+from mtad.rules.scored import Scored
 from tests.support.cases import Case, generate, run_block
 from tests.support.mock_models import Pair, mock_pair, sure_pair
 
@@ -122,7 +123,7 @@ def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) ->
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of 2 tokens per block, which a device makes and decides at once: the host's are compared with those."""
-    for module in (mtad.rows, table, table_draft, mtad.noise, prefix):
+    for module in (mtad.rows, table, from_tables, mtad.noise.host, prefix):
         monkeypatch.setattr(module, "BLOCK", 2)
 
     def made(logits: Tensor, rows: Rows, wanted: Tensor | None = None) -> table.Table:
@@ -131,9 +132,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(judge: Judge, scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Decided:
         return judge(scored, rows, rules)
 
-    monkeypatch.setattr(mtad.accept, "tabulate", made)
+    monkeypatch.setattr(mtad.rules.accept, "tabulate", made)
     monkeypatch.setattr(mtad.block, "tabulate", made)
-    monkeypatch.setattr(mtad.accept, "by_row", judged)
+    monkeypatch.setattr(mtad.rules.accept, "by_row", judged)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from mtad.distribution import Candidates
+from mtad.distributions.candidates import Candidates
+from mtad.distributions.table import Distributions, Table
 from mtad.ops import log_total, total
 from mtad.rows import Rows
-from mtad.scored import Scored, Verdict
-from mtad.table import Distributions, Table
+from mtad.rules.scored import Scored, Verdict
 
 
 def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:

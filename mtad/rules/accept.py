@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.beams import beams
-from mtad.chain import bild, block, ensemble, fly, relaxed, threshold, token_wise, whole
-from mtad.distribution import draw, process
-from mtad.joint import joint, joint_sample, modal, typical
-from mtad.live import Live
-from mtad.multi_path import greedy_multi_path
-from mtad.noise import Noise
+from mtad.distributions.candidates import draw, process
+from mtad.distributions.table import Distributions, Table, draw_from, draw_one, normaliser, positions, tabulate
+from mtad.draft.live import Live
+from mtad.draft.tree import TokenTree
+from mtad.noise.host import Noise
 from mtad.ops import index
 from mtad.params import Rule
-from mtad.recursive_rejection import recursive_rejection
 from mtad.rows import Layout, Rows, choose_rows
-from mtad.scored import Scored, Verdict, has_children, log_likelihoods
-from mtad.table import Distributions, Table, draw_from, draw_one, normaliser, positions, tabulate
-from mtad.table_rows import Decided, by_row
-from mtad.traversal import traversal
-from mtad.tree import TokenTree
+from mtad.rules.beams import beams
+from mtad.rules.by_row import Decided, by_row
+from mtad.rules.chain import bild, block, ensemble, fly, relaxed, threshold, token_wise, whole
+from mtad.rules.joint import joint, joint_sample, modal, typical
+from mtad.rules.multi_path import greedy_multi_path
+from mtad.rules.recursive_rejection import recursive_rejection
+from mtad.rules.scored import Scored, Verdict, has_children, log_likelihoods
+from mtad.rules.traversal import traversal
 
 RULES: dict[Rule, Callable[[Scored, Rows], Verdict]] = {
     "token_wise": token_wise,
@@ -111,7 +111,7 @@ def accept(
             rules of chains.
         noise: the block's noise; `accept`, `nodes` and `bonus` are used.
         rules: acceptance rules of the rows that draft.
-        above, live: see `mtad.scored.Scored`; `above` level by level, of each of `tables`.
+        above, live: see `mtad.rules.scored.Scored`; `above` level by level, of each of `tables`.
         tables: which distributions rows have: False for lists, True for tables (`Shape.tables`).
     """
 

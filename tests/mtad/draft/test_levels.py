@@ -13,9 +13,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from mtad.distribution import Candidates
-from mtad.draft import Level, expand, root
-from mtad.noise import LevelNoise
+from mtad.distributions.candidates import Candidates
+from mtad.draft.levels import Level, expand, root
+from mtad.noise.host import LevelNoise
 from mtad.params import DecodingParams
 from mtad.rows import Rows, block_shape, places, stack_rows
 from tests.support.noise import draw_noise

@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from mtad.distribution import Candidates
+from mtad.distributions.candidates import Candidates
 from mtad.ops import log_total, total
-from mtad.recursive_rejection import auxiliary_after
 from mtad.rows import Rows
-from mtad.scored import Scored, Verdict
+from mtad.rules.recursive_rejection import auxiliary_after
+from mtad.rules.scored import Scored, Verdict
 
 
 def traversal(scored: Scored, rows: Rows) -> Verdict:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mtad.noise import Noise
+from mtad.noise.host import Noise
 from mtad.params import DecodingParams
 from mtad.rows import Shape, block_shape, top_k_of
 from tests.support.noise import draw_noise

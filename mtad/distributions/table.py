@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates, invert
+from mtad.distributions.candidates import Candidates, invert
+from mtad.distributions.prefix import filter_on_host, kept_tokens, log_prob_on_host
 from mtad.ops import index
-from mtad.prefix import filter_on_host, kept_tokens, log_prob_on_host
 from mtad.rows import BLOCK, Rows, blocks_of
 
 T = TypeVar("T", Candidates, "Table", "Candidates | Table")
@@ -115,7 +115,7 @@ def part(of: T, which: Callable[[Tensor], Tensor]) -> T:
 
 
 def tabulate(logits: Tensor, rows: Rows, wanted: Tensor | None = None) -> Table:
-    """What `mtad.distribution.process` does, for rows whose distributions are tables.
+    """What `mtad.distributions.candidates.process` does, for rows whose distributions are tables.
 
     On a device, all at once and without the host; on the host, only those of the rows concerned.
 

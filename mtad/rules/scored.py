@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates
-from mtad.live import Live
-from mtad.noise import Noise
+from mtad.distributions.candidates import Candidates
+from mtad.distributions.table import Distributions, Table, part
+from mtad.draft.live import Live
+from mtad.draft.tree import TokenTree
+from mtad.noise.host import Noise
 from mtad.ops import index
-from mtad.table import Distributions, Table, part
-from mtad.tree import TokenTree
 
 
 class Verdict(NamedTuple):

@@ -7,8 +7,8 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from mtad.device_noise import begin, draw, scale
-from mtad.noise import Noise
+from mtad.noise.device import begin, draw, scale
+from mtad.noise.host import Noise
 from mtad.params import METHODS, DecodingParams
 from mtad.rows import block_shape
 

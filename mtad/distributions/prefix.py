@@ -50,7 +50,7 @@ def kept_tokens(logits: Tensor, weights: Tensor, measure: Tensor, bound: Tensor)
 
 
 def filter_on_host(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, ...]:
-    """`largest`, `lowest`, `last`, `log_total` and `blocks` of `mtad.table.Table`, for logits [R, S, V].
+    """`largest`, `lowest`, `last`, `log_total` and `blocks` of `mtad.distributions.table.Table`, for logits [R, S, V].
 
     One distribution after the other: what fits into a core's cache is worked on several times as fast.
 
@@ -82,7 +82,7 @@ def filter_on_host(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, 
 def log_prob_on_host(
     logits: Tensor, scale: Tensor, largest: Tensor, lowest: Tensor, last: Tensor, log_total: Tensor
 ) -> Tensor:
-    """`mtad.table.Table.log_prob`, of the table's fields; one distribution after the other."""
+    """`mtad.distributions.table.Table.log_prob`, of the table's fields; one distribution after the other."""
     values, size = torch.empty(logits.shape), logits.shape[-1]
     edges = ((lowest - largest) * scale - log_total).flatten().tolist()
     columns = (x.flatten().tolist() for x in (scale, largest, lowest, last, log_total))

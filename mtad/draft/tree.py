@@ -73,8 +73,8 @@ class TokenTree(NamedTuple):
     def path_sum(self, values: Tensor) -> Tensor:
         """Sum of `values` [R, N] over each node's path, root first: [R, N].
 
-        Added level by level, as `mtad.draft.expand` adds log_q: the same numbers give the same bits, and padding a tree
-        with dead slots or levels changes none.
+        Added level by level, as `mtad.draft.levels.expand` adds log_q: the same numbers give the same bits, and padding
+        a tree with dead slots or levels changes none.
         """
         if self.width == 1:
             return running_sum(values)

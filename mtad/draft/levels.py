@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distribution import Candidates, invert
-from mtad.noise import LevelNoise
+from mtad.distributions.candidates import Candidates, invert
+from mtad.distributions.table import Table
+from mtad.draft.from_tables import draw_level
+from mtad.draft.tree import TokenTree
+from mtad.noise.host import LevelNoise
 from mtad.ops import flat, index, missing, take_slots
 from mtad.params import FORMS, Form
 from mtad.rows import Place, Rows, Shape
-from mtad.table import Table
-from mtad.table_draft import draw_level
-from mtad.tree import TokenTree
 
 
 class Level(NamedTuple):

@@ -1,0 +1,1 @@
+"""Next-token distributions: short ones as a sorted list of candidates, long ones as a table of the vocabulary."""
