@@ -56,6 +56,16 @@ assert all(name in os.environ for name in {VARIABLES})
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
 
 
+def test_openvino_reports_to_a_stub() -> None:
+    code = """
+from engines.openvino.graph import load_openvino
+load_openvino()
+from openvino.tools.ovc import telemetry_utils
+assert telemetry_utils.tm.__name__ == "openvino.tools.ovc.telemetry_stub", telemetry_utils.tm
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.slow
 def test_a_pair_is_opened_and_decodes_without_asking_anybody(
     pair_folders: Callable[[str], Path], tmp_path: Path

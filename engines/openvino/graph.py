@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,11 +35,12 @@ PARAMETERS = {
 
 
 def load_openvino() -> ModuleType:
-    """The module; imported when it is first needed.
+    """The module; imported when it is first needed, without `openvino_telemetry`, which would report the import.
 
     Raises:
         InvalidInput: it is not installed, or has no paged attention for this processor.
     """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails; OpenVINO has a stub
     try:
         module = importlib.import_module("openvino")
     except ImportError as error:
