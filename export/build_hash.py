@@ -27,9 +27,7 @@ from engines.base import EngineSpec
 
 WRITES_NO_ENGINE = (
     "build_hash.py",
-    "commands/",
     "estimate.py",
-    "onnx/block_functions.py",
     "staging.py",
     "verification/check.py",
     "verification/layers.py",

@@ -28,7 +28,7 @@ from export.options import MEASURED
 from export.plan import PairPlan
 from export.quantization.model_optimizer import calibrate, optimizer_version
 from export.quantization.qdq import product_names, write_quantized
-from export.quantization.report import REPORT, Calibration, compare_pairs, measure
+from export.quantization.report import REPORT, BlockEfficiency, Calibration, compare_pairs, measure
 from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
 from export.staging import StagingFolder
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
@@ -214,7 +214,9 @@ def copy_without_model(source: Path, folder: Path) -> None:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*", "engine.json"), dirs_exist_ok=True)
 
 
-def write_reports(work: StagingFolder, plan: PairPlan, text: Calibration) -> None:
+def write_reports(
+    work: StagingFolder, plan: PairPlan, text: Calibration, block_efficiency: BlockEfficiency | None
+) -> None:
     """Complete the `quantization.json` of each quantised engine, measured beside the float32 pair.
 
     Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit
@@ -230,7 +232,7 @@ def write_reports(work: StagingFolder, plan: PairPlan, text: Calibration) -> Non
             executed.rename(trial / executed.name)
     else:
         work.copy(trial, names, plan.description)
-    pairs = compare_pairs(plain, trial, text)
+    pairs = block_efficiency and compare_pairs(plain, trial, text, block_efficiency)
     precisions = [spec.precision for _, spec, _ in plan.engines]
     for model, spec, _ in plan.engines:
         if spec.precision in MEASURED:
@@ -238,5 +240,5 @@ def write_reports(work: StagingFolder, plan: PairPlan, text: Calibration) -> Non
             checked = {k: v for k, v in read_json(report.parent, REPORT).items() if k in ("versions", "verification")}
             engine = report.parent if planned else None
             found = {**measure(plain, trial, model.name, text, engine), "precision": spec.precision}
-            block = {"precisions": precisions, **pairs}
-            write_json(report, {**checked, **found, "block_efficiency": block})
+            block = {"block_efficiency": {"precisions": precisions, **pairs}} if pairs else {}
+            write_json(report, {**checked, **found, **block})

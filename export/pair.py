@@ -21,6 +21,7 @@ from export.engine import (
 )
 from export.options import MEASURED, QUANTIZED, STATIC, ExportOptions
 from export.plan import PairPlan, plan_pair
+from export.quantization.report import BlockEfficiency
 from export.staging import staging_folder
 from mtad.errors import InvalidInput
 
@@ -32,6 +33,7 @@ def export_pair(
     options: ExportOptions,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
+    block_efficiency: BlockEfficiency | None = None,
 ) -> bool:
     """Compile two checkpoints and write `folder/target`, `folder/auxiliary` and `folder/pair.json`.
 
@@ -42,6 +44,7 @@ def export_pair(
     Args:
         overwrite: replace an existing folder.
         progress: called with the name of each stage as it begins.
+        block_efficiency: measures a quantised pair for its report, which says nothing of it without.
 
     Returns:
         False if the folder was already what this call would write, so that nothing was done.
@@ -82,7 +85,7 @@ def export_pair(
                 work.take(model.name, folder / model.name, spec)
         if plan.calibration is not None and new:
             progress("measuring")
-            write_reports(work, plan, plan.calibration)
+            write_reports(work, plan, plan.calibration, block_efficiency)
         work.publish(folder, list(wanted), plan.description)
     return True
 

@@ -2,8 +2,7 @@
 
     begin ; per level: auxiliary step, grow ; finish ; arrange ; target step ; decide
 
-Each is eager torch here, is what a device graph captures, and is what `export.onnx.block_functions` compiles for ONNX
-Runtime.
+Each is eager torch here, is what a device graph captures, and is what the runtime compiles for ONNX Runtime.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def anonymous(process: int) -> int:
 
 def export(folder: Path, checkpoint: Path, precision: str, format: str) -> dict[str, Any]:
     """Export the checkpoint as a target beside the demo's auxiliary, in a process of its own."""
-    main = "from export.commands.export import main; main()"
+    main = "from runtime.commands.export import main; main()"
     arguments = ["--target", checkpoint, "--auxiliary", DEMO / "pair" / "auxiliary", "--rows", 1, "--capacity", 256]
     arguments += ["--to", format, "--precision", precision]
     if format == "onnx":

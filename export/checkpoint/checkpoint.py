@@ -33,8 +33,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from engines.base import DTYPES, KV_PAGE, PRECISIONS, EngineSpec
 from engines.placement import versions
 from engines.pytorch.hook import cache_shape
+from engines.quiet import quiet
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
-from export.quiet import quiet
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)

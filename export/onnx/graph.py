@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from engines.base import INPUTS, KV_PAGE, EngineSpec, input_shapes
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
+from engines.quiet import quiet
 from engines.tensorrt_plan import RUNTIMES
 from export.checkpoint.weights import Weights
 from export.onnx.folding import fill, save, set_aside
-from export.quiet import quiet
 
 OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""

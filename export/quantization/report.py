@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from engines import Engine, open_engine
 from engines.base import Step
+from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.config import RuntimeConfig
-from runtime.llm import LLM
-from runtime.tuning.prompts import read_prompts
 
 REPORT = "quantization.json"
 TOKENS = 4096
@@ -34,6 +32,9 @@ CONTEXT, REPEATS = 256, 41
 """Columns attended to, and repetitions, when steps are timed."""
 METHODS = ("speculative", "mtad")
 """Methods whose block efficiency is reported, with their default parameters."""
+BlockEfficiency = Callable[[Path, Sequence[Sequence[int]], DecodingParams], dict[str, float]]
+"""Decodes prompts with a pair folder and says the tokens per target pass: `runtime.tuning.efficiency.block_efficiency`,
+which comes as an argument because this package knows nothing of decoding."""
 
 
 @dataclass(frozen=True)
@@ -147,24 +148,6 @@ def time_steps(reference: Engine, engine: Engine, steps: int) -> dict[str, Any]:
     return figures
 
 
-def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], method: str) -> dict[str, float]:
-    """Tokens per target pass of a pair, and its standard error over prompts.
-
-    The same seeds in every call: two pairs differ by their engines alone.
-    """
-    params = [DecodingParams(method=method, max_tokens=NEW_TOKENS, seed=seed) for seed in range(len(prompts))]
-    draft_len, beam_width = params[0].draft_len, params[0].beam_width
-    llm = LLM(pair, RuntimeConfig(threads=1, max_draft_len=draft_len, max_beam_width=beam_width))
-    room = llm.pair.target.spec.capacity - NEW_TOKENS - draft_len * beam_width - 8
-    results = llm.generate([list(prompt[-room:]) for prompt in prompts], params)
-    each = torch.tensor([result.statistics.block_efficiency for result in results], dtype=torch.float64)
-    passes = sum(result.statistics.target_passes for result in results)
-    return {
-        "tokens_per_pass": sum(len(result.token_ids) for result in results) / passes,
-        "standard_error": float(each.std() / len(each) ** 0.5) if len(each) > 1 else 0.0,
-    }
-
-
 def measure(
     reference: Path, pair: Path, name: str, calibration: Calibration, engine: Path | None = None
 ) -> dict[str, Any]:
@@ -197,13 +180,16 @@ def measure(
     }
 
 
-def compare_pairs(reference: Path, pair: Path, calibration: Calibration) -> dict[str, Any]:
+def compare_pairs(
+    reference: Path, pair: Path, calibration: Calibration, block_efficiency: BlockEfficiency
+) -> dict[str, Any]:
     """Block efficiency of both pairs, on the first prompts of the text."""
     prompts = [prompt for prompt in calibration.prompts if prompt][:PROMPTS]
     figures: dict[str, Any] = {"prompts": len(prompts), "max_tokens": NEW_TOKENS}
     for method in METHODS:
+        params = DecodingParams(method=method, max_tokens=NEW_TOKENS)
         figures[method] = {
-            "float32": block_efficiency(reference, prompts, method),
-            "pair": block_efficiency(pair, prompts, method),
+            "float32": block_efficiency(reference, prompts, params),
+            "pair": block_efficiency(pair, prompts, params),
         }
     return figures

@@ -15,9 +15,9 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedModel
 
+from engines.quiet import quiet
 from export.checkpoint.weights import Weights, parameter_names
 from export.onnx.folding import TRANSPOSED, constant, initializer, inputs_of, save, substitute
-from export.quiet import quiet
 
 ACCURACY = 4
 """`accuracy_level` of MatMulNBits: activations are quantised to int8, block by block, in registers. With 1 (float32) an

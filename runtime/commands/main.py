@@ -10,14 +10,14 @@ from importlib import import_module
 from mtad import __version__
 
 COMMANDS = {
-    "export": ("export.commands.export", "compile a target and an auxiliary model into a pair of engines"),
+    "export": ("runtime.commands.export", "compile a target and an auxiliary model into a pair of engines"),
     "generate": ("runtime.commands.generate", "decode prompts with a pair"),
     "chat": ("runtime.commands.chat", "hold a conversation in the terminal"),
     "serve": ("runtime.commands.serve", "serve a pair over HTTP, compatible with OpenAI's API"),
     "triton": ("runtime.commands.triton", "write a model directory for Triton Inference Server"),
     "tune": ("runtime.commands.tune", "choose decoding parameters on your own prompts"),
     "bench": ("runtime.commands.bench", "measure throughput and latency (needs a checkout)"),
-    "check": ("export.commands.check", "compare an engine with its checkpoint or another engine"),
+    "check": ("runtime.commands.check", "compare an engine with its checkpoint or another engine"),
     "inspect": ("runtime.commands.inspect", "show what an engine or pair folder holds"),
 }
 """Each subcommand's module, imported when it is called, and what it does."""

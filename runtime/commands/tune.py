@@ -104,7 +104,7 @@ def main() -> None:
     if options.pair is None:
         raise InvalidInput("pair", None, "give the pair's folder, or --estimate with two checkpoints")
 
-    from runtime.tuning.prompts import read_prompts
+    from engines.prompts import read_prompts
     from runtime.tuning.search import GRID, TEMPERATURES, Decision, Objective, describe, grid_of, join, judge, tune
 
     grids = {method: _grid(grid_of(METHODS[method]), options) for method in methods}

@@ -7,10 +7,10 @@ import json
 import sys
 from typing import Any
 
+from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import use_torch
-from runtime.tuning.prompts import read_prompts
 
 
 def run(options: argparse.Namespace, given: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
-from runtime.tuning.prompts import read_prompts
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.evaluation.prompt_set import Prompt, PromptSet
@@ -34,7 +34,7 @@ class Demo(PromptSet):
 
 
 class JsonLines(PromptSet):
-    """A file of prompts; see `runtime.tuning.prompts`."""
+    """A file of prompts; see `engines.prompts`."""
 
     def __init__(self, path: Path, limit: int | None = None) -> None:
         self.name = path.stem

@@ -32,8 +32,8 @@ COMPILED: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule not i
 ARGUMENT = "argument_"
 """An input's name is this and its number among the function's tensors; those that it does not use are left out."""
 GRAPHS = Path(__file__).parent / "graphs"
-"""The compiled functions, part of the package; `python -m export.onnx.block_functions` writes them."""
-REMEDY = "run python -m export.onnx.block_functions"
+"""The compiled functions, part of the package; `python -m runtime.decoder.compiled.compile` writes them."""
+REMEDY = "run python -m runtime.decoder.compiled.compile"
 
 
 def grow_kind(forms: Sequence[Form], beams: int) -> str:
@@ -62,7 +62,7 @@ def read_graphs(folder: Path) -> dict[str, Path]:
     """The files of the compiled functions, by name.
 
     Args:
-        folder: what `export.onnx.block_functions` wrote.
+        folder: what `runtime.decoder.compiled.compile` wrote.
 
     Raises:
         InvalidInput: it is missing, incomplete, or was made from other sources.

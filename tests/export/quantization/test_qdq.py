@@ -33,6 +33,7 @@ from export.quantization.weight_only import quantized_weights
 from export.tensorrt import build_plan, plan_for
 from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, verify_activations
 from mtad.errors import InvalidInput
+from runtime.tuning.efficiency import block_efficiency
 from tests.support.tensorrt import PLAN, SPEC
 
 TARGETS = ["8.9", "12.0"]
@@ -58,7 +59,7 @@ def export(folder: Path, checkpoints: tuple[Path, Path], calibration: Path | Non
         "calibration": calibration,
         **changes,
     }
-    return export_pair(folder, ExportOptions(*map(str, checkpoints), **options))
+    return export_pair(folder, ExportOptions(*map(str, checkpoints), **options), block_efficiency=block_efficiency)
 
 
 @pytest.fixture(scope="module")

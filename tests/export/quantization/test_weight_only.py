@@ -23,7 +23,7 @@ from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
 from export.options import QUANTIZED, ExportOptions
 from export.pair import export_pair
-from export.quantization.report import block_efficiency, compare_on_text, logits_on
+from export.quantization.report import NEW_TOKENS, compare_on_text, logits_on
 from export.quantization.weight_only import (
     WEIGHT_ONLY,
     dequantized,
@@ -35,6 +35,7 @@ from export.verification.check import check
 from export.verification.verify import ACTIVATIONS, TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.tuning.efficiency import block_efficiency
 from tests.support.steps import alone_and_together, some_tokens
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
@@ -202,7 +203,8 @@ def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: p
     folder = tmp_path_factory.mktemp("mixed") / "pair"
     target, auxiliary = map(str, checkpoints)
     options: dict[str, Any] = {"rows": 2, "capacity": 192, "precision": "int4", "auxiliary_precision": "float32"}
-    export_pair(folder, ExportOptions(target, auxiliary, calibration=calibration, **options))
+    asked = ExportOptions(target, auxiliary, calibration=calibration, **options)
+    export_pair(folder, asked, block_efficiency=block_efficiency)
     return folder
 
 
@@ -258,7 +260,7 @@ class TestPair:
         prompts = [json.loads(line)["prompt"] for line in calibration.read_text().splitlines()]
         llm = LLM(mixed, RuntimeConfig(threads=1))
         ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in prompts]
-        assert block_efficiency(mixed, ids, "mtad") == report["mtad"]["pair"]
+        assert block_efficiency(mixed, ids, DecodingParams(max_tokens=NEW_TOKENS)) == report["mtad"]["pair"]
         assert report["mtad"]["pair"]["tokens_per_pass"] > 1
 
     @pytest.mark.slow

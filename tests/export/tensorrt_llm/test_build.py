@@ -18,11 +18,11 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from engines.folder import read_spec
 from engines.tensorrt_llm_spec import read_executor_spec
-from export.commands.export import main
 from export.tensorrt_llm import engine_plan as executor_plan
 from export.tensorrt_llm.build import ExecutorPairPlan, build_pair, plan_pair
 from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
 from mtad.errors import InvalidInput
+from runtime.commands.export import main
 from tests.support.fake_trtllm_build import MODEL, OPTIONS, FakeLlama, fake_build, install, opt_logits
 
 

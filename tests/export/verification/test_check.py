@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engines import open_engine
-from export.commands.check import main
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check
 from export.verification.layers import graph_locations
 from export.verification.verify import NODES, make_cases, run_engine
 from mtad.errors import InvalidInput
+from runtime.commands.check import main
 from tests.runtime.commands.test_commands import Outcome, assert_refused
 
 Run = Callable[..., Outcome]

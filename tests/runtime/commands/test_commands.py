@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import pytest
 
-import export.commands.export
+import runtime.commands.export
 import runtime.commands.generate
 from engines.pytorch.engine import TorchEngine
 from runtime import LLM, DecodingParams, RuntimeConfig
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
 OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
-MAIN = {"mtad generate": runtime.commands.generate.main, "mtad export": export.commands.export.main}
+MAIN = {"mtad generate": runtime.commands.generate.main, "mtad export": runtime.commands.export.main}
 
 
 class Outcome(NamedTuple):

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from safetensors.torch import load_file
 
-import export.commands.export
+import runtime.commands.export
 import runtime.commands.inspect
 from engines.folder import read_spec
 from export.estimate import estimate_pair
@@ -25,7 +25,7 @@ from runtime import LLM, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from tests.runtime.commands.test_commands import Outcome, assert_refused
 
-MAIN = {"mtad inspect": runtime.commands.inspect.main, "mtad export": export.commands.export.main}
+MAIN = {"mtad inspect": runtime.commands.inspect.main, "mtad export": runtime.commands.export.main}
 Run = Callable[..., Outcome]
 
 

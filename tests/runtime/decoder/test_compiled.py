@@ -31,12 +31,12 @@ def compiled() -> CompiledFunctions:
 
 def test_graphs_of_other_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.decoder.compiled.manifest, "sources_hash", lambda: "another")
-    with pytest.raises(InvalidInput, match=r"python -m export\.onnx\.block_functions"):
+    with pytest.raises(InvalidInput, match=r"python -m runtime\.decoder\.compiled\.compile"):
         CompiledFunctions()
 
 
 def test_a_missing_graph_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"python -m export\.onnx\.block_functions"):
+    with pytest.raises(InvalidInput, match=r"python -m runtime\.decoder\.compiled\.compile"):
         CompiledFunctions(tmp_path)
     runtime.decoder.compiled.manifest.write_manifest(tmp_path, ["grow"], {})
     with pytest.raises(InvalidInput, match="grow"):

@@ -85,6 +85,7 @@ def main() -> None:
 
     from engines.memory import format_bytes
     from export.pair import export_pair
+    from runtime.tuning.efficiency import block_efficiency
 
     if options.dry_run:
         print(_dry_run(options.pair.absolute(), asked, options.overwrite))
@@ -102,7 +103,7 @@ def main() -> None:
             if stage != "checking" and not sys.stderr.isatty():
                 print(f"export: {stage}", file=sys.stderr, flush=True)
 
-        written = export_pair(options.pair, asked, options.overwrite, progress)
+        written = export_pair(options.pair, asked, options.overwrite, progress, block_efficiency)
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)

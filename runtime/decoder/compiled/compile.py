@@ -1,6 +1,6 @@
 """Compile the functions of `mtad.block` to ONNX graphs for ONNX Runtime; they are part of the package.
 
-    python -m export.onnx.block_functions
+    python -m runtime.decoder.compiled.compile
 
 They know no model: any number of rows, levels, slots, candidates, columns and vocabulary entries will do. Standard
 operators only.
@@ -8,7 +8,6 @@ operators only.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,14 +24,13 @@ from tqdm import tqdm
 
 from engines.buffers import leaves
 from engines.folder import write_folder
-from export.quiet import quiet
+from engines.quiet import quiet
 from mtad import block
 from mtad.block import Context, Draft, Grown
 from mtad.draft.levels import Level, stack
 from mtad.noise.host import Noise
 from mtad.params import FORMS, DecodingParams, Form, Rule
 from mtad.rows import Shape
-from runtime.commands.entry import Parser, command
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, write_manifest
 from runtime.decoder.eager import BlockFunctions
@@ -200,12 +198,8 @@ def write_functions(folder: Path) -> None:
         write_manifest(temporary, names, versions)
 
 
-@command
 def main() -> None:
     """Compile all functions into the package."""
-    Parser(
-        prog="export.onnx.block_functions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
     write_functions(GRAPHS)
     print(GRAPHS)
 

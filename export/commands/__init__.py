@@ -1,1 +1,0 @@
-"""The command-line tools that export and check engines."""

@@ -1,0 +1,47 @@
+"""Imports only point down: from package to package, and within `mtad` from room to room."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+
+from scripts.paths import ROOT
+
+BELOW = {
+    "mtad": {"mtad"},
+    "engines": {"mtad", "engines"},
+    "export": {"mtad", "engines", "export"},
+    "runtime": {"mtad", "engines", "runtime"},
+    "runtime/commands": {"mtad", "engines", "runtime", "export"},
+}
+"""What the modules of a folder may import of ours; the longest name that fits a module counts."""
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """Every import of one of our modules by another, also one inside a function: the two names, parts joined by /."""
+    for package in {name.split("/")[0] for name in BELOW}:
+        for path in (ROOT / package).rglob("*.py"):
+            module = path.relative_to(ROOT).with_suffix("").as_posix()
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    names = [node.module]
+                yield from ((module, name.replace(".", "/")) for name in names)
+
+
+def test_a_package_imports_only_what_lies_below_it() -> None:
+    known = {*BELOW, "scripts", "tests"}
+    for module, other in imports():
+        layer = max((name for name in BELOW if module.startswith(f"{name}/")), key=len)
+        package = other.split("/")[0]
+        assert package not in known or package in BELOW[layer], f"{module} imports {other}"
+
+
+def test_the_rooms_of_mtad_do_not_import_each_other_in_a_circle() -> None:
+    rooms: dict[str, set[str]] = {}
+    for module, other in imports():
+        here, there = (name.split("/")[:2] for name in (module, other))
+        if here != there and here[0] == there[0] == "mtad" and len(there) == 2:
+            rooms.setdefault(here[1], set()).add(there[1])
+    assert "rules" in list(TopologicalSorter(rooms).static_order())
