@@ -24,7 +24,6 @@ class Memory:
 
     Attributes:
         rows, capacity: requests at once, KV columns per row.
-        weights: both models, as stored.
         row: keys and values of one row, of both caches or of the one whose rows have memory of their own.
         logits: logits of one row at the largest draft, the target's and one working copy.
         prefixes: kept keys and values of earlier prompts, both caches.
@@ -60,8 +59,6 @@ class Memory:
         """The memory of a pair.
 
         Args:
-            target, auxiliary: the engines, equal in rows and capacity.
-            weights: bytes of both models' weights.
             nodes: positions the target scores in a step at most.
             prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
             scratch: columns of a row behind the capacity.

@@ -24,9 +24,6 @@ class PrefixCache:
     Args:
         kv: the engine's cache, [layers, 2, rows, kv_heads, capacity, head_dim].
         tokens: tokens to keep at most; rounded down to pages; allocated at once.
-
-    Attributes:
-        bytes: size of the store.
     """
 
     def __init__(self, kv: Tensor, tokens: int) -> None:

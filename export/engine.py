@@ -174,8 +174,6 @@ def write_static_engine(
     it, it has to be near that. A plan whose GPU is here is compared as well.
 
     Args:
-        source: the float32 engine of the checkpoint.
-        folder: where the plan is written.
         executed: folder for an engine of the graph with all of its quantisation, in float32, for ONNX Runtime.
         texts: token ids to find ranges on.
     """

@@ -47,8 +47,6 @@ class EngineEstimate:
     """What one engine takes.
 
     Attributes:
-        name: target or auxiliary.
-        spec: what the engine will be.
         parameters: of the model; tied ones count once.
         unchanged: an engine in the folder is the same, and is taken over.
         download: bytes of weights that are still on the hub.

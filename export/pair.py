@@ -42,7 +42,6 @@ def export_pair(
     (`export.build_hash`) is not that of one in the folder, nor of one that an interrupted export has finished.
 
     Args:
-        overwrite: replace an existing folder.
         progress: called with the name of each stage as it begins.
         block_efficiency: measures a quantised pair for its report, which says nothing of it without.
 

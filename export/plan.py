@@ -26,7 +26,6 @@ class PairPlan:
 
     Attributes:
         engines: checkpoint, engine and tokenizer of the target and of the auxiliary.
-        description: content of `pair.json`.
         calibration: text to measure quantised engines on; None if there are none.
     """
 

@@ -92,10 +92,6 @@ def staging_folder(folder: Path, wanted: Mapping[str, str]) -> Iterator[StagingF
 
     It is gone when the block ends, unless by an error with finished engines in it, which the error then says.
 
-    Args:
-        folder: the pair folder, absolute.
-        wanted: names of engines and their build hashes.
-
     Raises:
         InvalidInput: nothing can be written there.
     """

@@ -73,7 +73,6 @@ class Grown(NamedTuple):
     """One level of a draft.
 
     Attributes:
-        level: the level.
         first: the distributions its slot 0 was drawn from, [R, K], of each of `Shape.tables`.
         inputs: the drafter's step over the level; not to be run for the last one.
         above: of a branching draft, and of one with live beams, the distributions after each node of the level above,
@@ -168,7 +167,6 @@ def distributions(
 
     Args:
         keeps: they are needed after the drafter's next step, which takes the logits' memory.
-        wanted: see `mtad.distributions.table.tabulate`.
     """
     return tuple(
         tabulate(logits.clone() if keeps else logits, rows, wanted) if table else process(logits, rows)
@@ -180,7 +178,6 @@ def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]
     """The tree that the target scores of a draft, and for each of its nodes the node of the draft that it is.
 
     Args:
-        levels: the stacked levels (`mtad.draft.levels.stack`).
         selects: whether some row is scored along its best beam only, out of several.
     """
     tree = assemble(levels)

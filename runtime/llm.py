@@ -57,7 +57,6 @@ class LLM:
     cancelled between any two steps. Not for several threads at once; `AsyncLLM` is.
 
     Args:
-        pair: a pair folder, or an opened pair.
         config: how it runs; by default, `RuntimeConfig()`. Of an opened pair, what decides how it is opened is settled.
         costs: what the engines' steps cost. By default, what an earlier start measured here; where there is nothing,
             they are measured when they are first needed.
@@ -67,11 +66,7 @@ class LLM:
             engines are.
 
     Attributes:
-        pair: the opened pair.
-        config: as given.
-        memory: what it takes.
         blocks: runs blocks on a device; None where they run on the host.
-        loop: the decoding loop.
 
     Raises:
         InvalidInput: the folder is not a usable pair, or an option does not fit it.
@@ -221,9 +216,7 @@ class LLM:
         """The requests of a prompt, one per choice, checked but not queued. Safe for several threads at once.
 
         Args:
-            prompt: text or token ids.
             params: None takes the pair's defaults.
-            priority: larger ones are admitted first.
             client: who asks; rows are shared out fairly among clients.
             cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
             grammar: what `compiled` returned; by default, this thread waits for it.

@@ -34,10 +34,7 @@ class Pair:
     """Two engines that decode together.
 
     Attributes:
-        target, auxiliary: the engines, equal in rows and capacity.
-        tokenizer: the one they share.
         vocab_size: token ids both know.
-        eos: tokens that end a text, the target's.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of each engine.

@@ -41,9 +41,6 @@ class NoRecorder:
     """Records nothing: work is launched anew each time, on the caller's stream.
 
     On a GPU: not executed.
-
-    Args:
-        device: torch's name of where work runs.
     """
 
     def __init__(self, device: str) -> None:

@@ -97,10 +97,8 @@ class OnnxRuntimeEngine(Engine):
     Their logits lie where `engines.graphs.runner.handed_over` says.
 
     Args:
-        folder: engine folder that holds `model.onnx`.
         graph: the file in the folder that is run.
         device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
-        graphs: whether steps are recorded.
 
     Attributes:
         graphs: their owner; None if no steps are recorded.

@@ -94,9 +94,7 @@ def cuda_options(device: str, stream: int, graphs: bool) -> Options:
     """What a session on a GPU is given; the options are described on ONNX Runtime's page of the CUDA provider.
 
     Args:
-        device: torch's name of the GPU.
         stream: CUDA's handle of the stream that everything runs on.
-        graphs: let runs be recorded as CUDA graphs.
     """
     options = {
         "device_id": str(torch.device(device).index or 0),

@@ -55,7 +55,6 @@ class Columns:
     """What each column of each row holds, and where.
 
     Args:
-        rows, capacity: of the cache.
         count: pages of the pool; default: as many as all rows can fill.
 
     Attributes:

@@ -37,8 +37,6 @@ class OpenVinoEngine(Engine):
     Logits agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
 
     Args:
-        folder: engine folder that holds `model.onnx`.
-        threads: of the CPU.
         compute: of arithmetic, one of `COMPUTE`; default: bfloat16 where the CPU has it.
         kv_cache: of the cache, one of `KV_CACHE`; default: as `compute`.
 

@@ -33,12 +33,8 @@ class ParallelEngine(Engine):
     Ranks wait for each other inside a step, so once one has failed no part can be used again: every call raises
     `RankFailed` from then on.
 
-    Args:
-        worker: rank 0's.
-
     Attributes:
         spec, kv: of rank 0's part: `kv_heads` is what a rank has.
-        worker: rank 0's.
     """
 
     def __init__(self, worker: Worker) -> None:

@@ -246,9 +246,6 @@ def load_share(
 
     Files are mapped into memory, and what is not this rank's is not copied: all ranks of a machine together read the
     files once, and each takes memory for its own part.
-
-    Args:
-        spec: of the part, see `share`.
     """
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False

@@ -32,8 +32,6 @@ class Worker:
     method's arguments.
 
     Attributes:
-        ranks: all.
-        engine: this rank's, once it is open.
         prefixes: kept prefixes of this part.
     """
 

@@ -53,7 +53,6 @@ class TensorRTEngine(Engine):
     Not executed: what needs a GPU. The calls are tested on a stand-in with the runtime's signatures.
 
     Args:
-        folder: engine folder that holds `model.engine`.
         spec: its specification, with a plan that this process can run (`open_tensorrt`).
         trt: the runtime's module, `tensorrt` or `tensorrt_rtx`.
 

@@ -49,8 +49,6 @@ class Checkpoint:
 
     Attributes:
         name: which option it came from, `target` or `auxiliary`; for messages.
-        folder: where its files are.
-        config: its configuration, as transformers reads it.
         digest: sha256 over configuration and weights.
         source: where it was found: an absolute folder, or a hub id.
         download: bytes of weights that are still on the hub; 0 if they are here.
@@ -193,7 +191,6 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
     """Find a checkpoint and check that it can be exported; no weights are read into memory.
 
     Args:
-        name: the option's name, for messages.
         source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
         weights: without, a hub id's weights are not downloaded, and the digest is empty where they are not there.
         revision: branch, tag or commit of a hub id; by default, its main branch.

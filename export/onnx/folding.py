@@ -47,7 +47,6 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
 
     Args:
         model: a graph after `set_aside`; changed in place.
-        parameters: what that returned.
         prefix: what stands before their names in the graph; it is taken away.
     """
     graph, reads = model.graph, dict[ir.Value, Read]()

@@ -182,7 +182,6 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
 
     Args:
         model: of `export.checkpoint.weights.empty_model`, in the engine's dtype.
-        weights: its weights, in any dtype.
 
     Raises:
         onnx.checker.ValidationError: the written file is not valid ONNX.

@@ -39,8 +39,6 @@ def write_quantized(
 
     Args:
         path: a graph of `export.onnx.graph`, of the model whose float32 graph was calibrated.
-        copy: the file to write, beside it.
-        precision: one of `STATIC`.
         parameters: names of the model's parameters, which alone are quantised.
         found: by the names of the products' nodes, which are the same in graphs of every type.
     """

@@ -42,7 +42,6 @@ class Calibration:
     """Text to measure on.
 
     Attributes:
-        name, sha256: of the file.
         prompts: token ids of each line's prompt.
         texts: token ids of each line, its answer included.
     """
@@ -154,7 +153,6 @@ def measure(
     """One engine's part of the report.
 
     Args:
-        reference: the pair folder in float32.
         engine: folder of the engine, if what the pair has in its place is run for it; its steps are not timed then.
     """
     engines = open_engine(reference / name), open_engine(pair / name)

@@ -145,7 +145,6 @@ def build_pair(
 
     Args:
         plan, folder: of the pair, and its folder; `overwrite` replaces an existing one.
-        run: starts `trtllm-build`.
 
     Raises:
         InvalidInput: the library is missing, the folder is in use, or the library refuses; nothing is left behind.

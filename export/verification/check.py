@@ -51,10 +51,8 @@ class Output:
         name: `logits`, or the module's path in the checkpoint.
         place: where the engine's graph writes it, if it has one.
         error: largest absolute difference.
-        mean_error: mean absolute difference.
         largest: largest absolute value of the reference.
         allowed: largest absolute difference that is accepted.
-        same: whether all cases are within it.
     """
 
     name: str
@@ -71,11 +69,9 @@ class Check:
     """An engine beside a reference.
 
     Attributes:
-        engine, reference: what was compared, in words.
         tolerance: accepted difference of a logit.
         layer_tolerance: accepted difference of a module's output, as a share of its largest value; None: not compared.
         argmax_agreement: share of compared positions with the same likeliest token.
-        positions: compared positions, of all cases.
         outputs: in the order in which the engine computes them; `logits` last.
     """
 

@@ -29,13 +29,7 @@ from mtad.errors import InvalidInput
 
 @dataclass(frozen=True)
 class GraphLocation:
-    """Where an output is written in an ONNX graph.
-
-    Attributes:
-        tensor: its name.
-        node: name of the node that writes it.
-        operator: type of that node.
-    """
+    """Where an output is written in an ONNX graph."""
 
     tensor: str
     node: str

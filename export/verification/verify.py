@@ -209,7 +209,6 @@ def verify_activations(engine: Engine, expected: Expectation, precision: str | N
     """Refuse an engine that quantises activations if it is further off than `ACTIVATIONS` says.
 
     Args:
-        engine: with quantised weights.
         expected: of the checkpoint with the same weights, in float32.
         precision: of the engine; default: what its specification says.
 

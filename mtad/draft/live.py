@@ -57,9 +57,6 @@ def replay(level: Level, above: Level, live: Live, depth: int, place: Place, row
     """A level of the draft, with the tokens that live beams already have at this depth in place of new ones.
 
     Their weight is the target's, which the draft then goes on from.
-
-    Args:
-        depth: of the level, from 1.
     """
     has = live.lengths >= depth
     tokens = torch.where(has, live.tokens[:, depth - 1], 0)

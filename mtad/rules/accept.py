@@ -218,7 +218,6 @@ def moves(accepted: Accepted, tree: TokenTree, origin: Tensor, committed: Tensor
     """The cache columns of a block's accepted tokens in both models.
 
     Args:
-        accepted: the block's outcome.
         tree: the scored tree; a chain is written where it belongs.
         origin: int64 [R, N], for each node of the scored tree the node of the draft that it is.
         committed: int64 [R].

@@ -200,7 +200,6 @@ def _verify(
 
     Args:
         p: the target's joint probability of each pair [R, W K].
-        drafted: the draft.
         accept, draw: uniform [0, 1) [R, W] each.
         wanted: pairs to draw, [R].
         drawn: rows that draw; the others take the likeliest, [R].

@@ -38,7 +38,6 @@ class Scored(NamedTuple):
     """A scored tree.
 
     Attributes:
-        tree: the tree.
         log_p: float32 [R, N], log p(token | parent), filtered; -inf where the target's filter forbids the token;
             anything for a slot that is not drafted (no drafted slot has such an ancestor).
         after: the target's distributions after root and nodes, [R, 1 + N, K].

@@ -18,15 +18,7 @@ STALE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What one replica says.
-
-    Attributes:
-        replica: its id.
-        host, process: where it runs.
-        generation: which rollout it belongs to.
-        ready: whether it takes requests.
-        metrics: Prometheus text.
-    """
+    """What one replica says."""
 
     replica: str
     host: str

@@ -47,8 +47,6 @@ class Gateway:
     """Routes requests to replicas.
 
     Args:
-        handle: of the deployment, a Ray Serve `DeploymentHandle`.
-        reports: the board's.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """

@@ -32,10 +32,7 @@ class Replica:
     """An engine of its own behind the application of `runtime.server.app`.
 
     Args:
-        pair: pair folder, on this machine.
         options: of the server; keys are the gateway's business.
-        board: handle of the board, a Ray actor.
-        generation: which rollout it belongs to.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -55,11 +52,7 @@ class Replica:
         self._reporting = asyncio.create_task(self._report())
 
     async def http(self, head: Head, body: bytes, keys: list[bytes]) -> AsyncIterator[Message]:
-        """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away.
-
-        Args:
-            keys: of the prompt, for the router.
-        """
+        """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away."""
         asked, messages = asyncio.Queue[Message](), asyncio.Queue[Message | None]()
         asked.put_nowait({"type": "http.request", "body": body})
 

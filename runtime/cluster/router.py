@@ -25,7 +25,6 @@ def prefix_keys(body: bytes, key: str = "") -> list[bytes]:
     What is not a request gives none; whether it is one, the replica says.
 
     Args:
-        body: of the request, as JSON.
         key: of the client; with the request's `cache_salt`, it decides whose kept prompts are its own.
     """
     values = read_object(body)
@@ -49,11 +48,7 @@ def _text(values: dict[str, Any]) -> str:
 
 
 class PrefixTable:
-    """Least recently used keys of prompts, with the replica that had each of them last.
-
-    Args:
-        size: keys kept.
-    """
+    """Least recently used keys of prompts, with the replica that had each of them last."""
 
     def __init__(self, size: int = 65536) -> None:
         self._size = size

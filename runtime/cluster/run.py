@@ -100,8 +100,6 @@ def watch_head(address: str, lost: threading.Event, pause: float = 1.0) -> None:
     """Connect to Ray's head process again and again; once it is gone for good, say so and end the server.
 
     Args:
-        address: of the process, host and port.
-        lost: set when it is gone.
         pause: seconds between two attempts; three must fail.
     """
     host, _, port = address.rpartition(":")

@@ -59,12 +59,7 @@ def main() -> None:
 async def converse(
     engine: AsyncLLM, template: ChatTemplate, messages: list[dict[str, str]], params: DecodingParams
 ) -> None:
-    """Read questions from standard input and print answers as they come, until there are no more questions.
-
-    Args:
-        engine: not started yet.
-        messages: what the conversation begins with; it grows.
-    """
+    """Read questions from standard input and print answers as they come, until there are no more questions."""
     colour = sys.stdout.isatty()
     async with engine:
         while question := await asyncio.to_thread(_ask):

@@ -148,10 +148,8 @@ def add_options(parser: _Target, config: type, only: Collection[str] = (), but: 
     """Add an option for each field of a dataclass. Those that are not given leave no trace in the parsed namespace.
 
     Args:
-        parser: a parser, or a group of one.
         config: the dataclass; its docstring describes the fields under "Attributes:".
         only: names of the fields to offer, in this order; by default, all.
-        but: names of fields to leave out.
     """
     known, hints, texts = {field.name: field for field in fields(config)}, get_type_hints(config), describe(config)
     for name in only or known:

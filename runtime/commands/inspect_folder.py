@@ -62,9 +62,6 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
 def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
     """An engine: its `engine.json`, and what is in its files.
 
-    Args:
-        vocabulary: hash that its tokenizer's vocabulary must have.
-
     Raises:
         InvalidInput: the folder is damaged.
     """

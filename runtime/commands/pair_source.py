@@ -34,7 +34,6 @@ def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
     """The pair folder that the command line names, exported now if need be. Bad folders are refused without torch.
 
     Args:
-        options: of the command line.
         executors: whether engines of TensorRT-LLM will do, which `open_llm` opens.
 
     Raises:
@@ -76,7 +75,6 @@ def check_pair(folder: Path, executors: bool = False) -> None:
     """Refuse a folder that is no pair of engines of our own, and say what it is instead.
 
     Args:
-        folder: what was given.
         executors: whether engines of TensorRT-LLM will do.
 
     Raises:

@@ -16,10 +16,6 @@ from runtime.commands.entry import use_torch
 def run(options: argparse.Namespace, given: dict[str, Any]) -> None:
     """Print the estimate.
 
-    Args:
-        options: of `mtad tune`.
-        given: decoding parameters.
-
     Raises:
         InvalidInput: a checkpoint or prompt is not usable.
     """

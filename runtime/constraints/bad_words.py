@@ -19,7 +19,6 @@ class BadWords:
 
     Args:
         words: none of them empty.
-        tokenizer: the pair's.
         vocab_size: V; words with tokens beyond it are never emitted anyway.
 
     Attributes:

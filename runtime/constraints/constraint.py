@@ -27,7 +27,6 @@ class ConstraintFailed(InvalidInput):
     """A request's text reached a point where its own constraints allow no token, or take too long.
 
     Args:
-        name: of the request.
         cause: which of its fields is wrong, and where.
     """
 
@@ -41,12 +40,6 @@ class Constrainer:
 
     Args:
         tokenizer: the pair's; looked at when the first request with a grammar comes.
-        vocab_size: V.
-        eos: tokens that end a text.
-        device: of the logits.
-
-    Attributes:
-        grammars: compiles the languages of constrained requests.
     """
 
     def __init__(
@@ -101,9 +94,6 @@ class Constrainer:
         """The constraint of a request that starts to run; None if it asks for nothing.
 
         Args:
-            name: of the request, for errors.
-            params: what `check` accepted.
-            prompt: token ids.
             grammar: what `check` returned; None asks it again.
         """
         asks = params.logit_bias or params.min_tokens or params.bad_words
@@ -120,16 +110,13 @@ class Constraint:
     """What one running request asks of its logits; advanced as its tokens are committed.
 
     Attributes:
-        name, params: of the request.
         generated: tokens of the text so far.
         bias: float32 [V], `logit_bias`, -inf for bad words of one token; None without.
         counts: float32 [V], how often each token is in the text; None without penalties.
         seen: bool [V], whether it is in prompt or text; None without penalties.
         distinct: tokens in prompt or text, in the order they came; empty without penalties.
-        follower: of the grammar; None without.
         words: bad words that no follower sees to; None without.
         tail: the text's last tokens, as many as matter for those.
-        constrainer: that made it.
     """
 
     def __init__(

@@ -80,13 +80,6 @@ class Follower:
     A grammar that takes too long to follow (`MASK_SECONDS`) ends at once, in the middle of a block: from then on all is
     a dead end, and the next `advance` says so, whatever it is given. Time is the processor's, spent by this thread, so
     a busy machine ends nothing.
-
-    Args:
-        grammar: the language.
-        vocab_size: V.
-        eos: tokens that end a text.
-        params: of the request.
-        words: that the text must not have.
     """
 
     def __init__(

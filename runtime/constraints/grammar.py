@@ -45,11 +45,6 @@ class Grammars:
     (`runtime.constraints.trial_process`). Only one that did well there is compiled here, in a thread that holds no lock
     that others wait for; llguidance releases the interpreter's. Those accepted last are kept, as far as their memory
     allows.
-
-    Args:
-        tokenizer: the pair's.
-        vocab_size: V.
-        eos: tokens that end a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:

@@ -47,13 +47,7 @@ Without a limit, a weak model may write white space up to max_tokens."""
 
 
 def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, list[str]]:
-    """A matcher at the start of a language, and what is wrong with it, parts that would be ignored included.
-
-    Args:
-        field: `json_schema`, `regex` or `grammar`.
-        text: the schema, expression or grammar.
-        tokenizer: the pair's.
-    """
+    """A matcher at the start of a language, and what is wrong with it, parts that would be ignored included."""
     from llguidance import LLMatcher, LLParserLimits
 
     # llguidance takes options beside an object only

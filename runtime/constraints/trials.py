@@ -81,9 +81,7 @@ class Trials:
         """Try a grammar; returns the bytes of memory it took, and what is wrong with it.
 
         Args:
-            trial: of this grammar.
             field, text: see `trial_process.compile_grammar`.
-            shown: the text as errors show it.
             seconds: of the processor's time that it may take.
 
         Raises:

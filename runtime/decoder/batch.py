@@ -23,10 +23,6 @@ class Batch:
         last_two: int64 [R, 2], the last two committed tokens; the last is the root of the tree.
         committed: int64 [R], committed tokens.
         longest: largest of `committed`, known to the host.
-        rows: parameters.
-        root: the level above the draft's first.
-        places: the draft's levels.
-        shape: of the draft.
         noise: of this block; of a batch for devices drawn on the device, by `padded.over`.
         cut: of a batch and a number of levels: the same block with a shorter draft, for one that has stopped early. It
             takes the place of this one.

@@ -39,8 +39,6 @@ class BatchBuilder:
     Parameters are made tensors once for as long as rows ask for the same, whichever requests they are.
 
     Args:
-        vocab_size: V.
-        eos: tokens that end a text.
         buckets: what batches are padded to; None leaves them as they are.
         listed: candidates up to which a row's distributions are lists; others are tables.
     """
@@ -123,13 +121,9 @@ class _Layout:
     """Parameters of a batch as tensors.
 
     Attributes:
-        count, rows: rows with a request, and all.
-        shape: of the batch's blocks.
         packed: `Rows`, the root's `Level`, the places, `by_target` of `Batch`, `real` of `Padded`, and `scales` of
             `mtad.noise.device.draw`, see `engines.buffers.packed`; `tensors` are views of it. Which of the last three
             there are follows from the shape, and from the kind of batches.
-        draws: what the rows draw.
-        stops, by_auxiliary: of `Batch`.
     """
 
     def __init__(

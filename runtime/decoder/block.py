@@ -47,8 +47,6 @@ class Ran(NamedTuple):
 
     Attributes:
         draft: None where nothing was drafted.
-        logits, drafted, scored: as in `Block`.
-        accepted: what was decided.
     """
 
     draft: Draft | None

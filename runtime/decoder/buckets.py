@@ -18,7 +18,6 @@ class Buckets(NamedTuple):
     Each within its limit. A padded row has the last row's parameters and two committed tokens.
 
     Attributes:
-        rows, capacity: of the engines.
         pad: round them up; else rows and candidates stay as they are, and masks are multiples of 64 columns.
         pinned: whether batches lie in memory of the host that a GPU copies without its help.
         reads_mask: whether an engine's step takes longer where masks do.

@@ -38,9 +38,6 @@ class EngineRole:
     Args:
         vocab_size: ids the pair shares; logits of padded embedding rows beyond it are cut off.
         device: where the tensors of batches are, which may not be where the engine runs; default: the CPU.
-
-    Attributes:
-        device: of the tensors.
     """
 
     def __init__(
@@ -181,7 +178,6 @@ class EngineAuxiliary(Drafter):
     """The auxiliary, and for rows whose method says so the target itself, as drafters.
 
     Args:
-        engine, vocab_size, functions, device: see `EngineRole`.
         target: the target's engine; None if no method is used in which it drafts.
     """
 

@@ -55,9 +55,7 @@ class KvCaches:
         prefills its whole prompt, unless another choice of the prompt has done so.
 
         Args:
-            request: not running yet.
             both: in the auxiliary's cache as well, not in the target's only.
-            row: where it joins.
             budget: at least 1.
             running: requests whose rows may be copied from, by row.
         """
@@ -87,8 +85,6 @@ class KvCaches:
         """Bring the auxiliary's cache up to date where a running request is drafted for, by `budget` tokens at most.
 
         Args:
-            requests: that run, by row.
-            drafted: which of them are drafted for next.
             budget: tokens, shared by all rows.
 
         Returns:

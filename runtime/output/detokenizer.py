@@ -14,11 +14,6 @@ class Detokenizer:
     """Decodes a request's tokens as they come and applies its stop conditions inside an accepted block.
 
     Characters that span tokens are held back until they are complete.
-
-    Args:
-        tokenizer: makes text of tokens.
-        eos: tokens that end a text.
-        params: of the request.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], params: DecodingParams) -> None:

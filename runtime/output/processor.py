@@ -25,12 +25,7 @@ class OutputProcessor:
     """Owns the detokenizer, the constraint and the figures of every request that has begun.
 
     Args:
-        eos: tokens that end a text.
-        constrainer: makes the requests' constraints.
         unrecorded: counts the blocks that a device ran without a CUDA graph, by reason; part of the totals.
-
-    Attributes:
-        totals: running totals over all requests.
     """
 
     def __init__(
@@ -73,8 +68,6 @@ class OutputProcessor:
         A request that has ended has its `finish_reason`. It still holds its row, until the loop releases it.
 
         Args:
-            requests: by row.
-            params: of each row in this block.
             began: `time.perf_counter()` when the block began.
             members: requests whose part of it is kept; of the others, nothing changes.
 

@@ -77,10 +77,6 @@ class Stream:
     """The output of what was submitted: `async for delta in stream`. Leaving the loop early cancels the requests.
 
     Belongs to the event loop that makes it.
-
-    Args:
-        requests: one per choice.
-        cancel: ends them, from this event loop.
     """
 
     def __init__(self, requests: list[Request], cancel: Callable[[Sequence[Request]], None]) -> None:

@@ -40,11 +40,8 @@ class Request:
 
     Attributes:
         id: unique within the loop.
-        prompt: token ids, at least one.
-        params: validated parameters.
         seed: key of its random numbers (`params.seed`, or the one drawn for it).
         index: which of the prompt's `n` choices it is.
-        priority: larger ones are admitted first.
         client: who asks; rows are shared out fairly among clients.
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
@@ -61,7 +58,6 @@ class Request:
         offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
         finish_reason: `stop` (end of sequence or stop string), `length` (max_tokens), `cancelled` or `error`; None
             until it ends.
-        error: what ended it, with `error`.
     """
 
     id: int

@@ -41,8 +41,6 @@ class Scheduler:
     becomes free the last running request takes its place, and the joining one the last's: `retire` says what to copy.
 
     Args:
-        rows: rows of the caches.
-        capacity: KV columns per row.
         max_draft_len, max_beam_width: largest draft a request may ask for. The batch's draft tree is as deep as its
             deepest and as wide as its widest row, and every row must have room for it, so `max_draft_len x
             max_beam_width` columns of each row are kept free.
@@ -108,7 +106,6 @@ class Scheduler:
         """Refuse requests of one client that the queue has no place for just now.
 
         Args:
-            requests: those to queue.
             handed: those that are going to be queued before them.
 
         Raises:

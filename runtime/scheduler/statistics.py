@@ -28,10 +28,8 @@ class Counts:
     """What one request and all of them have in common.
 
     Attributes:
-        prompt_tokens: tokens of the prompt.
         reused_tokens: of them, those whose keys and values the target took from an earlier prompt.
         preemptions: times that it gave up its row because pages ran out, and computed its caches anew later.
-        tokens: tokens of the result.
         target_passes: forward passes of the target that scored a request (prefill not counted).
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
@@ -101,9 +99,7 @@ class Statistics(Counts):
         Args:
             drafted: the block's draft length.
             accepted: drafted tokens that became part of the text.
-            tokens: tokens the text gained.
             seconds: draft, score, commit.
-            passes: of the target.
         """
         self.add(drafted, accepted, tokens, passes)
         self.draft_seconds += seconds[0] if drafted else 0.0
@@ -134,7 +130,6 @@ class Histogram:
     Attributes:
         bounds: upper bounds, inclusive, ascending; one more bucket holds what is above.
         counts: values in each bucket.
-        sum: of all values.
     """
 
     bounds: tuple[float, ...]
@@ -166,10 +161,8 @@ class Totals(Counts):
     """Running totals of a loop since it began; plain numbers that only grow, and histograms.
 
     Attributes:
-        requests: ended requests by how they ended.
         turns: decoding blocks, each of one or more rows.
         prefill_seconds, draft_seconds, score_seconds, commit_seconds: sums over turns, each counted once.
-        alarms: acceptance alarms by kind.
         unrecorded: on a GPU, blocks that were not launched as a CUDA graph, by reason.
         queue, first_token, total: seconds a request.
         per_token: seconds between a request's tokens, its mean after the first.

@@ -32,7 +32,6 @@ def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
 
     Args:
         engine: an engine that has not been started; nobody else uses it.
-        options: of the server.
 
     Raises:
         InvalidInput: an option cannot be honoured.

@@ -68,8 +68,6 @@ class Calling:
     """How one request's answers may call functions.
 
     Attributes:
-        form: of the calls.
-        functions: those that may be called.
         forced: whether an answer consists of calls.
         several: whether it may have more than one.
     """
@@ -82,10 +80,6 @@ class Calling:
     @classmethod
     def of(cls, chat: Chat, template: str) -> Calling | None:
         """What a request asks for; None if nothing may be called.
-
-        Args:
-            chat: with its tools.
-            template: source of the chat template.
 
         Raises:
             InvalidInput: the template has no form that is known, or the choice is not among the tools.
@@ -126,7 +120,6 @@ class Calling:
 
         Args:
             tokenizer: the pair's. What is one of its added tokens is only ever written as that token.
-            eos: tokens that end a text.
         """
         form, added = self.form, {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
         marks = added.keys() & set(re.findall(r"<\S+>", form.before + form.after))
@@ -178,9 +171,6 @@ class CallReader:
 
     Args:
         calling: of the request; the text follows its grammar, and may break off anywhere.
-
-    Attributes:
-        calls: calls begun so far.
     """
 
     def __init__(self, calling: Calling) -> None:
@@ -195,7 +185,6 @@ class CallReader:
         """What more of the text adds to what is said, and to the calls, in OpenAI's shape of deltas.
 
         Args:
-            text: what is new.
             ended: whether it is the last of it.
         """
         self._text += text

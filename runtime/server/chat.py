@@ -19,7 +19,6 @@ class ChatTemplate:
     Args:
         tokenizer: for its own template and the special tokens templates name.
         source: Jinja text in place of the tokenizer's own.
-        pair: name of the pair, for errors.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None, pair: str) -> None:

@@ -26,15 +26,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_err
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a client is told.
-
-    Attributes:
-        status: HTTP status.
-        message: for people.
-        param: field of the request that is wrong.
-        code: for programs.
-        headers: of the response.
-    """
+    """What a client is told."""
 
     status: int
     message: str

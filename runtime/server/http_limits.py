@@ -51,7 +51,6 @@ class LimitedProtocol(HttpToolsProtocol):
     longest. Where there is none either, requests on it are answered with 503.
 
     Args:
-        options: of the server.
         most: connections that may be open at a time.
     """
 

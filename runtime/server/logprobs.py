@@ -49,12 +49,7 @@ class Echo(NamedTuple):
 
 
 class TokenNames:
-    """Bytes and names of tokens; a token may be a part of a character only.
-
-    Args:
-        tokenizer: the pair's.
-        eos: its end-of-sequence tokens.
-    """
+    """Bytes and names of tokens; a token may be a part of a character only."""
 
     def __init__(self, tokenizer: Tokenizer, eos: tuple[int, ...]) -> None:
         self._tokenizer, self._eos = tokenizer, eos
@@ -86,8 +81,6 @@ class TokenNames:
         """Log-probabilities in the shape of `/v1/completions`; alternatives hold the token itself as well.
 
         Args:
-            count: alternatives that are wanted.
-            echo: what stands before the choice's text.
             prompt: whose prompt stands before this delta.
         """
         tokens: list[tuple[int, float | None, list[tuple[int, float]]]] = list(_tokens(delta))

@@ -132,10 +132,7 @@ class Chat:
     """A chat that is to be continued.
 
     Attributes:
-        messages: so far.
-        tools: functions that the model may call.
         choice: whether it may, must not or must call one, or which one.
-        several: whether an answer may have several calls.
     """
 
     messages: Sequence[Message]

@@ -24,12 +24,7 @@ PHASES = ("queue", "prefill", "draft", "score", "commit")
 
 
 def exposition(accept: str, *collectors: Collector) -> tuple[bytes, str]:
-    """The text that Prometheus reads, and its content type.
-
-    Args:
-        accept: the scraper's `Accept` header.
-        collectors: of the figures.
-    """
+    """The text that Prometheus reads, and its content type."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
@@ -39,10 +34,6 @@ def exposition(accept: str, *collectors: Collector) -> tuple[bytes, str]:
 
 class Metrics(Collector):
     """All metrics of one server.
-
-    Args:
-        engine: the engine.
-        model: the name it is served under.
 
     Attributes:
         gaps: seconds between two deltas of a choice; whoever sends them adds to it.

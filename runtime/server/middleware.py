@@ -43,8 +43,6 @@ class Guard:
     """ASGI middleware.
 
     Args:
-        app: what it guards.
-        options: keys and limits.
         responded: called with the path and status of each response.
     """
 

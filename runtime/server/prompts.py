@@ -12,12 +12,7 @@ from runtime.server.schema import Body, CompletionRequest
 
 
 class Prompts:
-    """Makes the prompts of one engine's requests.
-
-    Args:
-        engine: whose tokenizer it is.
-        template: for chats.
-    """
+    """Makes the prompts of one engine's requests."""
 
     def __init__(self, engine: AsyncLLM, template: ChatTemplate) -> None:
         self._engine, self._template = engine, template
@@ -26,9 +21,7 @@ class Prompts:
         """What a request continues.
 
         Args:
-            body: the request.
             chat: what it continues, if it is a chat.
-            size: of the request, in bytes.
         """
         found: list[Prompt]
         if chat:

@@ -26,7 +26,6 @@ class Origins:
 
     Attributes:
         begun: where text of an origin begins, as far as it has not ended: (character, origin).
-        shown: characters shown so far.
     """
 
     begun: list[tuple[int, str]] = field(default_factory=list)
@@ -57,12 +56,8 @@ class OpenAIResponse:
     """The objects of one request.
 
     Args:
-        body: the request.
-        requests: one per choice.
-        n: choices per prompt.
         echoes: what to repeat before each prompt's choices, or none.
         names: of tokens, prepared if the request wants log-probabilities.
-        fingerprint: of engines and software.
         calling: how answers call functions; None if they do not.
 
     Attributes:

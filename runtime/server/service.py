@@ -54,9 +54,6 @@ class Asked(NamedTuple):
     """What a request asks for.
 
     Attributes:
-        body: the request.
-        params: of the decoder.
-        chat: what it continues, unless that is prompts.
         calling: how answers may call functions; None if they may not.
     """
 
@@ -67,12 +64,7 @@ class Asked(NamedTuple):
 
 
 class Service:
-    """One engine under one name. Each public coroutine answers a route; what it returns is an ASGI application.
-
-    Args:
-        engine: not started yet.
-        options: of the server.
-    """
+    """One engine under one name. Each public coroutine answers a route; what it returns is an ASGI application."""
 
     def __init__(self, engine: AsyncLLM, options: ServerOptions) -> None:
         self.engine, self.options = engine, options

@@ -31,10 +31,7 @@ async def attended(receive: Receive, arrived: float, seconds: float, work: Corou
     """What `work` returns, for as long as somebody waits for it; else it is cancelled.
 
     Args:
-        receive: of a request that has been read.
         arrived: when it came, on the event loop's clock.
-        seconds: after which it is given up.
-        work: what is done for it.
 
     Raises:
         ClientDisconnect: the client went away.
@@ -60,13 +57,9 @@ class Responder:
     rows are free by the engine's next block.
 
     Args:
-        stream: of the request.
-        response: makes its objects.
         events: whether each delta is sent as it comes.
-        span: of the request; ends with it.
         gaps: seconds between two deltas of a choice are added to it.
         arrived: when the request came, on the event loop's clock.
-        seconds: after which the request is given up.
     """
 
     def __init__(

@@ -62,9 +62,6 @@ class Tracing:
     They go to the process's tracer provider, which `opentelemetry-instrument mtad serve ...` or the program around the
     application sets up.
 
-    Args:
-        wanted: whether spans are made at all.
-
     Raises:
         InvalidInput: they are wanted and `opentelemetry-api` is not installed.
     """

@@ -36,7 +36,6 @@ def translate(values: dict[str, Any], known: Collection[str] = ()) -> dict[str, 
     """A request's fields under our names, without those by which clients say that they ask for nothing.
 
     Args:
-        values: the fields.
         known: those that the request has a meaning for.
 
     Raises:

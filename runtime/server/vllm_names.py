@@ -38,7 +38,6 @@ class WithVllmNames(Collector):
     """All metrics of a collector, and those of `NAMES` once more.
 
     Args:
-        source: of the metrics.
         model: the name that is served, vLLM's label `model_name`.
     """
 

@@ -169,7 +169,6 @@ def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> lis
 
     Args:
         rows: of each row, at most `width` beams, the likeliest first, none empty; none goes on where another one ended.
-        draft_len, width: levels, and slots of each.
     """
     count, levels = len(rows), list[Level]()
     above: list[dict[tuple[int, ...], int]] = [{(): 0} for _ in rows]

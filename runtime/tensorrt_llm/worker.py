@@ -57,7 +57,6 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any)
     Args:
         model, auxiliary: checkpoints with one vocabulary: folders or hub ids.
         params: `draft_len` and `accept_threshold`, of all requests.
-        options: further arguments of `LLM`.
 
     Raises:
         InvalidInput: the library is missing or lacks what is used of it, or something is asked for that is not there.

@@ -12,9 +12,6 @@ class TritonMetrics:
     """Copies the figures of `runtime.server.metrics` to Triton's metrics.
 
     Triton's metric objects are not safe for two threads at once (the server dies); one thread makes and updates them.
-
-    Args:
-        backend: `triton_python_backend_utils`.
     """
 
     def __init__(self, engine: AsyncLLM, model: str, backend: Any) -> None:

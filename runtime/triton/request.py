@@ -23,9 +23,6 @@ class TritonRequest:
     """What one request asks.
 
     Attributes:
-        prompt: text or token ids.
-        params: decoding parameters, on top of the pair's.
-        settings: of the answer.
         names: what fields of `DecodingParams` are called in the request, where it differs.
     """
 
@@ -43,9 +40,6 @@ def read(
     Args:
         tensors: input tensors by name; strings as `bytes` in arrays of objects. A leading batch dimension of 1 is
             as good as none.
-        convention: their names.
-        defaults: what the request leaves out.
-        eos: end-of-sequence tokens of the pair.
 
     Raises:
         InvalidInput: a tensor cannot be used; its `field` is the tensor's name.

@@ -25,7 +25,6 @@ class TritonResponse:
     """The responses to one request.
 
     Args:
-        requests: one per choice.
         echo: the prompt's text, where it is to stand before each choice.
         arrived: `time.monotonic_ns()` when the request came.
     """

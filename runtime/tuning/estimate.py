@@ -39,7 +39,6 @@ class Costs(NamedTuple):
     """What steps cost, as shares of a target's step over one token.
 
     Attributes:
-        auxiliary: an auxiliary's step.
         token: each further token that the target scores.
     """
 
@@ -66,11 +65,8 @@ class Report:
     """What was found.
 
     Attributes:
-        texts, positions: how many were read.
         acceptance, acceptance_error: mean over positions of 1 - TV, and its standard error over texts.
         quantiles: of the positions' 1 - TV: 10, 50 and 90 %.
-        costs: as assumed or measured.
-        estimates: by draft length and width.
     """
 
     texts: int
@@ -102,11 +98,8 @@ def estimate(
     """DraftEstimate the gain of drafts of every length and width.
 
     Args:
-        target, auxiliary: models of one vocabulary.
         texts: token ids, and the first position that counts: what is before it is context.
-        params: temperature and filters.
         costs: of steps; measured with the two models if None.
-        progress: called after each text.
 
     Raises:
         InvalidInput: there are fewer than two texts with a token that counts.

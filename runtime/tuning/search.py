@@ -114,7 +114,6 @@ class Tuning:
     """What a search found.
 
     Attributes:
-        choice: the best point.
         points: all that were measured, in the order they were.
         fits: whether the choice keeps the bounds; if not, no point did, and it is the nearest.
     """
@@ -144,7 +143,6 @@ def tune(
             `grid_of`.
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
-        seeds: texts a prompt.
         right: whether a text answers the prompt of that number, where that is known.
         progress: called with the answers given in this sweep, and how many it has.
 
@@ -218,12 +216,7 @@ def join(found: Mapping[str, Tuning], objective: Objective) -> Tuning:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a choice should replace the pair's present default.
-
-    Attributes:
-        change: it should.
-        reason: why, with the figures.
-    """
+    """Whether a choice should replace the pair's present default."""
 
     change: bool
     reason: str
@@ -239,13 +232,7 @@ def judge(
     right: Right = None,
     progress: Progress = lambda done, total: None,
 ) -> Decision:
-    """Compare what a search chose with the present default, on texts that the search has not seen.
-
-    Args:
-        llm, prompts, seeds, right, progress: as for `tune`.
-        now: the pair's default.
-        choice: what would replace it.
-    """
+    """Compare what a search chose with the present default, on texts that the search has not seen."""
     if now == choice:
         return Decision(False, "it is the best setting that was found")
     before, lead = compare(llm, prompts, now, choice, range(seeds, 2 * seeds), right, progress)

@@ -61,9 +61,6 @@ def write_manifest(folder: Path, names: list[str], versions: dict[str, str]) -> 
 def read_graphs(folder: Path) -> dict[str, Path]:
     """The files of the compiled functions, by name.
 
-    Args:
-        folder: what `runtime.decoder.compiled.compile` wrote.
-
     Raises:
         InvalidInput: it is missing, incomplete, or was made from other sources.
     """

@@ -45,13 +45,9 @@ class DeviceBlocks:
 
     Args:
         auxiliary, target: the roles, whose tensors are on the engines' device.
-        batches: makes the batches.
-        buckets: what it pads them to.
-        recorder: how blocks are recorded, or `NoRecorder`.
         most: graphs kept, or as many as are prepared.
 
     Attributes:
-        batches: as given.
         recorded: blocks recorded so far.
         unrecorded: blocks that ran unrecorded, by reason.
     """
@@ -87,9 +83,6 @@ class DeviceBlocks:
         """Those of two roles, with batches padded to buckets if blocks can be recorded.
 
         Args:
-            auxiliary, target: the roles.
-            eos: tokens that end a text.
-            recorder: how blocks are recorded.
             tokens: of the widest step.
 
         Raises:
@@ -151,9 +144,6 @@ class DeviceBlocks:
 
         Smaller graphs then fit into the memory that the largest made. Only while no row is in use: the caches are
         written, and zeroed at the end.
-
-        Args:
-            params: of requests that are to come.
         """
         if not self.records or not params:
             return
@@ -173,7 +163,6 @@ class DeviceBlocks:
         """A step of an engine, recorded if blocks are, that gives the seconds until it is done.
 
         Args:
-            step: runs it, on tensors that stay.
             again: time the second of two in a row.
         """
 

@@ -20,9 +20,6 @@ class Key(NamedTuple):
     """What a block is recorded for.
 
     Attributes:
-        rows: of the batch, padded ones included.
-        length: columns of its masks.
-        shape: of its draft.
         stops: whether rows may stop before the last level.
     """
 
@@ -79,10 +76,8 @@ class RecordedBlock:
     """One block on static memory: called, it launches its work.
 
     Attributes:
-        launch: launches its recording.
         out: uint8, the memory of its results.
         results: of the latest launch, views of that.
-        logits: of the target.
     """
 
     out: Tensor
