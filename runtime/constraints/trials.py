@@ -139,7 +139,9 @@ class _Process:
         # one arena: what threads' arenas reserve would count as memory taken
         environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
         with theirs:
-            popen = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
+            # not a session of its own: Linux gives each an equal share of the processor (sched(7), autogroups), however
+            # low the priority of those in it
+            popen = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
         self.pid, self.close = popen.pid, weakref.finalize(self, _end, self.control, popen)
         Trial().ask(self.control, settings)
 

@@ -134,6 +134,22 @@ def test_who_no_longer_waits_ends_the_trial(tokenizer: Tokenizer) -> None:
     until(lambda: not Path(f"/proc/{process}").exists())
 
 
+def test_a_trial_gives_way_to_its_parent_and_is_in_no_session_of_its_own(tokenizer: Tokenizer) -> None:
+    """Between sessions of Linux, priorities do not count: a trial took as much of the processor as the engine."""
+    run = trials(tokenizer)
+    run.run(Trial(), "regex", "a", "", 1.0)
+    assert run._process is not None
+    process, trial = run._process.pid, Trial()
+    thread = threading.Thread(target=run._ask, args=(trial, {"field": "json_schema", "text": SLOW, "seconds": 20.0}))
+    thread.start()
+    until(lambda: any(os.getpriority(os.PRIO_PROCESS, int(child)) == 19 for child in children(process)))
+    assert os.getsid(process) == os.getsid(0)
+    assert os.getpgid(process) != os.getpgid(0)  # what a terminal sends its foreground does not reach it
+    trial.stop()
+    thread.join()
+    run.close()
+
+
 def test_a_process_that_was_ended_is_started_again(tokenizer: Tokenizer) -> None:
     run = trials(tokenizer)
     assert run.run(Trial(), "regex", "a", "", 1.0)[1] == []
