@@ -2,6 +2,12 @@
 
 Nothing is sorted, no token has noise of its own, and nothing but a few numbers and the mass of each block of tokens is
 stored. A token is drawn in two steps: its block, then the token in the block.
+
+An example with 8 tokens in 2 blocks of 4, at temperature 1 with `top_p` 0.8. The tokens have probabilities
+0.4, 0, 0.1, 0.1 | 0, 0.3, 0.1, 0 before the filter. Most likely first, 0.4 + 0.3 + 0.1 reach 0.8, so tokens 0, 5 and 2
+are kept: `lowest` is the logit of token 2. Tokens 3 and 6 have the same logit, but larger ids, so `last` is 2. The
+*mass* of a block is the probability of its kept tokens together: (0.4 + 0.1) / 0.8 and 0.3 / 0.8, of which `blocks` has
+the logarithms. An *entry* is one token of one block; `entries` gives the log-probabilities of all entries of a block.
 """
 
 from __future__ import annotations

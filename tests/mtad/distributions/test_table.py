@@ -99,6 +99,16 @@ def test_a_nucleus_is_the_shortest_prefix_of_the_sorted_tokens(deviation: float,
         assert found.any()
 
 
+@pytest.mark.parametrize("deviation", [3.0, 100.0, 1000.0])
+def test_a_nucleus_of_nearly_all_keeps_all_that_can_be_drawn(deviation: float) -> None:
+    """Also where most weights are 0, and where rounding leaves the mass of all below the bound."""
+    size, params = 5000, DecodingParams(method="sample", top_k=0, top_p=1 - 2.0**-24)
+    logits = deviation * torch.randn(50, 1, size, generator=torch.Generator().manual_seed(3))
+    given = stack_rows([params] * 50, block_shape([params] * 50, size, listed=0), size, ())
+    dropped = (tabulate(logits, given).log_prob == -torch.inf) * logits.double().softmax(-1)
+    assert float(dropped.sum(-1).max()) < 1e-6
+
+
 def test_a_draw_from_weights_has_their_distribution() -> None:
     weights = torch.tensor([0.0, 3, 0, 0, 1, 0, 2, 4, 0]).expand(20000, -1)
     uniform = torch.rand(20000, generator=torch.Generator().manual_seed(0))
