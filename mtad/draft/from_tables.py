@@ -4,9 +4,10 @@ Gumbel noise on the mass of a block is the largest of the noisy tokens of the bl
 in the W blocks with the largest. So each block has a number, and only the tokens of W blocks have numbers of their own,
 conditioned on what their largest is known to be (arXiv 1903.06059, section 4.1).
 
-With the example of `mtad.table` and one beam to draw: block 0 has log(0.625) plus its number, say -0.47 + 0.2 = -0.27,
-and block 1 has -0.98 + 1.1 = 0.12. Block 1 is the larger, so the token comes from it, and the largest noisy token of
-block 1 is known to be 0.12; token 5 is the only one there. Block 0 needs no numbers for its tokens.
+With the example of `mtad.distributions.table` and one beam to draw: block 0 has log(0.625) plus its number, say
+-0.47 + 0.2 = -0.27, and block 1 has -0.98 + 1.1 = 0.12. Block 1 is the larger, so the token comes from it, and the
+largest noisy token of block 1 is known to be 0.12; token 5 is the only one there. Block 0 needs no numbers for its
+tokens.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ def catalog(
         if "llama.cpp" in peers:
             interpreter, folder = str(python("llama.cpp")), models.gguf("BF16" if fast else "F32")
             settings = {**common, "capacity": CAPACITY, "target": str(folder / "target.gguf")}
+            settings["kv_cache"] = "F16" if fast else "F32"  # its default, where it may choose
             settings["draft"] = str(folder / "auxiliary.gguf") if drafts else ""
             command = (interpreter, "-m", "scripts.bench.peers.llama_cpp", json.dumps(settings))
             name = f"llama.cpp {'bf16' if fast else 'f32'}{suffix}"

@@ -1,6 +1,7 @@
 """A worker that runs llama.cpp's server, as the package xllamacpp has it, in the environment of scripts/baselines.sh.
 
-Settings: target, draft (GGUF files; without a draft, plain), rows, capacity, draft_len, threads.
+Settings: target, draft (GGUF files; without a draft, plain), kv_cache (ggml's name of the type of keys and values),
+rows, capacity, draft_len, threads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from scripts.bench.peers.protocol import Answer, Job, serve
 
 def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
     options = xllamacpp.CommonParams()
+    for caches in (options, options.speculative.draft):
+        caches.cache_type_k = caches.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{settings['kv_cache']}")
     options.model.path = settings["target"]
     options.n_parallel, options.n_ctx = settings["rows"], settings["rows"] * settings["capacity"]
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = settings["threads"]
