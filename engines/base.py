@@ -191,6 +191,14 @@ class Engine(ABC):
         computed later, at the latest when something needs what it writes.
         """
 
+    @property
+    def postponed(self) -> int:
+        """Rows with steps without logits that a later step is to compute beside its own tokens."""
+        return 0
+
+    def finish(self) -> None:  # noqa: B027 - nothing is to be done where every step is computed at once
+        """Compute the steps that were postponed."""
+
     def move_columns(self, source: Tensor, to: Tensor) -> None:
         """Move cache columns [R, D] within each row 0 .. R-1; all are read before any is written."""
         move_columns(self.kv, source, to)

@@ -50,6 +50,8 @@ class DecodingLoop:
     Attributes:
         planner: decides adaptive drafts; None until there is a request that asks for them.
         totals: running totals over all requests.
+        prompts_apart: compute prompts before the next block rather than beside it, on engines that would do that; the
+            time of blocks is then that of decoding alone.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class DecodingLoop:
         self.totals = output.totals
         self._batches, self._run_block, self._max_prefill_tokens = batches, run_block, max_prefill_tokens
         self.planner: Planner | None = None
+        self.prompts_apart = False
         self._ended: list[Request] = []
 
     @torch.inference_mode()
@@ -89,6 +92,8 @@ class DecodingLoop:
                 self.output.begin(request)
                 both, running = self._is_drafted(request), self.scheduler.running
                 budget -= self.caches.prefill(request, both, len(running), budget, running)
+                if self.prompts_apart:
+                    self.caches.finish()
             except Exception as error:
                 self._fail({request: error})
                 continue
@@ -165,7 +170,7 @@ class DecodingLoop:
             self.output.totals.prefill_seconds += time.perf_counter() - began
             if not current:
                 params = [replace(p, method="sample") if p.adaptive and p.assisted else p for p in params]
-        began = time.perf_counter()
+        began, postponed = time.perf_counter(), self.caches.postponed
         batch = self._batches.build(
             params,
             [request.last_two if request in members else (0, 0) for request in requests],
@@ -177,7 +182,8 @@ class DecodingLoop:
         block = self._run_block(batch)
         failures = self.output.process(requests, params, block, began, members)
         if self.planner and whole:
-            self.planner.observe(requests, params, block.lengths, time.perf_counter() - began)
+            alone = self.caches.postponed >= postponed
+            self.planner.observe(requests, params, block.lengths, time.perf_counter() - began, alone)
         return failures
 
     def _is_drafted(self, request: Request) -> bool:

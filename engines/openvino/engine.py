@@ -139,14 +139,17 @@ class OpenVinoEngine(Engine):
         """
         rows = range(first_row, first_row + len(write_at))
         if not self.columns.waiting.isdisjoint(rows):
-            self._run_waiting()
+            self.finish()
         columns = np.arange(mask.shape[3])
         at = write_at[:, None] + np.arange(positions.shape[1])
         causal = np.array_equal(mask[:, 0], columns <= at[:, :, None])
         return causal and all(map(self.columns.follows, rows, write_at.tolist()))
 
-    def _run_waiting(self) -> None:
-        """Compute what waits now, because it is needed before the next step."""
+    @property
+    def postponed(self) -> int:
+        return len(self.columns.waiting)
+
+    def finish(self) -> None:
         run = self.columns.plan_waiting()
         if len(run.rows):
             self._infer(run, torch.empty(1, 0, self.spec.vocab_size, dtype=self.spec.torch_dtype))
@@ -210,7 +213,7 @@ class OpenVinoEngine(Engine):
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
         if source in self.columns.waiting:
-            self._run_waiting()
+            self.finish()
         self.columns.copy(source, to, columns)
 
     def clear_row(self, row: int, start: int = 0) -> None:

@@ -43,6 +43,16 @@ class KvCaches:
         spans = [(start, one.committed + ahead) for start, one in zip(held, requests, strict=True)]
         return all(engine.fits(spans) for engine in self._paged)
 
+    @property
+    def postponed(self) -> int:
+        """Rows with tokens that are to be computed beside a later block, in either cache."""
+        return sum(engine.postponed for engine in self._paged)
+
+    def finish(self) -> None:
+        """Compute what was postponed."""
+        for engine in self._paged:
+            engine.finish()
+
     def free(self, row: int) -> None:
         """A row is nobody's now."""
         for engine in self._paged:

@@ -157,7 +157,12 @@ class Planner:
         return self._now.draft_len > 0
 
     def observe(
-        self, requests: Sequence[Request], used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float
+        self,
+        requests: Sequence[Request],
+        used: Sequence[DecodingParams],
+        accepted: Sequence[int],
+        seconds: float,
+        alone: bool = True,
     ) -> None:
         """Learn from a block.
 
@@ -165,8 +170,9 @@ class Planner:
             requests: as given to `plan`.
             used: what it returned, or what was run instead.
             accepted: drafted tokens the target accepted in each row, whether or not the text ended among them.
-            seconds: of the whole block; without prefill, and without what brought an auxiliary cache up to date, except
-                on engines that compute such tokens beside the block's own (OpenVINO).
+            seconds: of the whole block; without prefill, and without what brought an auxiliary cache up to date.
+            alone: whether that is so. On engines that compute such tokens beside the block's own (OpenVINO) it is not
+                always, and nothing is learnt from the seconds then.
         """
         self._since_probe += seconds
         self._countdown -= used is self._used  # else caches are being brought up to date first
@@ -180,7 +186,7 @@ class Planner:
         drafts = self._block[1].draft_len > 0
         self._alike = self._alike + 1 if drafts == (before[1].draft_len > 0) else 0
         self._same = self._same + 1 if self._block[1] == before[1] else 0
-        if self._block == before:  # else tensors were made anew
+        if self._block == before and alone:  # else tensors were made anew
             off = math.log(max(seconds, 1e-9) / self._expect(*before, max(request.committed for request in requests)))
             off, changed = min(max(off, -0.7), 0.7), self._alike <= SETTLED
             if drafts and not changed and self._same <= SETTLED:

@@ -202,7 +202,8 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
         prompts: text or token ids.
 
     Returns:
-        results in the prompts' order, and seconds of decoding: neither storing the prompts nor tokenising is in them.
+        results in the prompts' order, and seconds of decoding: neither storing the prompts nor tokenising is in them,
+            also on an engine that would compute prompts beside a block.
 
     Raises:
         InvalidInput: a prompt or parameter is unusable; nothing was run.
@@ -210,8 +211,12 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
     """
     made = [request for prompt, own in zip(prompts, params, strict=True) for request in llm.requests(prompt, own)]
     started = time.perf_counter()
-    llm.submit(*made)
-    while any(request.finish_reason is None for request in made):
-        llm.step()
+    llm.loop.prompts_apart = True
+    try:
+        llm.submit(*made)
+        while any(request.finish_reason is None for request in made):
+            llm.step()
+    finally:
+        llm.loop.prompts_apart = False
     seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in made)
     return [llm.result(request) for request in made], seconds

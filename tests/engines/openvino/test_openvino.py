@@ -24,6 +24,7 @@ from export.verification.verify import TOLERANCE, expect, verify, verify_activat
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import _draft_seconds
+from runtime.tuning.measure import answer
 from tests.support.schedules import run_schedule
 from tests.support.steps import make_step, some_tokens
 
@@ -152,6 +153,41 @@ def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
     assert {tuple(run.past) for run in runs[1:]} == {(114,), (116,), (114, 114), (116, 116)}
     assert {run.tokens.shape[1] // len(run.past) for run in runs[1:]} == {2, 4, 8, 12}
     engine.columns.check_integrity()
+
+
+def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that answer have the tokens of a block and nothing else; without being told, prompts ride along."""
+    llm = LLM(folder, replace(FLOAT32, prefix_tokens=0))
+    engine, sizes = llm.pair.target, list[int]()
+    assert isinstance(engine, OpenVinoEngine)
+    infer = engine._infer
+
+    def record(run: Run, logits: torch.Tensor) -> None:
+        sizes.append(run.tokens.shape[1] if len(run.keep) else 0)
+        infer(run, logits)
+
+    monkeypatch.setattr(engine, "_infer", record)
+    prompts, params = ["a name " * 12, "SELECT " * 12], DecodingParams(method="sample", max_tokens=4, seed=1)
+    assert answer(llm, prompts, [params] * 2)[1] > 0
+    assert max(sizes) == 2
+    llm.generate(prompts, params)
+    assert max(sizes) > 12
+
+
+def test_what_blocks_take_is_learnt_from_blocks_without_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, told = LLM(folder, replace(FLOAT32, prefix_tokens=0)), list[bool]()
+    params = DecodingParams(method="mtad", speculation="adaptive", max_tokens=30, ignore_eos=True, seed=1)
+    first, second = (llm.add("a name " * 12, replace(params, seed=seed)) for seed in range(2))
+    llm.step()
+    assert llm.loop.planner is not None
+    monkeypatch.setattr(llm.loop.planner, "observe", lambda *arguments: told.append(arguments[4]))
+    for _ in range(3):
+        llm.step()
+    llm.cancel(second)
+    llm.add("SELECT " * 12, params)
+    while first.finish_reason is None:
+        llm.step()
+    assert told == [True] * 3 + [False] + [True] * (len(told) - 4)
 
 
 def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_text(folder: Path) -> None:
