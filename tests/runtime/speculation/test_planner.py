@@ -360,6 +360,17 @@ def test_times_follow_a_machine_that_slows_down_without_a_change_of_choice() -> 
     assert planner._expect(1, plain, 300) == pytest.approx(3 * COSTS["gpu"].block(1, plain, 320), rel=0.15)
 
 
+def test_blocks_with_prompts_beside_them_teach_no_times() -> None:
+    texts: list[Any] = [Text(0, replace(CHAIN, max_tokens=9999), always(0.8))]
+    planner, world = Planner(COSTS["gpu"]), World(COSTS["gpu"])
+    for number in range(200):
+        used, alone = planner.plan(texts), number % 2 > 0
+        accepted, seconds = world.block(texts, used)
+        planner.observe(texts, used, accepted, seconds if alone else 5 * seconds, alone)
+    shape = world.shapes[-1]
+    assert planner._expect(1, shape, 300) == pytest.approx(COSTS["gpu"].block(1, shape, 320), rel=0.05)
+
+
 def test_a_draft_accepted_in_full_says_nothing_of_greater_depths() -> None:
     acceptance = Acceptance(deepest=4)
     for accepted in (2, 2, 2, 0):
