@@ -46,8 +46,8 @@ class RuntimeConfig:
         tensor_parallel: Number of ranks that the target is sharded over: one GPU each, or one process each on a CPU.
             Under torchrun, the other ranks follow the first.
         rows: Requests decoded at once; by default, the number that the pair was exported with.
-        memory: Instead of rows, a memory limit in bytes or as 4GiB: as many rows as fit beside the weights; or on
-            OpenVINO, as many pages of the cache, which rows share.
+        memory: A memory limit in bytes or as 4GiB: as many rows as fit beside the weights, at most rows where that is
+            given too; or on OpenVINO, as many pages of the cache, which rows share.
         max_draft_len: Longest draft that a request may ask for, in tokens. Each row reserves max_draft_len times
             max_beam_width KV columns.
         max_beam_width: Most beams that a request may ask for.
@@ -86,8 +86,6 @@ class RuntimeConfig:
                 raise InvalidInput(field.name, value, f"give {words}")
             if value is not None and field.name in _LEAST and value < _LEAST[field.name]:
                 raise InvalidInput(field.name, value, f"give at least {_LEAST[field.name]}")
-        if self.rows is not None and self.memory is not None:
-            raise InvalidInput("rows", self.rows, "give rows or memory, not both")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:

@@ -103,7 +103,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     if config.memory is not None and not paged:
         records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
         whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, MOST if records else 0)
-        rows = whole.within(config.memory).rows
+        fitting = whole.within(config.memory).rows
+        rows = fitting if rows is None else min(rows, fitting)
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
     if ranks > 1:

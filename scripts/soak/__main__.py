@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="requests decoded at once (default %(default)s)")
     parser.add_argument("--sample", type=int, default=100, help="requests run again alone (default %(default)s)")
     parser.add_argument("--leak-limit", type=float, default=5.0, help="MiB per 1,000 requests (default %(default)s)")
-    parser.add_argument("--memory", help="instead of rows, see RuntimeConfig")
+    parser.add_argument("--memory", help="a limit, see RuntimeConfig")
     add_placement(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the requests (default %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
@@ -204,8 +204,8 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_transformers()
     report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
-    size = {"rows": options.rows} if options.memory is None else {"memory": options.memory}
-    llm = LLM(options.pair, placed_config(options, **size, max_waiting=WAITING))
+    size = placed_config(options, rows=options.rows, memory=options.memory, max_waiting=WAITING)
+    llm = LLM(options.pair, size)
     prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
     started = time.perf_counter()
     seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))

@@ -27,7 +27,6 @@ def test_every_option_is_described_once(config: type) -> None:
         ({"rows": 0}, "rows"),
         ({"rows": True}, "rows"),
         ({"rows": "2"}, "rows"),
-        ({"rows": 2, "memory": "1GiB"}, "rows"),
         ({"threads": 0}, "threads"),
         ({"max_waiting": 1.5}, "max_waiting"),
         ({"prefix_tokens": -1}, "prefix_tokens"),

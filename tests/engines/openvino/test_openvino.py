@@ -196,6 +196,9 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
     limit = replace(whole, pages=whole.capacity // whole.page_columns + 2).total
     small = LLM(folder, replace(config, memory=limit))
     assert small.memory.total <= limit < whole.total
+    fewer = LLM(folder, replace(config, memory=limit, rows=2)).memory
+    assert fewer.rows == 2 < small.memory.rows
+    assert small.memory.pages < fewer.pages
     prompts = [f"{number} singers " * 6 for number in range(8)]
     params = DecodingParams(method="mmtad", max_tokens=40, ignore_eos=True, seed=1)
     results = small.generate(prompts, params)

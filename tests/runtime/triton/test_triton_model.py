@@ -182,7 +182,7 @@ def test_a_copy_can_be_moved(tmp_path: Path, pair_folders: Callable[[str], Path]
         (("PAIR", "models", "--environment", "nowhere"), "environment = 'nowhere'"),
         (("PAIR", "models", "--convention", "vllm"), "convention = 'vllm'"),
         (("PAIR", "models", "--rows", "x"), "argument --rows"),
-        (("PAIR", "models", "--rows", "1", "--memory", "4GiB"), "not both"),
+        (("PAIR", "models", "--rows", "0"), "rows = 0"),
     ],
 )
 def test_a_bad_option_is_one_line(
