@@ -33,6 +33,13 @@ SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
 """Fixtures that export; tests with one of them are slow, marked so or not."""
 
 
+LONGEST = (
+    *("test_cluster.py", "test_tensorrt.py", "test_gpu_check.py", "test_install.py", "test_parallel.py"),
+    *("test_families.py", "test_demo_training.py", "test_llm.py", "test_qdq.py", "test_triton.py"),
+)
+"""Files that take more than half a minute, or wait for processes of their own; the longest first."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule() -> None:
     """Choose Triton's interpreter where there is no GPU; it must be chosen before a test file imports Triton."""
@@ -49,9 +56,13 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have most slow tests: where two processes take file by file, both then end together."""
+    """Begin with the longest files, and go on with those that have most slow tests.
+
+    Where several processes take file by file, all then end together.
+    """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (-slow[item.path], item.path))
+    first = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (first.get(item.path.name, len(first)), -slow[item.path], item.path))
 
 
 gc.disable()  # until all is imported

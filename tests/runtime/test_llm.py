@@ -29,9 +29,13 @@ BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
 DAILY = ("sample", "speculative", "specinfer", "mtad", "mmtad", "dsbd")
 """One of each form of draft, and the paper's; a rule alone has tests of its own."""
-every_method = pytest.mark.parametrize(
-    "method", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
+FOLDERS = [("onnx", name) for name in DAILY] + [
+    pytest.param(*one, marks=pytest.mark.slow)
+    for one in (*(("onnx", name) for name in METHODS if name not in DAILY), *(("torch", name) for name in DAILY))
+]
+every_method = pytest.mark.parametrize(("pair_folder", "method"), FOLDERS, indirect=["pair_folder"])
+"""Of the engines. Rules know none: those that are not daily are tried on the first, to whose tokens the second's are
+equal (`test_both_engines_give_the_same_tokens`)."""
 
 
 @pytest.fixture(scope="session")
@@ -199,10 +203,12 @@ def test_prompts_as_token_ids_equal_prompts_as_text(llm: LLM) -> None:
     assert llm.generate(tuple(ids[0]), BASE)[0].token_ids == as_text[0].token_ids
 
 
-@every_method
-def test_both_engines_give_the_same_tokens(llm: LLM, torch_llm: LLM, method: str) -> None:
+@pytest.mark.parametrize(
+    "method", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_both_engines_give_the_same_tokens(plain: LLM, torch_llm: LLM, method: str) -> None:
     params = [replace(BASE, method=method, seed=seed) for seed in range(len(EVERY_PROMPT))]
-    ours, theirs = llm.generate(EVERY_PROMPT, params), torch_llm.generate(EVERY_PROMPT, params)
+    ours, theirs = plain.generate(EVERY_PROMPT, params), torch_llm.generate(EVERY_PROMPT, params)
     assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import mtad.rules.accept
 from mtad import rows
 from mtad.distributions import prefix, table
 from mtad.distributions.table import Table, draw_from, tabulate
@@ -119,12 +120,16 @@ def test_a_draw_from_weights_has_their_distribution() -> None:
 
 
 @pytest.mark.parametrize(("method", "replacement"), [("mtad", False), ("specinfer", False), ("specinfer", True)])
-def test_pairs_are_drawn_with_the_probability_of_the_definition(method: str, replacement: bool) -> None:
-    """Of one level: ordered pairs of tokens."""
+def test_pairs_are_drawn_with_the_probability_of_the_definition(
+    method: str, replacement: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one level: ordered pairs of tokens. One of 0.12 instead of 0.1 is noticed with a power of 0.98."""
+    # what is accepted does not matter here, so that all rows may be judged at once
+    monkeypatch.setattr(mtad.rules.accept, "by_row", lambda judge, scored, rows, rules: judge(scored, rows, rules))
     params = DecodingParams(
         method=method, draft_len=1, beam_width=2, branching=(2,), replacement=replacement, top_k=0, top_p=1.0
     )
-    pair, count = mock_pair(0, 6, 1.0, 0.5), 20000
+    pair, count = mock_pair(0, 6, 1.0, 0.5), 10_000
     cases = [Case(pair, params, (), (seed, 0)) for seed in range(count)]
     run = run_block(cases, 6, listed=0)
     assert run.draft is not None
@@ -163,7 +168,7 @@ def own_draft(run: Run, row: int, branches: bool) -> list[list[Path]]:
 
 def test_rules_accept_what_the_definition_accepts_of_the_same_draft() -> None:
     compared = skipped = accepted = 0
-    for cases, vocab, eos, listed in mixed(24):
+    for cases, vocab, eos, listed in mixed(16):
         cases = [case for case in cases if not case.params.spec.live]
         run = run_block(cases, vocab, eos, listed=listed)
         for row, case in enumerate(cases):

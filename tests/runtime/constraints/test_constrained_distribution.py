@@ -20,6 +20,8 @@ from tests.support.mock_models import mock_pair
 
 LETTERS, END = "abc", 0
 WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
+LANGUAGE = {word for n in range(7) for word in itertools.product(LETTERS, repeat=n) if WORDS.fullmatch("".join(word))}
+PREFIXES = {word[:n] for word in LANGUAGE for n in range(len(word) + 1)}
 ASKED: dict[str, Asked] = {
     "penalties": {"repetition_penalty": 1.6, "presence_penalty": 0.4, "frequency_penalty": -0.7, "min_tokens": 1},
     "bias and earliest end": {"logit_bias": {2: 1.5, 0: 2.0}, "min_tokens": 2},
@@ -32,8 +34,6 @@ ASKED: dict[str, Asked] = {
 
 def constrained(model: Model, params: DecodingParams) -> Model:
     """The model under what `params` ask, by enumeration of the language; the context is the text."""
-    words = {word for n in range(7) for word in itertools.product(LETTERS, repeat=n) if WORDS.fullmatch("".join(word))}
-    prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
 
     def logits(text: Tokens) -> np.ndarray:
         found = []
@@ -44,9 +44,9 @@ def constrained(model: Model, params: DecodingParams) -> Model:
                 value -= params.presence_penalty + params.frequency_penalty * text.count(token)
             letters = tuple(LETTERS[t - 1] for t in text if t != END)
             if token == END:
-                possible = len(text) >= params.min_tokens and (params.regex is None or letters in words)
+                possible = len(text) >= params.min_tokens and (params.regex is None or letters in LANGUAGE)
             else:
-                possible = params.regex is None or (*letters, LETTERS[token - 1]) in prefixes
+                possible = params.regex is None or (*letters, LETTERS[token - 1]) in PREFIXES
                 possible &= not "".join((*letters, LETTERS[token - 1])).endswith(params.bad_words)
             found.append(value if possible else -math.inf)
         return np.array(found)
@@ -81,7 +81,8 @@ def p_value(params: DecodingParams, texts: int) -> float:
 @pytest.mark.parametrize("method", ["speculative", "sample"])
 def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
     params = replace(FREE, method=method, top_k=3, max_tokens=4, **ASKED[asked])
-    assert p_value(params, 6000) > 1e-3  # deterministic: of 30,000 texts, p was 0.2 to 0.8
+    # of 30,000 texts, p was 0.2 to 0.8; these notice a chi-square distance of 0.014 (of 40 texts) with a power of 0.9
+    assert p_value(params, 4000) > 1e-3
 
 
 @pytest.mark.slow
@@ -89,13 +90,13 @@ def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: st
 def test_a_forbidden_token_is_never_emitted(method: str) -> None:
     vocab = 1 + len(LETTERS)
     maker = Constrainer(letters(LETTERS), vocab, [END])
-    for threshold, (asked, temperature) in itertools.product((0.0, 0.5), itertools.product(ASKED, (0.0, 1.0))):
-        params = replace(
-            FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **ASKED[asked]
-        )
-        pairs = [mock_pair(seed, vocab, peak=3.0, noise=1.0) for seed in range(30)]
-        running = [Running(p, params, seed, maker.constraint(seed, params, ())) for seed, p in enumerate(pairs)]
-        finish(running, vocab, [END])
-        for r in running:
-            target = constrained(r.pair.target, params)
-            assert all(math.isfinite(target(tuple(r.text[:at]))[token]) for at, token in enumerate(r.text))
+    running: list[Running] = []
+    for threshold, asked, temperature in itertools.product((0.0, 0.5), ASKED.values(), (0.0, 1.0)):
+        params = replace(FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **asked)
+        for seed in range(30):
+            pair, number = mock_pair(seed, vocab, peak=3.0, noise=1.0), len(running)
+            running.append(Running(pair, params, number, maker.constraint(number, params, ())))
+    finish(running, vocab, [END])
+    for r in running:
+        target = constrained(r.pair.target, r.params)
+        assert all(math.isfinite(target(tuple(r.text[:at]))[token]) for at, token in enumerate(r.text))
