@@ -92,7 +92,9 @@ def test_a_forbidden_token_is_never_emitted(method: str) -> None:
     maker = Constrainer(letters(LETTERS), vocab, [END])
     running: list[Running] = []
     for threshold, asked, temperature in itertools.product((0.0, 0.5), ASKED.values(), (0.0, 1.0)):
-        params = replace(FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **asked)
+        params = replace(
+            FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **asked
+        )
         for seed in range(30):
             pair, number = mock_pair(seed, vocab, peak=3.0, noise=1.0), len(running)
             running.append(Running(pair, params, number, maker.constraint(number, params, ())))
