@@ -250,7 +250,8 @@ def move_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
         to: int64 [R, D], columns to write; distinct within a row.
     """
     if kv.device.type == "cpu":  # numpy moves columns several times faster than torch's indexing
-        cache, rows = _bits(kv).numpy(), np.arange(source.shape[0])[:, None]
+        cache = (kv.view(torch.int16) if kv.element_size() == 2 else kv).numpy()  # numpy has no bfloat16
+        rows = np.arange(source.shape[0])[:, None]
         cache[:, :, rows, :, to.numpy()] = cache[:, :, rows, :, source.numpy()]
     else:
         index_columns(kv, source, to)
@@ -260,11 +261,6 @@ def index_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
     """`move_columns` by torch's indexing, which a CUDA graph can hold."""
     at = torch.arange(source.shape[0], device=kv.device)[:, None]
     kv[:, :, at, :, to] = kv[:, :, at, :, source]
-
-
-def _bits(kv: Tensor) -> Tensor:
-    """The same memory; of two-byte types as int16, because numpy has no bfloat16."""
-    return kv.view(torch.int16) if kv.element_size() == 2 else kv
 
 
 def write_columns(kv: Tensor, new: Tensor, write_at: Tensor) -> None:

@@ -25,13 +25,7 @@ import engines.pytorch.hook
 import export
 from engines.base import EngineSpec
 
-WRITES_NO_ENGINE = (
-    "build_hash.py",
-    "estimate.py",
-    "staging.py",
-    "verification/check.py",
-    "verification/layers.py",
-)
+WRITES_NO_ENGINE = ("build_hash.py", "estimate.py", "staging.py", "verification/check.py", "verification/layers.py")
 """Modules and folders of `export/` that can change without any engine changing."""
 
 TRACED = (engines.base, engines.pytorch.fixed_cache, engines.pytorch.hook)

@@ -76,11 +76,7 @@ def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path
     """
     try:
         write_graph(checkpoint.empty(spec.dtype), weights, spec, path)
-    except (
-        torch.onnx.OnnxExporterError,
-        onnx.checker.ValidationError,
-        onnx.shape_inference.InferenceError,
-    ) as error:
+    except (torch.onnx.OnnxExporterError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         problem = f"{spec.architecture} cannot be written as an ONNX graph: {error}"
         raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
 

@@ -19,6 +19,7 @@ for _name, _value in (
     os.environ.setdefault(_name, _value)
 
 from mtad.errors import CapacityExceeded, InvalidInput  # noqa: E402
-from mtad.params import METHODS, DecodingParams, Method  # noqa: E402
+from mtad.methods import METHODS, Method  # noqa: E402
+from mtad.params import DecodingParams  # noqa: E402
 
 __all__ = ["METHODS", "CapacityExceeded", "DecodingParams", "InvalidInput", "Method"]

@@ -19,9 +19,9 @@ from mtad.distributions.table import Distributions, part, tabulate
 from mtad.draft.levels import Level, assemble, by_parent, expand
 from mtad.draft.live import Live, replay
 from mtad.draft.tree import TokenTree, attend, keep_best, tree_columns
+from mtad.methods import Form, Rule
 from mtad.noise.host import LevelNoise, Noise
 from mtad.ops import depths, index
-from mtad.params import Form, Rule
 from mtad.rows import Place, Rows, choose_rows
 from mtad.rules.accept import Accepted, accept, moves
 

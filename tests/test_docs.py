@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.commands.entry import Parser
 from runtime.commands.main import COMMANDS
 from scripts.paths import DEMO, ROOT

@@ -106,12 +106,7 @@ class GraphRunner:
     """
 
     def __init__(
-        self,
-        bind: Callable[[Step], Work],
-        memory: StaticMemory,
-        recorder: Recorder,
-        capacity: int,
-        most: int = MOST,
+        self, bind: Callable[[Step], Work], memory: StaticMemory, recorder: Recorder, capacity: int, most: int = MOST
     ) -> None:
         self._bind, self._memory, self._recorder = bind, memory, recorder
         self._capacity = capacity

@@ -19,12 +19,12 @@ from typing import Any, cast, get_args
 import torch
 from transformers import OPTForCausalLM
 
-from engines.base import KV_PAGE
 from engines.folder import vocabulary_hash, write_folder, write_json
 from engines.placement import versions
 from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths, write_executor_spec
 from export.checkpoint.checkpoint import find
 from export.checkpoint.vocabulary import common_vocabulary
+from export.options import ExportOptions
 from export.tensorrt_llm.engine_plan import ARCHITECTURES, QUANTIZATIONS, TYPES, EnginePlan, plan_engine, sizes
 from export.tensorrt_llm.opt_checkpoint import write_opt_checkpoint
 from mtad.errors import InvalidInput
@@ -48,38 +48,31 @@ class ExecutorPairPlan:
 
 
 def plan_pair(
-    target: str,
-    auxiliary: str,
+    asked: ExportOptions,
     *,
-    rows: int = 8,
-    capacity: int = 1024,
-    precision: str = "float16",
     draft_len: int = 8,
     beam_width: int = 4,
     drafting: str = "search",
     tensor_parallel: int = 1,
     quantization: str = "none",
-    calibration: str | None = None,
-    defaults: dict[str, object] | None = None,
     weights: bool = True,
 ) -> ExecutorPairPlan:
     """Plan the engines of a pair. Reads the checkpoints' configurations and tokenizers, nothing else; writes nothing.
 
     Args:
-        target, auxiliary: local checkpoint folders or hub ids.
-        rows, capacity: texts decoded at once; tokens of a text, with one draft, a multiple of 64.
-        precision, tensor_parallel: `float16` or `bfloat16`; GPUs of each engine.
+        asked: both checkpoints, rows, capacity, precision, the data set that Model Optimizer calibrates with (a local
+            folder or a hub id), and the defaults: the target is built for as many paths per row as they score.
+        tensor_parallel: GPUs of each engine.
         draft_len, beam_width, drafting: largest draft, and how the auxiliary finds it (`engines.tensorrt_llm_spec`).
         quantization: of the target's weights: `none`, `fp8`, `int4_awq`. The auxiliary's stay as they are: it is small,
             and a draft is only as good as its likelihoods.
-        calibration: data set that Model Optimizer calibrates with: a local folder or a hub id.
-        defaults: decoding parameters for `pair.json`. The target is built for as many paths per row as they score.
         weights: download the weights of hub ids; without, nothing can be built from the plan.
 
     Raises:
         InvalidInput: something cannot be built, or would not be what was asked for.
     """
-    counts = {"rows": rows, "draft_len": draft_len, "beam_width": beam_width, "tensor_parallel": tensor_parallel}
+    rows, capacity, precision = asked.rows, asked.capacity or 1024, asked.precision or "float16"
+    counts = {"draft_len": draft_len, "beam_width": beam_width, "tensor_parallel": tensor_parallel}
     for name, value in counts.items():
         if value < 1:
             raise InvalidInput(name, value, "give at least 1")
@@ -87,20 +80,19 @@ def plan_pair(
     for name, (given, known) in (names | {"drafting": (drafting, get_args(Drafting))}).items():
         if given not in known:
             raise InvalidInput(name, given, f"TensorRT-LLM engines: choose one of {', '.join(known)}")
-    if capacity < 2 * KV_PAGE or capacity % KV_PAGE:
-        raise InvalidInput("capacity", capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
     if draft_len * beam_width >= capacity:
         raise InvalidInput("draft_len", draft_len, f"draft_len x beam_width must stay below the capacity, {capacity}")
+    calibration = None if asked.calibration is None else str(asked.calibration)
     if (quantization == "none") != (calibration is None):
         problem = "quantized weights need a data set to be calibrated with, others none: a local folder or a hub id"
         raise InvalidInput("calibration", calibration, problem)
-    checked = DecodingParams.from_dict(defaults or {})
+    checked = DecodingParams.from_dict(dict(asked.defaults))
     largest = (("draft_len", checked.drafted, draft_len), ("beam_width", checked.draft_width, beam_width))
-    for name, asked, most in largest:
-        if asked > most:
-            problem = f"requests ask for {asked} unless they say otherwise; build for that, or give other --defaults"
+    for name, needed, most in largest:
+        if needed > most:
+            problem = f"requests ask for {needed} unless they say otherwise; build for that, or give other --defaults"
             raise InvalidInput(name, most, problem)
-    models = [find("target", target, weights), find("auxiliary", auxiliary, weights)]
+    models = [find("target", asked.target, weights), find("auxiliary", asked.auxiliary, weights)]
     shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(shape.vocab_size for shape in shapes))
@@ -133,7 +125,7 @@ def plan_pair(
     description = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": {k: v for k, v in asdict(checked).items() if k in (defaults or {})},
+        "defaults": {k: v for k, v in asdict(checked).items() if k in asked.defaults},
     }
     return ExecutorPairPlan(engines, description)
 

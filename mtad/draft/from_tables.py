@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.functional import pad, relu
 
 from mtad.distributions.table import Table, descend
+from mtad.methods import FORMS, Form
 from mtad.noise.host import LevelNoise
 from mtad.ops import index
-from mtad.params import FORMS, Form
 from mtad.rows import BLOCK, Place, Rows
 
 Drawn = tuple[Tensor, Tensor, Tensor]

@@ -14,9 +14,9 @@ from mtad.distributions.candidates import Candidates, invert
 from mtad.distributions.table import Table
 from mtad.draft.from_tables import draw_level
 from mtad.draft.tree import TokenTree
+from mtad.methods import FORMS, Form
 from mtad.noise.host import LevelNoise
 from mtad.ops import flat, index, missing, take_slots
-from mtad.params import FORMS, Form
 from mtad.rows import Place, Rows, Shape
 
 

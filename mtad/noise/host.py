@@ -11,7 +11,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mtad.params import DecodingParams
-from mtad.rows import BLOCK, Shape, blocks_of, top_k_of
+from mtad.rows import BLOCK, Shape, blocks_of
+from mtad.stacking import top_k_of
 
 WINDOW = 2**14
 """Numbers of one request that are drawn at once and kept at most."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mtad.params import Rule
+from mtad.methods import Rule
 from mtad.reference.compare import exceeds, ranked
 from mtad.reference.draft import Draft, best, new_paths
 from mtad.reference.lossless import accepts, block, greedy_multi_path, recursive_rejection, token_wise, traversal

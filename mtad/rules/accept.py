@@ -14,9 +14,9 @@ from mtad.distributions.candidates import draw, process
 from mtad.distributions.table import Distributions, Table, draw_from, draw_one, normaliser, positions, tabulate
 from mtad.draft.live import Live
 from mtad.draft.tree import TokenTree
+from mtad.methods import Rule
 from mtad.noise.host import Noise
 from mtad.ops import index
-from mtad.params import Rule
 from mtad.rows import Layout, Rows, choose_rows
 from mtad.rules.beams import beams
 from mtad.rules.by_row import Decided, by_row

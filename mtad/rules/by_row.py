@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtad.draft.live import Live
-from mtad.params import Rule
+from mtad.methods import Rule
 from mtad.rows import Rows
 from mtad.rules.scored import Scored
 

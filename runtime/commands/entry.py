@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -156,7 +156,9 @@ def add_options(parser: _Target, config: type, only: Collection[str] = (), but: 
         if name in but:
             continue
         flag, hint = "--" + name.replace("_", "-"), hints[name]
-        help = f"{texts[name]}{_default(known[name])}".replace("%", "%%")
+        default, help = known[name].default, texts[name].replace("%", "%%")
+        if default not in (MISSING, None, (), "") and not isinstance(default, bool):
+            help += f" (default: {default})"
         if hint is bool:
             on = bool(known[name].default)
             if on:
@@ -182,11 +184,6 @@ def add_placement(parser: _Target) -> None:
 def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:
     """A configuration of `others`, placed where the command line says."""
     return RuntimeConfig(**others, **given_options(parsed, RuntimeConfig, PLACEMENT))
-
-
-def _default(field: Field[Any]) -> str:
-    shown = field.default not in (MISSING, None, (), "") and not isinstance(field.default, bool)
-    return f" (default: {field.default})" if shown else ""
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -128,18 +128,12 @@ def _tensorrt_llm(options: Namespace, asked: ExportOptions) -> None:
     from export.tensorrt_llm.build import build_pair, plan_pair
 
     plan = plan_pair(
-        asked.target,
-        asked.auxiliary,
-        rows=asked.rows,
-        capacity=asked.capacity or 1024,
-        precision=asked.precision or "float16",
+        asked,
         draft_len=options.draft_len,
         beam_width=options.beam_width,
         drafting=options.drafting,
         tensor_parallel=options.tensor_parallel,
         quantization=options.quantize,
-        calibration=None if asked.calibration is None else str(asked.calibration),
-        defaults=dict(asked.defaults),
         weights=not (options.plan or options.dry_run),
     )
     print(plan, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtad import __version__
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config, use_torch
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def main() -> None:
     from engines.prompts import read_prompts
     from runtime.tuning.search import GRID, TEMPERATURES, Decision, Objective, describe, grid_of, join, judge, tune
 
-    grids = {method: _grid(grid_of(METHODS[method]), options) for method in methods}
+    grids = {  # what the user gives, else the method's own
+        method: {name: _values(name, getattr(options, name)) or own for name, own in grid_of(METHODS[method]).items()}
+        for method in methods
+    }
     for method, grid in grids.items():
         if not grid:
             raise InvalidInput("method", method, "it has nothing to tune")
@@ -241,11 +244,6 @@ def _order(point: Point) -> tuple[str, tuple[float, ...]]:
 
 def _shown(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else f"{value:g}"
-
-
-def _grid(own: dict[str, tuple[Any, ...]], options: argparse.Namespace) -> dict[str, tuple[Any, ...]]:
-    """Values to try for one method: what the user gives, else the method's own."""
-    return {name: _values(name, getattr(options, name)) or values for name, values in own.items()}
 
 
 def _values(name: str, text: str | None) -> tuple[Any, ...]:

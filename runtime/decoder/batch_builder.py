@@ -17,7 +17,8 @@ from mtad.draft.live import Beams, Live
 from mtad.noise import device as device_noise
 from mtad.noise.host import Draws, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
 from mtad.params import DecodingParams
-from mtad.rows import LISTED, Place, Rows, Shape, block_shape, places, stack_rows
+from mtad.rows import LISTED, Place, Rows, Shape
+from mtad.stacking import block_shape, places, stack_rows
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constraint
 from runtime.decoder.batch import Batch, Padded
@@ -174,10 +175,7 @@ class _InputBuffers:
         def like(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(sizes, dtype=dtype, device="meta")
 
-        changing: tuple[Tensor, ...] = (
-            like(count, 2, dtype=torch.int64),
-            like(count, dtype=torch.int64),
-        )
+        changing: tuple[Tensor, ...] = (like(count, 2, dtype=torch.int64), like(count, dtype=torch.int64))
         if layout.tensors[-1] is not None:
             changing += (like(count, dtype=torch.int64),)
         else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from mtad.block import Draft
-from mtad.draft.live import Beams
+from mtad.draft.live import Beams, Live
 from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.decoder.roles import Auxiliary, Target
@@ -62,23 +61,55 @@ class Ran(NamedTuple):
         tree = self.draft.tree
         return tree.drafted.view(-1, tree.levels, tree.width).any(-1).sum(-1)
 
-    def to_host(self, stops: bool) -> Block:
-        """What the host needs of it; `stops` says whether a draft may have stopped before its last level."""
+    def results(self, stops: bool) -> Results:
+        """What the host reads of it; `stops` says whether a draft may have stopped before its last level."""
         draft, accepted = self.draft, self.accepted
-        finite = [True] * len(accepted.length)
-        if draft:
-            finite = [not any(map(math.isnan, row)) for row in draft.tree.log_q.tolist()]
-        return Block(
-            levels=self.levels.tolist() if draft and stops else None,
-            logits=self.logits,
+        return Results(
+            tokens=accepted.tokens,
+            log_probs=accepted.log_probs,
+            length=accepted.length,
             path=accepted.path,
-            tokens=accepted.tokens.tolist(),
-            log_probs=accepted.log_probs.tolist(),
-            lengths=accepted.length.tolist(),
-            finite=finite,
-            beams=accepted.live.beams() if accepted.live is not None else None,
-            drafted=self.drafted,
-            scored=self.scored,
+            levels=self.levels if draft and stops else None,
+            finite=~draft.tree.log_q.isnan().any(-1) if draft else None,
+            live=accepted.live,
+        )
+
+
+class Results(NamedTuple):
+    """What the host reads of a block, or the logits' users later.
+
+    Attributes:
+        tokens, log_probs, length, path, live: of `mtad.rules.accept.Accepted`.
+        levels: int64 [R]; None where nobody asks.
+        finite: bool [R]; None where nothing was drafted.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    length: Tensor
+    path: Tensor
+    levels: Tensor | None
+    finite: Tensor | None
+    live: Live | None
+
+    def block(self, count: int, logits: Tensor, path: Tensor, drafted: float, scored: float) -> Block:
+        """The block of the first `count` rows; these results are on the host, the path may be elsewhere."""
+
+        def rows(values: Tensor) -> list[Any]:
+            found: list[Any] = values[:count].tolist()
+            return found
+
+        return Block(
+            levels=None if self.levels is None else rows(self.levels),
+            logits=logits,
+            path=path,
+            tokens=rows(self.tokens),
+            log_probs=rows(self.log_probs),
+            lengths=rows(self.length),
+            finite=[True] * count if self.finite is None else rows(self.finite),
+            beams=None if self.live is None else self.live.beams()[:count],
+            drafted=drafted,
+            scored=scored,
         )
 
 
@@ -99,4 +130,6 @@ def run_block(auxiliary: Auxiliary, target: Target, batch: Batch) -> Ran:
 
 def run_block_on_host(auxiliary: Auxiliary, target: Target, batch: Batch) -> Block:
     """A block whose functions run on the host, and what the host needs of it."""
-    return run_block(auxiliary, target, batch).to_host(batch.stops)
+    ran = run_block(auxiliary, target, batch)
+    results = ran.results(batch.stops)
+    return results.block(len(results.length), ran.logits, results.path, ran.drafted, ran.scored)

@@ -21,6 +21,9 @@ from mtad.noise.host import LevelNoise, Noise
 from mtad.rows import Place, Rows, Shape
 from mtad.rules.accept import Accepted
 
+Given = tuple[Level, Tensor, Tensor, LevelNoise, Place, Tensor, Context, Rows]
+"""Arguments of `mtad.block.grow` up to the rows."""
+
 
 class BlockFunctions:
     """The functions of `mtad.block` for blocks of one shape, run by torch as they are."""
@@ -31,21 +34,8 @@ class BlockFunctions:
     def begin(self, context: Context, rows: Rows) -> Begun:
         return block.begin(context, rows)
 
-    def grow(
-        self,
-        depth: int,
-        above: Level,
-        sees: Tensor,
-        logits: Tensor,
-        noise: LevelNoise,
-        place: Place,
-        begun: Begun,
-        context: Context,
-        rows: Rows,
-        live: Live | None = None,
-    ) -> Grown:
-        arguments = above, sees, logits, noise, place, begun.holds, context, rows
-        return block.grow(*arguments, self._shape.forms, live, depth, self._shape.tables)
+    def grow(self, depth: int, given: Given, live: Live | None = None) -> Grown:
+        return block.grow(*given, self._shape.forms, live, depth, self._shape.tables)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:
         tree, origin = block.finish(stack([grown.level for grown in levels]), rows, self._shape.selects)

@@ -156,7 +156,7 @@ class Drafter(EngineRole):
             if paths and batch.constraints:
                 logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
             noise, place = batch.noise.levels[depth - 1], batch.places[depth - 1]
-            grown = functions.grow(depth, level, sees, logits, noise, place, begun, context, rows, batch.live)
+            grown = functions.grow(depth, (level, sees, logits, noise, place, begun.holds, context, rows), batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
             if batch.stops:

@@ -20,7 +20,7 @@ from runtime.scheduler.scheduler import QueueFull
 
 log = logging.getLogger(__name__)
 
-_INVALID = "invalid_request_error"
+_INVALID, _PLAIN = "invalid_request_error", ("str", "int", "float", "bool")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
@@ -94,7 +94,8 @@ def _invalid(error: ValidationError) -> ApiError:
     context = first.get("ctx", {})
     if isinstance(context.get("error"), InvalidInput):
         return api_error(context["error"])
-    path = takewhile(_is_field, first["loc"])
+    # a part that is no index and no field's name is a member of a union
+    path = takewhile(lambda part: isinstance(part, int) or (part.isidentifier() and part not in _PLAIN), first["loc"])
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if first["type"] == "unknown_field":
         name = f"{param}.{context['name'][:100]}".lstrip(".")
@@ -105,8 +106,3 @@ def _invalid(error: ValidationError) -> ApiError:
         return ApiError(400, f"{param}: required", param, "missing_required_parameter")
     alike = {one["msg"] for one in errors if one["loc"][:1] == first["loc"][:1]}
     return ApiError(400, f"{param or 'body'}: {'; or '.join(sorted(alike))}", param or None, "invalid_type")
-
-
-def _is_field(part: str | int) -> bool:
-    """Whether it is part of a field's path; a union's member is not."""
-    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int", "float", "bool"))

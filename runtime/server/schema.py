@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 from pydantic import Field, create_model, model_validator
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.config import describe
 from runtime.server.formats import ResponseFormat, StreamOptions
 from runtime.server.messages import Chat, Message, ToolChoice, Tools

@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 
 from mtad import __version__
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.async_llm import AsyncLLM
 from runtime.llm import Prompt
 from runtime.pair import ROLES
@@ -37,13 +38,7 @@ from runtime.server.prompts import Prompts
 from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
-from runtime.server.schema import (
-    Body,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    advertised,
-)
+from runtime.server.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest, advertised
 from runtime.server.streaming import Responder, attended
 from runtime.server.tracing import Span, Tracing
 

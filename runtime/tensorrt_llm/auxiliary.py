@@ -16,7 +16,7 @@ from mtad.constrain import extend, root_paths
 from mtad.distributions.candidates import Candidates, process
 from mtad.draft.levels import Level, expand, root, stack
 from mtad.draft.live import replay
-from mtad.params import Rule
+from mtad.methods import Rule
 from mtad.rows import choose_rows
 from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch

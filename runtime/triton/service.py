@@ -38,11 +38,7 @@ class TritonService:
     """
 
     def __init__(
-        self,
-        engine: AsyncLLM,
-        convention: Convention,
-        request_seconds: float,
-        tick: Callable[[], None] = lambda: None,
+        self, engine: AsyncLLM, convention: Convention, request_seconds: float, tick: Callable[[], None] = lambda: None
     ) -> None:
         self.engine, self._convention, self._seconds = engine, convention, request_seconds
         self._tick = tick

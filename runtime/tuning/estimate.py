@@ -26,7 +26,8 @@ from transformers import PreTrainedModel
 from mtad.distributions.candidates import process
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from mtad.rows import Rows, block_shape, stack_rows
+from mtad.rows import Rows
+from mtad.stacking import block_shape, stack_rows
 
 Floats = npt.NDArray[np.float64]
 

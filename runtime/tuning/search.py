@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, Method, Rule
+from mtad.methods import METHODS, Method, Rule
 from runtime import LLM, DecodingParams
 from runtime.tuning.measure import Point, Progress, Right, Values, compare, measure
 

@@ -28,7 +28,7 @@ import torch
 from engines.folder import read_spec
 from engines.placement import cores
 from mtad.errors import InvalidInput
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from runtime import LLM
 from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.bench.methods import KINDS, methods

@@ -1,6 +1,6 @@
 """The labelled settings that can be compared, and how the command line asks for them.
 
-`TABLE` has every method of `mtad.params.METHODS` under its own name, with its defaults, and a few more. A label may be
+`TABLE` has every method of `mtad.methods.METHODS` under its own name, with its defaults, and a few more. A label may be
 followed by changes, `mtad:accept_threshold=0.3:beam_width=2`, and is then shown with them. Of several values for one
 parameter the first of these counts: the changes; the table; what is given for all settings; the pair's defaults
 (`mtad tune` writes them), those of drafting and accepting for the method they are for only; `DecodingParams`.
@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.tuning.search import GRID
 
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtad.params import METHODS
+from mtad.methods import METHODS
 
 
 def summary(label: str, row: dict[str, Any]) -> dict[str, Any]:

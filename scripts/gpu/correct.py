@@ -13,7 +13,8 @@ from torch import Tensor
 
 from engines.base import Step, mask_length
 from engines.graphs.capture import waits_are_errors
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.scheduler.request import Result
 from scripts.gpu.models import demo_model, demo_tokenizer, engine_of, open_llm, pair_of
 from scripts.gpu.report import Found, Skip

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from engines.tensorrt_llm_spec import FORMAT
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.tensorrt_llm.build import build_pair, plan_pair
@@ -110,21 +111,15 @@ def main() -> None:
     }
     print(versions, flush=True)
     sources = [options.target or str(DEMO / "pair" / "target"), options.auxiliary or str(DEMO / "pair" / "auxiliary")]
-    plan = plan_pair(
-        *sources,
-        rows=ROWS,
-        capacity=CAPACITY,
-        precision=options.dtype,
-        draft_len=DRAFT,
-        beam_width=WIDTH,
-        defaults={"draft_len": DRAFT, "beam_width": WIDTH},
-    )
+    defaults = {"draft_len": DRAFT, "beam_width": WIDTH}
+    sizes: dict[str, Any] = {"rows": ROWS, "capacity": CAPACITY}
+    asked = ExportOptions(*sources, **sizes, precision=options.dtype, defaults=defaults, format=FORMAT)
+    plan = plan_pair(asked, draft_len=DRAFT, beam_width=WIDTH)
     print(plan, flush=True)
     started = time.perf_counter()
     build_pair(plan, options.work / "pair", overwrite=True)
     built = time.perf_counter() - started
-    asked = ExportOptions(*sources, rows=ROWS, capacity=CAPACITY, format="torch")
-    export_pair(options.work / "torch", asked, overwrite=True)
+    export_pair(options.work / "torch", ExportOptions(*sources, **sizes, format="torch"), overwrite=True)
     result = run(options.work / "pair", options.work / "torch", bindings, options.tokens) | {
         "versions": versions,
         "build_seconds": round(built, 1),

@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from engines.pytorch.hook import quiet_transformers
 from mtad.errors import InvalidInput
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from runtime.async_llm import AsyncLLM
 from runtime.commands.entry import Parser, add_placement, command, placed_config
 from runtime.llm import LLM

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mtad.params import METHODS
+from mtad.methods import METHODS
 
 
 @dataclass

@@ -32,7 +32,8 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, command
 from runtime.server.schema import PARAMETERS
 from scripts.clients.served import MODEL, served

@@ -17,7 +17,7 @@ from mtad.distributions.candidates import process
 from mtad.draft.levels import expand, root
 from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
-from mtad.rows import block_shape, places, stack_rows
+from mtad.stacking import block_shape, places, stack_rows
 from tests.support.cases import mixed_runs
 from tests.support.noise import draw_noise
 

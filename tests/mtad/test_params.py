@@ -8,8 +8,9 @@ from typing import Any, get_type_hints
 import pytest
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
-from mtad.rows import top_k_of
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from mtad.stacking import top_k_of
 
 INVALID: dict[str, list[Any]] = {
     "method": ["beams", "", "MTAD"],

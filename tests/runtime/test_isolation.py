@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mtad.errors import Failed
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
 from runtime.decoder.batch import Batch
 from runtime.loop import DecodingLoop

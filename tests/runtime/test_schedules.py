@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engines.prefix_cache import PrefixCache
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
 from mtad.distributions.candidates import process
-from mtad.rows import block_shape, stack_rows
+from mtad.stacking import block_shape, stack_rows
 from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.demo import dataset
 from scripts.demo.dataset import matches

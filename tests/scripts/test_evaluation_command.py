@@ -19,7 +19,8 @@ from transformers import LlamaForCausalLM
 from export.options import ExportOptions
 from export.pair import export_pair
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from scripts.evaluation import __main__ as evaluate
 from scripts.evaluation import curves

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from scripts.gpu import __main__ as gpu_check
 from scripts.gpu.models import MadePair, bytes_read, engine_of, random_model, shape
 from scripts.gpu.report import Found, Report, Skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from runtime import LLM, AsyncLLM, RuntimeConfig
 from scripts.soak.__main__ import CLIENTS_EXTRA, WAITING, check_ends, compare, soak
 from scripts.soak.figures import Seen, trend

@@ -22,11 +22,13 @@ from mtad.distributions.table import Distributions, Table, draw_from, draw_one, 
 from mtad.draft.levels import assemble, expand, root, stack
 from mtad.draft.live import Live, replay
 from mtad.draft.tree import TokenTree, keep_best
+from mtad.methods import METHODS
 from mtad.noise.host import Noise
-from mtad.params import METHODS, DecodingParams
+from mtad.params import DecodingParams
 from mtad.reference.request import Model, Random, Request, Tokens
-from mtad.rows import LISTED, Rows, Shape, block_shape, choose_rows, places, stack_rows
+from mtad.rows import LISTED, Rows, Shape, choose_rows
 from mtad.rules.accept import Accepted
+from mtad.stacking import block_shape, places, stack_rows
 from runtime.constraints.adjust import Constraints
 from runtime.decoder.eager import stacked
 from tests.support.mock_models import Pair, mock_pair

@@ -12,7 +12,8 @@ import torch
 from mtad.noise import device as device_noise
 from mtad.noise.host import Draws, Floats, LevelNoise, Noise, gumbel_noise, node_noise, table_noise
 from mtad.params import DecodingParams
-from mtad.rows import Shape, block_shape
+from mtad.rows import Shape
+from mtad.stacking import block_shape
 
 
 def draw_noise(

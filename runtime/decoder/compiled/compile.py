@@ -28,12 +28,13 @@ from engines.quiet import quiet
 from mtad import block
 from mtad.block import Context, Draft, Grown
 from mtad.draft.levels import Level, stack
+from mtad.methods import FORMS, Form, Rule
 from mtad.noise.host import Noise
-from mtad.params import FORMS, DecodingParams, Form, Rule
+from mtad.params import DecodingParams
 from mtad.rows import Shape
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, write_manifest
-from runtime.decoder.eager import BlockFunctions
+from runtime.decoder.eager import BlockFunctions, Given
 
 OPSET = 22
 
@@ -68,11 +69,11 @@ class TracedBatch:
         self.target_logits = torch.randn(ROWS, 1 + LEVELS * self.shape.score_width, VOCABULARY)
         functions = BlockFunctions(self.shape)
         begun, grown = functions.begin(self.context, self.rows), list[Grown]()
-        above, sees, self.grow_arguments = self.batch.root, begun.sees, list[tuple[Any, ...]]()
+        above, sees, self.grow_arguments = self.batch.root, begun.sees, list[Given]()
         for depth, place in enumerate(self.batch.places, 1):
-            drawn = torch.randn(ROWS, above.tokens.shape[1], VOCABULARY), self.batch.noise.levels[depth - 1], place
-            self.grow_arguments.append((above, sees, *drawn, begun.holds, self.context, self.rows))
-            grown.append(functions.grow(depth, above, sees, *drawn, begun, self.context, self.rows))
+            logits, noise = torch.randn(ROWS, above.tokens.shape[1], VOCABULARY), self.batch.noise.levels[depth - 1]
+            self.grow_arguments.append((above, sees, logits, noise, place, begun.holds, self.context, self.rows))
+            grown.append(functions.grow(depth, self.grow_arguments[-1]))
             above, sees = grown[-1].level, grown[-1].inputs.mask
         self.levels: Level = stack([level.level for level in grown])
         self.draft = functions.finish(grown, self.rows)

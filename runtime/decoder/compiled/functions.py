@@ -20,12 +20,12 @@ from mtad.draft.levels import Level
 from mtad.draft.live import Live
 from mtad.draft.tree import TokenTree
 from mtad.errors import InvalidInput
-from mtad.noise.host import LevelNoise, Noise
-from mtad.params import Rule
-from mtad.rows import Place, Rows, Shape, choose_rows
+from mtad.methods import Rule
+from mtad.noise.host import Noise
+from mtad.rows import Rows, Shape, choose_rows
 from mtad.rules.accept import Accepted
 from runtime.decoder.compiled.manifest import ARGUMENT, COMPILED, GRAPHS, grow_kind, read_graphs
-from runtime.decoder.eager import BlockFunctions, TorchFunctions, filtered_levels
+from runtime.decoder.eager import BlockFunctions, Given, TorchFunctions, filtered_levels
 
 SHAPES = 64
 """Block shapes whose bindings are kept. All have the same memory."""
@@ -70,35 +70,22 @@ class _ShapeCalls(BlockFunctions):
         begun: Begun = self._run("begin", (context, rows), lambda: self._drafting.like(block.begin(context, rows)))
         return begun
 
-    def grow(
-        self,
-        depth: int,
-        above: Level,
-        sees: Tensor,
-        logits: Tensor,
-        noise: LevelNoise,
-        place: Place,
-        begun: Begun,
-        context: Context,
-        rows: Rows,
-        live: Live | None = None,
-    ) -> Grown:
+    def grow(self, depth: int, given: Given, live: Live | None = None) -> Grown:
         if live is not None or False not in self._shape.tables:
-            return super().grow(depth, above, sees, logits, noise, place, begun, context, rows, live)
-        arguments = above, sees, logits, noise, place, begun.holds, context, rows
+            return super().grow(depth, given, live)
 
         def memory() -> Grown:
-            like = block.grow(*arguments, self._shape.forms)
+            like = block.grow(*given, self._shape.forms)
             if self._levels is None:
                 self._levels = self._drafting.like(_Levels.of(like, self._shape.draft_len))
             return self._levels.at(depth - 1, *self._drafting.like((like.inputs, like.above)))
 
-        kind = grow_kind(self._shape.forms, above.tokens.shape[1])
-        grown: Grown = self._run(f"grow_{kind}", arguments, memory, depth)
+        kind = grow_kind(self._shape.forms, given[0].tokens.shape[1])
+        grown: Grown = self._run(f"grow_{kind}", given, memory, depth)
         if True not in self._shape.tables:
             return grown
-        other = block.grow(*arguments, self._shape.forms, tables=(True,))
-        level, inputs = choose_rows(rows.tabulated, (other.level, other.inputs), (grown.level, grown.inputs))
+        other = block.grow(*given, self._shape.forms, tables=(True,))
+        level, inputs = choose_rows(given[-1].tabulated, (other.level, other.inputs), (grown.level, grown.inputs))
         return Grown(level, grown.first + other.first, inputs, grown.above + other.above)
 
     def finish(self, levels: Sequence[Grown], rows: Rows) -> Draft:

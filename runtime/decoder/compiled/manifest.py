@@ -10,7 +10,7 @@ from typing import get_args
 import mtad
 from engines.folder import read_json, write_json
 from mtad.errors import InvalidInput
-from mtad.params import Form, Rule
+from mtad.methods import Form, Rule
 
 SOURCES = (
     "block",

@@ -9,23 +9,21 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from engines.buffers import Slab, views
+from engines.buffers import Recent, Slab, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MOST
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import Block
+from runtime.decoder.block import Block, Results
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock, Results
+from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock
 from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
 
 log = logging.getLogger(__name__)
@@ -62,23 +60,18 @@ class DeviceBlocks:
         most: int = MOST,
     ) -> None:
         self._auxiliary, self._target, self.batches = auxiliary, target, batches
-        self._buckets, self._recorder, self._most = buckets, recorder, most
+        self._buckets, self._recorder = buckets, recorder
         device = target.device
         self._in, self._out = Slab(device), Slab(device)
         self._read = Slab(pinned=device.type == "cuda")
-        self._blocks: OrderedDict[Key, RecordedBlock] = OrderedDict()
+        self._blocks: Recent[Key, RecordedBlock] = Recent(most)
         self._refused: dict[Key, str] = {}
         self.recorded = 0
         self.unrecorded: Counter[str] = Counter()
 
     @classmethod
     def of(
-        cls,
-        auxiliary: DeviceAuxiliary,
-        target: DeviceTarget,
-        eos: Sequence[int],
-        recorder: Recorder,
-        tokens: int,
+        cls, auxiliary: DeviceAuxiliary, target: DeviceTarget, eos: Sequence[int], recorder: Recorder, tokens: int
     ) -> DeviceBlocks:
         """Those of two roles, with batches padded to buckets if blocks can be recorded.
 
@@ -136,7 +129,7 @@ class DeviceBlocks:
                 launched = time.perf_counter()
             finally:
                 self._recorder.wait()  # also if it broke: the next batch may not overwrite what is still being copied
-        return _listed(block, read, batch.padded.requests, launched)
+        return read.block(batch.padded.requests, block.logits, block.results.path, launched, time.perf_counter())
 
     @torch.inference_mode()
     def prepare(self, params: Sequence[DecodingParams]) -> None:
@@ -152,7 +145,7 @@ class DeviceBlocks:
             committed = length - p.drafted * p.draft_width
             if committed >= 2:
                 batches[Key.of(self._dummy(count, committed, p))] = count, committed, p
-        self._most = max(self._most, len(self._blocks.keys() | batches))
+        self._blocks.most = max(self._blocks.most, len(self._blocks.keys() | batches))
         for key in sorted(batches, key=lambda key: key.size, reverse=True):
             if key not in self._blocks:
                 self.run_block(self._dummy(*batches[key]))
@@ -193,24 +186,20 @@ class DeviceBlocks:
         """Launch the batch's graph, recorded now if it is the first of its kind."""
         assert batch.padded is not None
         key = Key.of(batch)
-        block = self._blocks.get(key)
-        if block is not None:
-            self._blocks.move_to_end(key)
-            block.load(batch)
-            block.launch()
-            return block
-        log.info("recording a block of %s", key)
-        block = self._new(batch)
         try:
-            block.launch = self._recorder.record(block)
+            block = self._blocks.find(key, lambda: self._record(key, batch))
         except Uncapturable as problem:
             self._refused[key] = str(problem)
             return self._once(batch, str(problem))
-        self.recorded += 1
-        self._blocks[key] = block
-        while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
+        block.load(batch)
         block.launch()
+        return block
+
+    def _record(self, key: Key, batch: Batch) -> RecordedBlock:
+        log.info("recording a block of %s", key)
+        block = self._new(batch)
+        block.launch = self._recorder.record(block)
+        self.recorded += 1
         return block
 
     def _once(self, batch: Batch, reason: str) -> RecordedBlock:
@@ -236,24 +225,3 @@ class DeviceBlocks:
         memory.copy_(block.out, non_blocking=True)
         read: Results = views(block.results, memory)
         return read
-
-
-def _listed(block: RecordedBlock, read: Results, count: int, launched: float) -> Block:
-    """The block's results as lists, of the rows with a request."""
-
-    def rows(values: Tensor) -> list[Any]:
-        found: list[Any] = values[:count].tolist()
-        return found
-
-    return Block(
-        levels=None if read.levels is None else rows(read.levels),
-        logits=block.logits,
-        path=block.results.path,
-        tokens=rows(read.tokens),
-        log_probs=rows(read.log_probs),
-        lengths=rows(read.length),
-        finite=[True] * count if read.finite is None else rows(read.finite),
-        beams=None if read.live is None else read.live.beams()[:count],
-        drafted=launched,
-        scored=time.perf_counter(),
-    )

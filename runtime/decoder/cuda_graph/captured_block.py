@@ -9,10 +9,9 @@ from torch import Tensor
 
 from engines.buffers import Slab, leaves, size_of, views
 from engines.graphs.capture import Work
-from mtad.draft.live import Live
 from mtad.rows import Shape
 from runtime.decoder.batch import Batch
-from runtime.decoder.block import Ran, run_block
+from runtime.decoder.block import Results, run_block
 from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
 
 
@@ -38,38 +37,6 @@ class Key(NamedTuple):
     def size(self) -> tuple[int, ...]:
         """Larger ones need more memory."""
         return self.rows * (1 + self.shape.scored), self.length, self.shape.candidates
-
-
-class Results(NamedTuple):
-    """What the host reads of a block, or the logits' users later; see `runtime.decoder.block.Block`.
-
-    Attributes:
-        tokens, log_probs, length, path, live: of `mtad.rules.accept.Accepted`.
-        levels: int64 [R]; None where nobody asks.
-        finite: bool [R]; None where nothing was drafted.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    length: Tensor
-    path: Tensor
-    levels: Tensor | None
-    finite: Tensor | None
-    live: Live | None
-
-    @classmethod
-    def of(cls, ran: Ran, stops: bool) -> Results:
-        """Those of a block; `stops` as of its batch."""
-        draft, accepted = ran.draft, ran.accepted
-        return cls(
-            tokens=accepted.tokens,
-            log_probs=accepted.log_probs,
-            length=accepted.length,
-            path=accepted.path,
-            levels=ran.levels if draft and stops else None,
-            finite=~draft.tree.log_q.isnan().any(-1) if draft else None,
-            live=accepted.live,
-        )
 
 
 class RecordedBlock:
@@ -102,7 +69,7 @@ class RecordedBlock:
         assert batch.padded is not None
         static = replace(batch.padded.over(self._memory), constraints=batch.constraints)
         ran = run_block(*self._roles, static)
-        results = Results.of(ran, batch.stops)
+        results = ran.results(batch.stops)
         if self._slab is not None:
             self.out, self._slab = self._slab.bytes(size_of(results)), None
             self.results = views(results, self.out)

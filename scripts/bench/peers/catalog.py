@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from scripts.bench.methods import THRESHOLDS
 from scripts.bench.peers.models import DRAFT_LEN, Models, missing, python
 from scripts.systems import GENAI

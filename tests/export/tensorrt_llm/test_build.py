@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from transformers import OPTConfig, OPTForCausalLM
 
 from engines.folder import read_spec
-from engines.tensorrt_llm_spec import read_executor_spec
+from engines.tensorrt_llm_spec import FORMAT, read_executor_spec
+from export.options import ExportOptions
 from export.tensorrt_llm import engine_plan as executor_plan
 from export.tensorrt_llm.build import ExecutorPairPlan, build_pair, plan_pair
 from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
@@ -37,8 +38,10 @@ def plan(checkpoints: tuple[Path, Path]) -> Callable[..., ExecutorPairPlan]:
 
     def run(**changes: Any) -> ExecutorPairPlan:
         target, auxiliary = map(str, checkpoints)
-        values = {"rows": 4, "capacity": 256, "draft_len": 4, "defaults": {"draft_len": 1, "beam_width": 1}, **changes}
-        return plan_pair(target, auxiliary, **values)
+        asked = {"rows": 4, "capacity": 256, "defaults": {"draft_len": 1, "beam_width": 1}, "format": FORMAT}
+        own = {"rows", "capacity", "precision", "calibration", "defaults"} & changes.keys()
+        options = ExportOptions(target, auxiliary, **{**asked, **{name: changes.pop(name) for name in own}})  # type: ignore[arg-type]
+        return plan_pair(options, **{"draft_len": 4, **changes})
 
     return run
 
@@ -144,11 +147,13 @@ def test_other_architectures_and_quantized_opt_are_refused(
     checkpoints: tuple[Path, Path], opt_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(opt_checkpoint())
+    asked = ExportOptions(folder, folder, capacity=128, calibration=Path("texts"), format=FORMAT)
     with pytest.raises(InvalidInput, match="no quantized checkpoint"):
-        plan_pair(folder, folder, capacity=128, quantization="fp8", calibration="texts")
+        plan_pair(asked, quantization="fp8")
     monkeypatch.setattr(executor_plan, "ARCHITECTURES", {"OPTForCausalLM": None})
+    asked = ExportOptions(*map(str, checkpoints), capacity=128, format=FORMAT)
     with pytest.raises(InvalidInput, match="use --to onnx"):
-        plan_pair(str(checkpoints[0]), str(checkpoints[1]), capacity=128)
+        plan_pair(asked)
 
 
 def test_memory_counts_weights_as_they_are_stored_and_shrinks_with_gpus(
@@ -191,9 +196,10 @@ def test_a_built_pair_holds_engines_descriptions_and_tokenizers_alone(
 @pytest.mark.usefixtures("library")
 def test_weights_are_quantized_by_the_librarys_own_path(write_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     target = write_checkpoint(tmp_path / "target", 1, hidden_size=128, intermediate_size=256)
-    made = plan_pair(
-        str(target), str(target), capacity=128, quantization="int4_awq", calibration="texts", precision="bfloat16"
+    asked = ExportOptions(
+        str(target), str(target), capacity=128, calibration=Path("texts"), precision="bfloat16", format=FORMAT
     )
+    made = plan_pair(asked, quantization="int4_awq")
     build_pair(made, tmp_path / "pair", run=fake_build)
     quantized, plain = FakeLlama.calls
     assert vars(quantized["quant"]) == {"quant_algo": "W4A16_AWQ", "group_size": 128}

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 
 from mtad.distributions.candidates import Candidates, draw, process
 from mtad.params import DecodingParams
-from mtad.rows import block_shape, stack_rows
+from mtad.stacking import block_shape, stack_rows
 
 VOCAB = 400
 SETTINGS = [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import mtad.rules.accept
-from mtad import rows
+from mtad import rows, stacking
 from mtad.distributions import prefix, table
 from mtad.distributions.table import Table, draw_from, tabulate
 from mtad.draft import from_tables
@@ -21,7 +21,8 @@ from mtad.params import DecodingParams
 from mtad.reference.draft import Path
 from mtad.reference.request import process
 from mtad.reference.rules import RULES
-from mtad.rows import Rows, block_shape, stack_rows
+from mtad.rows import Rows
+from mtad.stacking import block_shape, stack_rows
 from tests.support.cases import Case, Run, every_case, random_cases, run_block
 from tests.support.mock_models import mock_pair, watched
 
@@ -94,8 +95,8 @@ def test_a_nucleus_is_the_shortest_prefix_of_the_sorted_tokens(deviation: float,
     for own, found in zip(logits.double().softmax(-1).flatten(0, 1), kept.flatten(0, 1), strict=True):
         order = own.argsort(descending=True, stable=True)
         before = own[order].cumsum(0) - own[order]
-        near = (before - max(top_p, rows.LEAST)).abs() < ROUNDING  # summed in float32, it may lie on either side
-        assert ((before < max(top_p, rows.LEAST)) == found[order])[~near].all()
+        near = (before - max(top_p, stacking.LEAST)).abs() < ROUNDING  # summed in float32, it may lie on either side
+        assert ((before < max(top_p, stacking.LEAST)) == found[order])[~near].all()
         assert not near.all()
         assert found.any()
 

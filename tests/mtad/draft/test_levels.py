@@ -17,7 +17,8 @@ from mtad.distributions.candidates import Candidates
 from mtad.draft.levels import Level, expand, root
 from mtad.noise.host import LevelNoise
 from mtad.params import DecodingParams
-from mtad.rows import Rows, block_shape, places, stack_rows
+from mtad.rows import Rows
+from mtad.stacking import block_shape, places, stack_rows
 from tests.support.noise import draw_noise
 
 DRAWS = 10_000

@@ -7,10 +7,11 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from mtad.methods import METHODS
 from mtad.noise.device import begin, draw, scale
 from mtad.noise.host import Noise
-from mtad.params import METHODS, DecodingParams
-from mtad.rows import block_shape
+from mtad.params import DecodingParams
+from mtad.stacking import block_shape
 
 BEAMS = DecodingParams(method="mmtad", draft_len=4, beam_width=4)
 V = 40

@@ -8,7 +8,8 @@ import torch
 
 from mtad.noise.host import Noise
 from mtad.params import DecodingParams
-from mtad.rows import Shape, block_shape, top_k_of
+from mtad.rows import Shape
+from mtad.stacking import block_shape, top_k_of
 from tests.support.noise import draw_noise
 
 VOCAB = 30

@@ -14,12 +14,14 @@ from mtad.block import distributions
 from mtad.distributions.table import part
 from mtad.draft.levels import assemble, expand, root, stack
 from mtad.draft.tree import keep_best
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from mtad.reference.beams import beams
 from mtad.reference.draft import Path
 from mtad.reference.request import Model, Tokens, log
-from mtad.rows import LISTED, block_shape, choose_rows, places, stack_rows
+from mtad.rows import LISTED, choose_rows
 from mtad.rules.accept import accept
+from mtad.stacking import block_shape, places, stack_rows
 from runtime.decoder.eager import stacked
 from tests.support.cases import Case, every_case, mixed_runs, run_block
 from tests.support.mock_models import Pair, mock_pair, watched

@@ -19,7 +19,8 @@ import mtad.rows
 import mtad.rules.accept
 from mtad.distributions import prefix, table
 from mtad.draft import from_tables
-from mtad.params import METHODS, DecodingParams, Rule
+from mtad.methods import METHODS, Rule
+from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from mtad.rows import LISTED, Rows
 from mtad.rules.by_row import Decided

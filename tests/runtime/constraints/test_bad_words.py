@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.constraints.bad_words import BadWords
 from runtime.constraints.constraint import Constrainer, ConstraintFailed

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from mtad.reference.request import Model, Request, Tokens
 from runtime.constraints.constraint import Constrainer
 from tests.support.constrained import FREE, Asked, Running, finish, letters

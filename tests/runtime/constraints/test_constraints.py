@@ -17,7 +17,8 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer, models
 
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from mtad.reference.request import Tokens
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constrainer, ConstraintFailed

@@ -15,7 +15,8 @@ import runtime.decoder.compiled.manifest
 from mtad.block import Context, Draft
 from mtad.draft.live import Beams
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.compiled.functions import CompiledFunctions
@@ -78,7 +79,8 @@ def run_block(functions: BlockFunctions, batch: Batch, vocab: int, seed: int) ->
         level, sees, levels = batch.root, begun.sees, []
         for at, place in enumerate(batch.places):
             drawn, noise = logits(level.tokens.shape[1]), batch.noise.levels[at]
-            grown = functions.grow(at + 1, level, sees, drawn, noise, place, begun, context, batch.rows, batch.live)
+            given = level, sees, drawn, noise, place, begun.holds, context, batch.rows
+            grown = functions.grow(at + 1, given, batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
             live = level.log_q > -math.inf
@@ -169,10 +171,8 @@ def test_a_value_is_rounded_alike_wherever_it_is(compiled: CompiledFunctions) ->
         context = Context(batch.last_two, batch.committed, torch.arange(LENGTH))
         begun = functions.begin(context, batch.rows)
         noise, place = batch.noise.levels[0], batch.places[0]
-        sees, above = begun.sees, batch.root
-        return functions.grow(
-            1, above, sees, logits[rows], noise, place, begun, context, batch.rows
-        ).level.log_q.clone()
+        given = batch.root, begun.sees, logits[rows], noise, place, begun.holds, context, batch.rows
+        return functions.grow(1, given).level.log_q.clone()
 
     together = joint(list(range(7)))
     assert together.isfinite().sum() > 10

@@ -23,8 +23,9 @@ from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder, Uncaptura
 from engines.prefix_cache import PrefixCache
 from engines.pytorch.engine import TorchEngine
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
-from mtad.rows import block_shape
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from mtad.stacking import block_shape
 from runtime import LLM, RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.decoder.batch import Batch
@@ -32,7 +33,6 @@ from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block
 from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
-from runtime.decoder.cuda_graph.captured_block import Results
 from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
 from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
@@ -222,7 +222,7 @@ def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) 
         roles = DeviceAuxiliary(auxiliary, VOCAB, target=target, device=gpu), DeviceTarget(target, VOCAB, device=gpu)
         assert batch.padded
         memory = torch.empty(len(batch.padded.memory), dtype=torch.uint8, device=gpu)
-        results = Results.of(run_block(*roles, batch.padded.over(memory)), batch.stops)
+        results = run_block(*roles, batch.padded.over(memory)).results(batch.stops)
         assert {tensor.device for tensor in leaves(results)} == {gpu}
         with pytest.raises(DataDependentOutputException):
             results.length.tolist()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
 from runtime.server.schema import DESCRIPTIONS
 from tests.support.live_server import MODEL, LiveServer, ask, call

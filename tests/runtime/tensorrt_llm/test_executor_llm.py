@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from engines.tensorrt_llm_spec import write_executor_spec
+from export.options import ExportOptions
 from export.tensorrt_llm.build import ExecutorPairPlan, plan_pair
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -39,8 +40,8 @@ TREES: dict[str, object] = {"method": "mmtad", "draft_len": 3, "beam_width": 3}
 def executor_pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair folder as an export would leave it, whose engines the fake library can open."""
     folder = tmp_path_factory.mktemp("executors")
-    sizes = {"rows": 3, "capacity": 256, "draft_len": 4, "beam_width": 3}
-    write_fake_pair(plan_pair(*map(str, checkpoints), **sizes, drafting="steps", defaults=TREES), folder)  # type: ignore[arg-type]
+    asked = ExportOptions(*map(str, checkpoints), rows=3, capacity=256, defaults=TREES, format="tensorrt-llm")
+    write_fake_pair(plan_pair(asked, draft_len=4, beam_width=3, drafting="steps"), folder)
     return folder
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mtad.params import METHODS
+from mtad.methods import METHODS
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import write_model

@@ -12,7 +12,7 @@ import torch
 
 from mtad.params import DecodingParams
 from mtad.reference.request import process, rest_of
-from mtad.rows import block_shape, stack_rows
+from mtad.stacking import block_shape, stack_rows
 from runtime.commands import tune as tune_command
 from runtime.tuning.estimate import WIDTHS, Costs, acceptance, expected_passes
 from tests.support.checkpoints import TEXT

@@ -19,7 +19,8 @@ from engines.folder import read_json, write_json
 from export.options import ExportOptions
 from export.pair import export_pair
 from mtad.errors import InvalidInput
-from mtad.params import METHODS, DecodingParams
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.commands import tune as tune_command
 from runtime.pair import open_pair, write_tuning
