@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mtad.params import DecodingParams
 from runtime.scheduler.request import Request
+from runtime.speculation.cost_error import CostError
 from runtime.speculation.step_costs import BlockShape, StepCosts
 
 INTERVAL, PROBE_BLOCKS = 16, 4
@@ -24,11 +25,8 @@ GAIN = 1.02
 PROBE_SHARE = 0.01
 """A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
 
-SETTLED = 8
-"""Blocks after a change that tell how wrong the table is about what it was changed to."""
-
-LEAST, MOST_ERROR = BlockShape(1, 1, 1), 1.6
-"""The smallest draft, and the factor by which the table is at most taken to be wrong about it, against no draft."""
+LEAST = BlockShape(1, 1, 1)
+"""The smallest draft."""
 
 
 class DraftSize(NamedTuple):
@@ -100,13 +98,10 @@ class Planner:
     costs; each row takes of it what its own parameters allow. The first choice is the largest draft; it is made anew
     every `INTERVAL` blocks.
 
-    A block takes the seconds of the table times the machine's speed. If it drafts, it takes some more: the table's
-    error of the smallest draft, since what the table misses is the host's work, which larger drafts share. In the first
-    blocks after a change between drafting and not, an error of the table is that one; in the first of a draft, at the
-    start as well, it is that draft's own; later it is the speed's.
+    A block takes the seconds of the table times what the blocks that were run say of its error (`CostError`).
 
-    Nothing is learnt of what is not run, so now and then a probe runs another width (0 drafts nothing), in turn.
-    `PROBE_SHARE` bounds what probes lose.
+    Nothing is learnt of what is not run, so now and then a probe runs the best other choice of a width, each width in
+    turn (0 drafts nothing). `PROBE_SHARE` bounds what probes lose.
 
     Args:
         costs: of the pair's steps.
@@ -116,10 +111,9 @@ class Planner:
 
     def __init__(self, costs: StepCosts, max_draft_len: int = 8, few: bool = False) -> None:
         self.costs, self._few = costs, few
-        self._block_seconds = lru_cache(4096)(costs.block)
+        self._block_seconds = lru_cache(4096)(self._seconds)
         self._acceptance = Acceptance(max_draft_len)
-        self._speed = self._draft_error = 1.0
-        self._own_error: dict[tuple[int, BlockShape], tuple[int, float]] = {}  # times seen, mean logarithm
+        self._error = CostError(2)
         self._rows: dict[int, tuple[int, dict[DraftSize, DecodingParams]]] = {}
         self._text_tokens = 64.0
         self._ids: list[int] = []
@@ -131,8 +125,6 @@ class Planner:
         self._now = DraftSize(max_draft_len, 1)
         self._rate = 0.0
         self._countdown = 0
-        self._alike = self._same = SETTLED
-        self._timed = [1, 1]
         self._probes = 0
         self._since_probe = math.inf
 
@@ -183,22 +175,10 @@ class Planner:
         for (method, width, drafted), count in zip(self._drafts, accepted, strict=True):
             if drafted:
                 self._acceptance.add(method, width, drafted, count)
-        drafts = self._block[1].draft_len > 0
-        self._alike = self._alike + 1 if drafts == (before[1].draft_len > 0) else 0
-        self._same = self._same + 1 if self._block[1] == before[1] else 0
         if self._block == before and alone:  # else tensors were made anew
-            off = math.log(max(seconds, 1e-9) / self._expect(*before, max(request.committed for request in requests)))
-            off, changed = min(max(off, -0.7), 0.7), self._alike <= SETTLED
-            if drafts and not changed and self._same <= SETTLED:
-                times, error = self._own_error.get(before, (0, 0.0))
-                self._own_error[before] = times + 1, error + off * max(0.05, 1 / (times + 5))
-                return
-            self._timed[changed] += 1
-            if not (drafts and changed):
-                self._speed *= math.exp(off * max(0.2, 1 / self._timed[False]))
-            if changed:
-                off *= max(0.1, 1 / self._timed[True]) * (1 if drafts else -1)
-                self._draft_error = min(max(self._draft_error * math.exp(off), 1 / MOST_ERROR), MOST_ERROR)
+            columns = max(request.committed for request in requests)
+            expected, shares = self._table(*before, columns)
+            self._error.observe(before, shares, math.log(max(seconds, 1e-9) / expected))
 
     def forget(self, request: Request) -> None:
         if row := self._rows.pop(request.id, None):
@@ -231,18 +211,17 @@ class Planner:
         rates = {choice: tokens / seconds for choice, (tokens, seconds) in outcomes.items()}
         best = max(rates, key=lambda choice: rates[choice])
         if self._choice is None:
-            self._choice, self._countdown = list(rates)[-1], PROBE_BLOCKS
-        else:
-            if self._choice not in rates or rates[best] > GAIN * rates[self._choice]:
-                self._choice = best
-            self._countdown = INTERVAL
-        self._now = self._choice
+            self._choice = list(rates)[-1]
+        elif self._choice not in rates or rates[best] > GAIN * rates[self._choice]:
+            self._choice = best
+        self._now, self._countdown = self._choice, INTERVAL
         widths = sorted({width for _, width in rates})
         width = widths[self._probes % len(widths)]
-        if width == self._choice.width:
+        others = [choice for choice in rates if choice.width == width and choice != self._choice]
+        if not others:
             self._probes += 1
         elif self._run:
-            probe = max((choice for choice in rates if choice.width == width), key=lambda choice: rates[choice])
+            probe = max(others, key=lambda choice: rates[choice])
             tokens, seconds = outcomes[probe]
             loss = PROBE_BLOCKS * max(0.0, seconds - tokens / rates[self._choice]) + seconds
             loss += sum(self._catch_up(r, 0 if width else PROBE_BLOCKS) for r in requests if r.params.adaptive)
@@ -262,7 +241,7 @@ class Planner:
         least = BlockShape.of(fixed)
         outcomes = {OFF: (certain, self._expect(rows, least, columns))}
         prompt = sum(self._rows[id][0] for id in self._ids if id in self._rows) // max(1, len(self._ids))
-        stored = self._speed * self.costs.catch_up(prompt, prompt) / self._text_tokens
+        stored = self._error.speed * self.costs.catch_up(prompt, prompt) / self._text_tokens
         most, longest_draft = max(widest for _, _, widest, _ in asked), max(longest for _, longest, _, _ in asked)
         lengths = powers(longest_draft) if self._few else range(1, longest_draft + 1)
         for width in powers(most):
@@ -278,16 +257,21 @@ class Planner:
                 outcomes[DraftSize(length, width)] = certain + tokens, seconds
         return outcomes
 
+    def _seconds(self, rows: int, shape: BlockShape, columns: int) -> tuple[float, float]:
+        return max(1e-9, self.costs.block(rows, shape, columns)), self.costs.draft(rows, shape, columns)
+
+    def _table(self, rows: int, shape: BlockShape, columns: int) -> tuple[float, tuple[float, float]]:
+        """Seconds of a block by the table, and the shares of what any draft takes and of what this one takes."""
+        columns = -(-columns // 64) * 64
+        seconds, draft = self._block_seconds(rows, shape, columns)
+        return seconds, (self._block_seconds(rows, LEAST, columns)[1] / seconds if draft else 0.0, draft / seconds)
+
     def _expect(self, rows: int, shape: BlockShape, columns: int) -> float:
         """Seconds of a block."""
-        columns = -(-columns // 64) * 64
-        seconds = self._block_seconds(rows, shape, columns)
-        if shape.draft_len:
-            seconds += (self._draft_error - 1) * self._block_seconds(rows, LEAST, columns)
-        error = self._own_error.get((rows, shape), (0, 0.0))[1]
-        return max(1e-9, self._speed * seconds * math.exp(error))
+        seconds, shares = self._table(rows, shape, columns)
+        return seconds * math.exp(self._error.of((rows, shape), shares))
 
     def _catch_up(self, request: Request, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
         missed = request.committed - 2 - request.auxiliary_held + more
-        return self._speed * self.costs.catch_up(missed, request.committed)
+        return self._error.speed * self.costs.catch_up(missed, request.committed)

@@ -104,11 +104,15 @@ class StepCosts:
     def block(self, rows: int, shape: BlockShape, columns: int) -> float:
         """Seconds of one block of `rows` rows whose longest has `columns` committed tokens."""
         seconds = self.target.at(rows, 1 + shape.draft_len * shape.score_width, columns)
-        if shape.draft_len:  # the first level runs the last two tokens, see `EngineAuxiliary`
-            seconds += self.auxiliary.at(rows, 2, columns)
-            seconds += (shape.draft_len - 1) * self.auxiliary.at(rows, shape.width, columns)
-        host = self.host
-        return seconds + _along(host.rows, host.block, rows) + shape.draft_len * _along(host.rows, host.level, rows)
+        return seconds + _along(self.host.rows, self.host.block, rows) + self.draft(rows, shape, columns)
+
+    def draft(self, rows: int, shape: BlockShape, columns: int) -> float:
+        """The part of a block's seconds in which the auxiliary drafts."""
+        if not shape.draft_len:
+            return 0.0
+        seconds = self.auxiliary.at(rows, 2, columns)  # the last two tokens, see `EngineAuxiliary`
+        seconds += (shape.draft_len - 1) * self.auxiliary.at(rows, shape.width, columns)
+        return seconds + shape.draft_len * _along(self.host.rows, self.host.level, rows)
 
     def catch_up(self, missed: int, columns: int) -> float:
         """Seconds to store `missed` tokens of one row in the auxiliary's cache."""
