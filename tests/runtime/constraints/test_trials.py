@@ -53,6 +53,11 @@ def children(process: int) -> list[str]:
     return Path(f"/proc/{process}/task/{process}/children").read_text().split()
 
 
+def threads(process: int) -> list[int]:
+    """Of its children."""
+    return [int(path.name) for child in children(process) for path in Path(f"/proc/{child}/task").iterdir()]
+
+
 def until(what: Callable[[], bool]) -> None:
     for _ in range(3000):
         if what():
@@ -134,19 +139,19 @@ def test_who_no_longer_waits_ends_the_trial(tokenizer: Tokenizer) -> None:
     until(lambda: not Path(f"/proc/{process}").exists())
 
 
-def test_a_trial_gives_way_to_its_parent_and_is_in_no_session_of_its_own(tokenizer: Tokenizer) -> None:
+def test_a_long_trial_gives_way_to_its_parent_and_is_in_no_session_of_its_own(tokenizer: Tokenizer) -> None:
     """Between sessions of Linux, priorities do not count: a trial took as much of the processor as the engine."""
     run = trials(tokenizer)
     run.run(Trial(), "regex", "a", "", 1.0)
     assert run._process is not None
     process, trial = run._process.pid, Trial()
-    thread = threading.Thread(target=run._ask, args=(trial, {"field": "json_schema", "text": SLOW, "seconds": 20.0}))
-    thread.start()
-    until(lambda: any(os.getpriority(os.PRIO_PROCESS, int(child)) == 19 for child in children(process)))
+    asking = threading.Thread(target=run._ask, args=(trial, {"field": "json_schema", "text": SLOW, "seconds": 20.0}))
+    asking.start()
+    until(lambda: any(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads(process)))
     assert os.getsid(process) == os.getsid(0)
     assert os.getpgid(process) != os.getpgid(0)  # what a terminal sends its foreground does not reach it
     trial.stop()
-    thread.join()
+    asking.join()
     run.close()
 
 
