@@ -11,4 +11,5 @@ if [ "${1:-}" = --fast ]; then
 elif ! [ -d build/baselines/target ]; then
     scripts/baselines.sh onnxruntime-genai
 fi
+unset PYTHONDONTWRITEBYTECODE  # dozens of processes import the same files
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -76,10 +76,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread, here and in subprocesses: tests fill the cores, and more threads only wait."""
     import torch
 
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

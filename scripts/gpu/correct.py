@@ -50,7 +50,11 @@ def agreement(dtype: str, setup: Setup, found: Found) -> None:
     pair = pair_of(engines, demo_tokenizer())
     on, off = open_llm(pair, graphs=True), open_llm(pair, graphs=False)
     tokens = setup.sizes.tokens // 2
-    asked = [replace(BASE, method=m, accept_threshold=None, max_tokens=tokens + i) for i, m in enumerate(METHODS)]
+    lengths = [tokens + number % (3 if few else len(METHODS)) for number in range(len(METHODS))]
+    asked = [
+        replace(BASE, method=method, accept_threshold=None, max_tokens=length)
+        for method, length in zip(METHODS, lengths, strict=True)
+    ]
     cases = [(params.method, [replace(params, seed=row) for row in range(texts)]) for params in asked]
     for size in (5,) if few else (1, 3, 5, 7):
         params = [replace(asked[(size * row) % len(asked)], seed=100 + row) for row in range(size)]

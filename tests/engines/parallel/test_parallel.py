@@ -274,9 +274,9 @@ def test_the_rank_that_others_broke_off_because_of_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["opt", "gpt-2"])
-def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_process(family: str, tmp_path: Path) -> None:
-    config = FAMILIES[family](2)
+def test_a_pair_divided_by_a_plan_of_ours_has_the_logits_and_tokens_of_one_process(tmp_path: Path) -> None:
+    """Our other plans are divided in threads, by `test_each_rank_has_its_heads_and_all_have_the_models_logits`."""
+    config = FAMILIES["gpt-2"](2)
     target, auxiliary = (write_model(tmp_path / str(noise), config, noise) for noise in (0.0, 0.1))
     export_pair(tmp_path / "pair", ExportOptions(str(target), str(auxiliary), rows=4, capacity=256, format="torch"))
     params = [DecodingParams(method=method, max_tokens=12, seed=2) for method in ("sample", "speculative", "mtad")]

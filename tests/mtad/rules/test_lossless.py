@@ -65,14 +65,15 @@ def p_value(params: DecodingParams, pair: Pair = PAIR, listed: int = LISTED) -> 
         replace(FREE, temperature=1.7, top_k=3, top_p=0.9, draft_len=3),
         replace(FREE, method="sample"),
         *(
-            replace(base, method=method, draft_confidence=confidence)
-            for method in ("speculative", "block", "gbv", "traversal", "specinfer")
-            for base in (
-                replace(FREE, draft_len=3, branching=(2, 2, 1)),
-                replace(FREE, temperature=0.6, branching=(3, 1)),
-                replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
+            replace(base, method=method, draft_confidence=(number + place) % 2 * 0.4)
+            for number, method in enumerate(("speculative", "block", "gbv", "traversal", "specinfer"))
+            for place, base in enumerate(
+                (
+                    replace(FREE, draft_len=3, branching=(2, 2, 1)),
+                    replace(FREE, temperature=0.6, branching=(3, 1)),
+                    replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
+                )
             )
-            for confidence in (0.0, 0.4)
         ),
         *(
             replace(base, method=method, replacement=True)
@@ -238,5 +239,5 @@ def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
     params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 5
-    for seed in range(20):
+    for seed in range(8):
         assert len(set(generate(mock_pair(seed, 9, peak=1.0, noise=0.7), params, 9, 12))) == 1
