@@ -271,10 +271,11 @@ def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
         while not scaled.is_set():
             assert cluster.complete("def", method="sample", max_tokens=100, ignore_eos=True)[0] == 200
 
-    with ThreadPoolExecutor(24) as pool, cluster.hold(0.1):  # what is held leaves its core to the new replica
+    with ThreadPoolExecutor(24) as pool:
         asking = [pool.submit(keep_asking) for _ in range(24)]
         try:
-            until(lambda: cluster.ready == 3, STARTING)
+            with cluster.hold(0.1):  # what is held leaves its core to the new replica
+                until(lambda: cluster.ready == 3, STARTING)
         finally:
             scaled.set()
         for one in asking:
