@@ -16,6 +16,7 @@ from torch import Tensor
 from engines.base import Engine, EngineSpec, Step
 from engines.openvino.columns import Columns, Run
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph
+from engines.openvino.padding import padded
 from engines.pages import PagedPrefixCache
 from engines.prefix_cache import PrefixCache
 from mtad.errors import InvalidInput
@@ -88,13 +89,13 @@ class OpenVinoEngine(Engine):
         self._allocate()
 
     def _allocate(self) -> None:
-        """Memory for all pages that there are; what the pages held before, they hold afterwards."""
+        """Memory for all pages that there are, and one for blanks; what the pages held before, they hold afterwards."""
         before, self._caches = self._caches, []
         for number, port in enumerate(self._ports):
             size = int(np.prod([dim.get_length() for dim in list(port.partial_shape)[1:]])) * port.element_type.size
-            raw = np.zeros((len(self.columns.table.pages.users), size), np.uint8)
+            raw = np.zeros((len(self.columns.table.pages.users) + 1, size), np.uint8)
             if before:
-                raw[: len(before[number])] = before[number]
+                raw[: len(before[number]) - 1] = before[number][:-1]
             self._caches.append(raw)
         self._bind()
 
@@ -168,6 +169,7 @@ class OpenVinoEngine(Engine):
 
     def _compute(self, run: Run, logits: Tensor) -> None:
         self._copy_pages(run.copies)
+        run = padded(run, len(self._caches[0]) - 1)
         feeds = {
             "tokens": run.tokens,
             "positions": run.positions,
