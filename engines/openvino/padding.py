@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.openvino.columns import Run
 from engines.openvino.graph import PAGE
@@ -41,5 +42,5 @@ def padded(run: Run, page: int) -> Run:
     )
 
 
-def _with(values: np.ndarray[tuple[int], np.dtype[np.int32]], last: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _with(values: NDArray[np.int32], last: int) -> NDArray[np.int32]:
     return np.append(values, values.dtype.type(last))
