@@ -52,5 +52,5 @@ class CostError:
         gain = self._covariance @ seen
         variance = gain @ seen + NOISE**2
         limit = 3 * math.sqrt(variance)
-        self._mean += gain * (min(max(error - self._mean @ seen, -limit), limit) / variance)
+        self._mean += gain * (np.clip(error - self._mean @ seen, -limit, limit) / variance)
         self._covariance -= np.outer(gain, gain) / variance

@@ -178,7 +178,7 @@ class Planner:
         if self._block == before and alone:  # else tensors were made anew
             columns = max(request.committed for request in requests)
             expected, shares = self._table(*before, columns)
-            self._error.observe(before, shares, math.log(max(seconds, 1e-9) / expected))
+            self._error.observe(_kind(*before), shares, math.log(max(seconds, 1e-9) / expected))
 
     def forget(self, request: Request) -> None:
         if row := self._rows.pop(request.id, None):
@@ -269,9 +269,14 @@ class Planner:
     def _expect(self, rows: int, shape: BlockShape, columns: int) -> float:
         """Seconds of a block."""
         seconds, shares = self._table(rows, shape, columns)
-        return seconds * math.exp(self._error.of((rows, shape), shares))
+        return seconds * math.exp(self._error.of(_kind(rows, shape), shares))
 
     def _catch_up(self, request: Request, more: int = 0) -> float:
         """Seconds to store what the auxiliary's cache lacks of a row, and `more` tokens."""
         missed = request.committed - 2 - request.auxiliary_held + more
         return self._error.speed * self.costs.catch_up(missed, request.committed)
+
+
+def _kind(rows: int, shape: BlockShape) -> tuple[int, BlockShape]:
+    """Blocks that are taken to share an error: few, however many rows there are."""
+    return rows.bit_length(), shape
