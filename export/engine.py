@@ -171,7 +171,6 @@ def write_static_engine(
 
     Args:
         executed: folder for an engine of the graph with all of its quantisation, in float32, for ONNX Runtime.
-        texts: token ids to find ranges on.
     """
     progress(f"{checkpoint.name}: quantise")
     for copy in (folder, executed):

@@ -57,6 +57,21 @@ class Method:
     live: bool = False
     independent: bool = False
 
+    def uses(self, name: str) -> bool:
+        """Whether a field of `DecodingParams` does anything for it."""
+        branches = self.form == "branches" and not self.independent
+        known = {
+            "draft_len": self.drafter is not None,
+            "beam_width": self.form == "beams" or self.independent,
+            "branching": branches,
+            "replacement": branches,
+            "relaxed_topk": self.rule == "relaxed",
+            "fly_window_size": self.rule == "fly",
+            "accept_threshold": self.threshold is not None,
+            "draft_confidence": self.drafter == "auxiliary" and not self.live,
+        }
+        return known.get(name, True)
+
 
 METHODS: dict[str, Method] = {
     "sample": Method(None, "chain", tree=False, rule="token_wise", lossless=True),

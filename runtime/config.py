@@ -1,4 +1,4 @@
-"""`RuntimeConfig`: every option of a running pair, once."""
+"""`RuntimeConfig`: every option of a running pair, once; the files that options come in; torch as a pair needs it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from mtad.errors import InvalidInput
@@ -141,3 +142,47 @@ def describe(config: type) -> dict[str, str]:
         names, _, text = entry.partition(":")
         found.update(dict.fromkeys(names.split(", "), " ".join(text.split())))
     return found
+
+
+def read_text(field: str, path: Path) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
+
+
+def read_mapping(field: str, path: Path) -> dict[str, Any]:
+    """The options of a YAML file.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not a mapping.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(read_text(field, path))
+    except yaml.YAMLError as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidInput(field, str(path), "not a mapping of options to values")
+    return values
+
+
+def use_torch() -> None:
+    """Import torch for a process that serves a pair, on one thread, and keep transformers quiet.
+
+    The loop's own tensors are small; the cores belong to the engines.
+    """
+    import torch
+
+    from engines.pytorch.hook import quiet_transformers
+
+    quiet_transformers()
+    torch.set_num_threads(1)

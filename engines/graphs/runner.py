@@ -63,7 +63,6 @@ class StaticMemory:
 
     Args:
         limits: the largest shapes, of which each is fully used.
-        vocab_size: V.
     """
 
     def __init__(self, limits: Sequence[StepShape], vocab_size: int, dtype: torch.dtype, device: str) -> None:
@@ -101,7 +100,6 @@ class GraphRunner:
 
     Args:
         bind: gives the work of a step whose tensors stay where they are; called once for each graph.
-        capacity: longest mask.
         most: graphs kept; the one that was not used for longest goes first.
     """
 

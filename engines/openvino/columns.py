@@ -58,7 +58,6 @@ class Columns:
         count: pages of the pool; default: as many as all rows can fill.
 
     Attributes:
-        table: each row's pages.
         waiting: rows with columns that are known, and that the next run computes, whichever rows it is for.
     """
 

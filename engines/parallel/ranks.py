@@ -98,7 +98,6 @@ class ProcessRanks(Ranks):
     Attributes:
         store: for what is published before there are groups, and when there are none any more.
         processes: followers that this rank has started, by rank.
-        device: where its tensors are.
     """
 
     def __init__(self, rank: int, world: int, store: Any, processes: Mapping[int, Any] | None = None) -> None:

@@ -62,10 +62,6 @@ class Ranks:
     """The processes a model is divided over, as one of them sees them.
 
     Of these themselves, which never meet, shapes are right and numbers are not.
-
-    Attributes:
-        rank: of this one, from 0.
-        world: how many they are.
     """
 
     def __init__(self, rank: int, world: int) -> None:

@@ -30,9 +30,6 @@ class Worker:
 
     A command is the name of a method of the worker, of its engine or of its prefixes (`engine.copy_row`), and the
     method's arguments.
-
-    Attributes:
-        prefixes: kept prefixes of this part.
     """
 
     engine: TorchEngine

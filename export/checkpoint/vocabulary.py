@@ -14,9 +14,6 @@ def common_vocabulary(
 
     Embeddings may be padded beyond the tokenizer (by different amounts); ids there are never drafted nor sampled.
 
-    Args:
-        target_size, auxiliary_size: widths of the models' logits.
-
     Raises:
         InvalidInput: a token has different ids, or one model lacks it; names the first such token.
     """

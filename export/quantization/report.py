@@ -42,7 +42,6 @@ class Calibration:
     """Text to measure on.
 
     Attributes:
-        prompts: token ids of each line's prompt.
         texts: token ids of each line, its answer included.
     """
 

@@ -50,7 +50,6 @@ class Output:
     Attributes:
         name: `logits`, or the module's path in the checkpoint.
         place: where the engine's graph writes it, if it has one.
-        error: largest absolute difference.
         largest: largest absolute value of the reference.
         allowed: largest absolute difference that is accepted.
     """
@@ -69,7 +68,6 @@ class Check:
     """An engine beside a reference.
 
     Attributes:
-        tolerance: accepted difference of a logit.
         layer_tolerance: accepted difference of a module's output, as a share of its largest value; None: not compared.
         argmax_agreement: share of compared positions with the same likeliest token.
         outputs: in the order in which the engine computes them; `logits` last.

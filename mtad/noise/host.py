@@ -60,8 +60,6 @@ class Draws:
     else is in the batch does not change them. Temperature 0 is noise 0.
 
     Args:
-        params: parameters of the R requests.
-        vocab_size: V.
         listed: candidates up to which a row's distributions are lists, of `Shape`.
     """
 

@@ -15,8 +15,7 @@ from starlette.types import Message
 
 from runtime.async_llm import AsyncLLM
 from runtime.cluster.board import ReplicaReport
-from runtime.commands.entry import use_torch
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, use_torch
 from runtime.server.app import application
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_options, command, given_options, use_torch
+from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM

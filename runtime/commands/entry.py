@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from mtad.errors import Failed, InvalidInput
-from runtime.config import RuntimeConfig, describe
+from runtime.config import RuntimeConfig, describe, read_mapping
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,50 +68,6 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(unknown[1], flags, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-def read_text(field: str, path: Path) -> str:
-    """The text of a file that an option names.
-
-    Raises:
-        InvalidInput: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
-
-
-def read_mapping(field: str, path: Path) -> dict[str, Any]:
-    """The options of a YAML file.
-
-    Raises:
-        InvalidInput: it cannot be read, or is not a mapping.
-    """
-    import yaml
-
-    try:
-        values = yaml.safe_load(read_text(field, path))
-    except yaml.YAMLError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise InvalidInput(field, str(path), "not a mapping of options to values")
-    return values
-
-
-def use_torch() -> None:
-    """Import torch for a process that serves a pair, on one thread, and keep transformers quiet.
-
-    The loop's own tensors are small; the cores belong to the engines.
-    """
-    import torch
-
-    from engines.pytorch.hook import quiet_transformers
-
-    quiet_transformers()
-    torch.set_num_threads(1)
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:

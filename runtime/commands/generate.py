@@ -6,14 +6,14 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
+from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair, open_llm
 from runtime.commands.terminal import answer, print_figures
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, read_text, use_torch
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
@@ -56,8 +56,8 @@ def main() -> None:
     use_torch()
     llm = open_llm(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
-    for name in _ignored(given, params):
-        print(f"{parser.prog}: warning: {name} has no effect with the method {params.method}", file=sys.stderr)
+    for name in (name.replace("_", "-") for name in given if not params.spec.uses(name)):
+        print(f"{parser.prog}: warning: --{name} has no effect with the method {params.method}", file=sys.stderr)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
     print(*filter(None, (llm.pair.runs_on, llm.memory)), sep="\n", file=sys.stderr)
@@ -77,22 +77,6 @@ def main() -> None:
 async def _stream(engine: AsyncLLM, prompt: str, params: DecodingParams) -> None:
     async with engine:
         await answer(engine, prompt, params, colour=True)
-
-
-def _ignored(given: dict[str, Any], params: DecodingParams) -> list[str]:
-    """Options that were given and that the method does not use."""
-    spec = params.spec
-    used = {
-        "draft_len": spec.drafter is not None,
-        "beam_width": spec.form == "beams" or spec.independent,
-        "branching": spec.form == "branches" and not spec.independent,
-        "replacement": spec.form == "branches" and not spec.independent,
-        "relaxed_topk": spec.rule == "relaxed",
-        "fly_window_size": spec.rule == "fly",
-        "accept_threshold": spec.threshold is not None,
-        "draft_confidence": spec.drafter == "auxiliary",
-    }
-    return [f"--{name.replace('_', '-')}" for name, counts in used.items() if name in given and not counts]
 
 
 def _read_standard_input() -> str:

@@ -15,10 +15,9 @@ from engines.folder import exported_defaults, read_spec, vocabulary_hash
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig
 from runtime.pair import ROLES, open_tokenizer, read_description
 
-NODES = 8 * 8
-"""Largest tree that `LLM` takes without being told to, which the memory is for."""
 PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
 """Operators with quantized weights, scales and zero points behind their first input; attributes that say how many."""
 
@@ -33,7 +32,7 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what both share, both engines, and the memory they take together by `engines.memory`.
+    """A pair: what both share, both engines, and the memory they take together by default.
 
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.
@@ -44,7 +43,8 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
     weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
-    memory = Memory.of(target, auxiliary, weights, NODES + 1, 2 * target.capacity)
+    config = RuntimeConfig()
+    memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))
     tuning = values.get("tuning")
     return {
         "kind": "pair",

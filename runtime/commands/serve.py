@@ -13,9 +13,9 @@ from pathlib import Path
 from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
 from runtime.cluster.options import ClusterOptions
-from runtime.commands.entry import Parser, add_options, command, given_options, read_text, use_torch
+from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, find_pair, open_llm
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, read_text, use_torch
 from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)

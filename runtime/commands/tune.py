@@ -7,7 +7,6 @@ import itertools
 import json
 import sys
 import time
-from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from mtad import __version__
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config, use_torch
+from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config
+from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
     from runtime.tuning.measure import Point
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 TRIED = ("block", "traversal", "mtad", "mmtad_sample")
 """Methods that are tried if none are given: the lossless ones first."""
-LARGEST = 8
-"""`draft_len` and `beam_width` that `LLM` takes without being told to."""
 PAUSE = 30.0
 """Seconds between two lines about progress, where there is no terminal."""
 
@@ -63,7 +61,9 @@ def main() -> None:
     parser.add_argument(
         "--temperature", help="values to try; by default several if answers are given or --min-distinct, else none"
     )
-    parser.add_argument("--params", default="{}", help="all other decoding parameters, as a JSON object")
+    parser.add_argument(
+        "--params", type=json_object, default={}, help="all other decoding parameters, as a JSON object"
+    )
     parser.add_argument("--limit", type=int, help="use the first prompts only")
     parser.add_argument("--seeds", type=int, default=1, help="texts per prompt (default %(default)s)")
     add_placement(parser)
@@ -87,11 +87,7 @@ def main() -> None:
     for name in ("limit", "seeds"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")
-    try:
-        given = json_object(options.params)
-    except ArgumentTypeError:
-        problem = 'give a JSON object such as {"temperature": 0.8}'
-        raise InvalidInput("params", options.params, problem) from None
+    given = options.params
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:
             raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
@@ -119,8 +115,9 @@ def main() -> None:
             raise InvalidInput(name, getattr(options, name), f"{options.method} does not use it")
     bound = {name: getattr(options, name) for name in ("max_perplexity", "accuracy_loss", "min_speed", "min_distinct")}
     for name, grid in itertools.product(("draft_len", "beam_width"), grids.values()):
-        if name in grid and max(grid[name]) > LARGEST:
-            problem = f"give at most {LARGEST}: the choice becomes a default, and engines open for drafts up to that"
+        most = getattr(RuntimeConfig, f"max_{name}")
+        if name in grid and max(grid[name]) > most:
+            problem = f"give at most {most}: the choice becomes a default, and engines open for drafts up to that"
             raise InvalidInput(name, getattr(options, name), problem)
     objective = Objective(options.goal, **bound)
     if options.search not in ("coordinate", "grid"):

@@ -10,7 +10,7 @@ from typing import Any
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import use_torch
+from runtime.config import use_torch
 
 
 def run(options: argparse.Namespace, given: dict[str, Any]) -> None:

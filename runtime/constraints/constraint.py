@@ -110,7 +110,6 @@ class Constraint:
     """What one running request asks of its logits; advanced as its tokens are committed.
 
     Attributes:
-        generated: tokens of the text so far.
         bias: float32 [V], `logit_bias`, -inf for bad words of one token; None without.
         counts: float32 [V], how often each token is in the text; None without penalties.
         seen: bool [V], whether it is in prompt or text; None without penalties.

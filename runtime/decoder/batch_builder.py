@@ -67,7 +67,6 @@ class BatchBuilder:
         Args:
             params: of each row, as far as this block goes: a draft may be shorter or narrower than the request's.
             last_two: the last two committed tokens of each row.
-            committed: committed tokens of each row.
             keys: (seed, block index) of each row.
             constraints: of each row; () where none asks for anything.
             beams: live beams of each row; () where there are none.

@@ -24,7 +24,6 @@ class TokenScore(NamedTuple):
     """What the target says of a token of a prompt, at temperature 1 without filters, penalties, constraints.
 
     Attributes:
-        logprob: its log-probability.
         rank: 1 if it is the likeliest, 2 if one is likelier, ..
         top_logprobs: as many of the likeliest tokens as were asked for, likeliest first: (token id, log-probability).
     """
@@ -119,9 +118,7 @@ class Result:
         prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
             empty.
         index: which of the prompt's `n` choices it is.
-        statistics: what it cost.
         seed: reproduces the result, unless its drafts were adaptive and its temperature above 0.
-        prompt_token_ids: the prompt as it was run.
     """
 
     text: str

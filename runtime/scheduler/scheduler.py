@@ -48,7 +48,6 @@ class Scheduler:
             client who fills the queue does not close it to others.
 
     Attributes:
-        running: requests that decode, by row.
         joining: the request whose prompt is being stored, in row `len(running)`.
         pace: seconds between two admissions, a recent mean, for `QueueFull`'s hint.
     """

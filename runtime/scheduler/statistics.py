@@ -97,7 +97,6 @@ class Statistics(Counts):
         """Add one block; returns the acceptance alarm if it goes off now.
 
         Args:
-            drafted: the block's draft length.
             accepted: drafted tokens that became part of the text.
             seconds: draft, score, commit.
         """
@@ -129,7 +128,6 @@ class Histogram:
 
     Attributes:
         bounds: upper bounds, inclusive, ascending; one more bucket holds what is above.
-        counts: values in each bucket.
     """
 
     bounds: tuple[float, ...]

@@ -68,7 +68,6 @@ class Calling:
     """How one request's answers may call functions.
 
     Attributes:
-        forced: whether an answer consists of calls.
         several: whether it may have more than one.
     """
 

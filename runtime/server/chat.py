@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mtad.errors import InvalidInput
+from runtime.config import read_text
 from runtime.llm import Prompt
 
 
@@ -68,10 +69,7 @@ def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         InvalidInput: it cannot be read, or is not a template.
     """
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("chat-template", str(path), f"cannot be read: {error}") from None
+    source = read_text("chat-template", path)
     try:
         ChatTemplate(tokenizer, source, str(path)).render([{"role": "user", "content": "Hello"}])
     except InvalidInput as error:

@@ -22,7 +22,6 @@ class Endpoint:
         handler: makes the response to a request; a response is an ASGI application.
         summary: for the OpenAPI document, which leaves out rows without one.
         responses: the meaning of each status, for the document. Errors below `/v1/` have OpenAI's shape.
-        body: what a request carries as JSON.
         methods: those that it answers; none means all.
         label: the name under which its responses are counted; None takes the path.
     """

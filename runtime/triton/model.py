@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mtad.errors import InvalidInput
 from runtime.async_llm import AsyncLLM
-from runtime.commands.entry import use_torch
+from runtime.config import use_torch
 from runtime.server.errors import ApiError
 from runtime.triton.metrics import TritonMetrics
 from runtime.triton.options import read_options

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtad.errors import InvalidInput
-from runtime.commands.entry import read_mapping
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, read_mapping
 from runtime.triton.tensors import CONVENTIONS
 
 LEVELS = ("debug", "info", "warning", "error")

@@ -51,21 +51,10 @@ ROUNDS = 3
 """Of a coordinate search at most."""
 
 
-def tunable(method: Method) -> tuple[str, ...]:
-    """Parameters of `GRID` that do anything for a method."""
-    used = {
-        "draft_len": method.drafter is not None,
-        "beam_width": method.form == "beams" or method.independent,
-        "accept_threshold": method.threshold is not None,
-        "draft_confidence": method.drafter == "auxiliary" and not method.live,
-    }
-    return tuple(name for name in GRID if used[name])
-
-
 def grid_of(method: Method) -> dict[str, tuple[Any, ...]]:
     """Values tried for a method."""
     own = {"accept_threshold": THRESHOLDS.get(method.rule, GRID["accept_threshold"])}
-    return {name: own.get(name, GRID[name]) for name in tunable(method)}
+    return {name: own.get(name, values) for name, values in GRID.items() if method.uses(name)}
 
 
 @dataclass(frozen=True)
@@ -155,7 +144,7 @@ def tune(
         raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
     base = replace(base, n=1, seed=None)
     grid = grid_of(base.spec) if grid is None else grid
-    names = [name for name in grid if name in (*tunable(base.spec), "temperature")]
+    names = [name for name in grid if name in (*GRID, "temperature") and base.spec.uses(name)]
     if not names:
         raise InvalidInput("method", base.method, "it has nothing to tune")
     every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]

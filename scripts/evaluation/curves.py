@@ -8,7 +8,6 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.tuning.search import GRID, tunable
 from scripts.evaluation.figures import REFERENCES
 from scripts.evaluation.settings import TABLE, Asked, number
 
@@ -42,9 +41,7 @@ class Curve:
     def used_by(self, one: Asked) -> bool:
         """Whether the parameter does anything for a setting, and is not fixed by it."""
         params = DecodingParams.from_dict(dict(TABLE[one.base]))
-        return self.parameter not in one.changes and (
-            self.parameter not in GRID or self.parameter in tunable(params.spec)
-        )
+        return self.parameter not in one.changes and params.spec.uses(self.parameter)
 
     def at(self, one: Asked, value: Any) -> Asked:
         """A setting at one of the values."""

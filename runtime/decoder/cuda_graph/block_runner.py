@@ -46,7 +46,6 @@ class DeviceBlocks:
         most: graphs kept, or as many as are prepared.
 
     Attributes:
-        recorded: blocks recorded so far.
         unrecorded: blocks that ran unrecorded, by reason.
     """
 

@@ -43,7 +43,6 @@ class RecordedBlock:
     """One block on static memory: called, it launches its work.
 
     Attributes:
-        out: uint8, the memory of its results.
         results: of the latest launch, views of that.
     """
 

@@ -28,7 +28,8 @@ from transformers import PreTrainedModel
 
 from engines.placement import cores
 from mtad.errors import Failed, InvalidInput
-from runtime.commands.entry import Parser, use_torch
+from runtime.commands.entry import Parser
+from runtime.config import use_torch
 from runtime.pair import open_tokenizer
 from scripts.bench.peers.catalog import OURS, PEERS, PRECISIONS, System, at_temperature, catalog
 from scripts.bench.peers.models import SIZES, Models

@@ -14,7 +14,7 @@ import torch
 from engines.placement import versions
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
-from runtime.commands.entry import use_torch
+from runtime.config import use_torch
 from scripts.bench.peers.protocol import Answer, Job, serve
 from scripts.systems import GenAI, HuggingFace, InFlight, Prompt, System, load_checkpoint
 

@@ -26,7 +26,7 @@ from runtime.commands import tune as tune_command
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tune
 from runtime.tuning.measure import Point
-from runtime.tuning.search import Objective, tunable
+from runtime.tuning.search import Objective, grid_of
 from tests.support.checkpoints import TEXT
 
 PROMPTS = [text[:20] for text in TEXT] + [text[8:24] for text in TEXT]
@@ -111,9 +111,9 @@ def test_unusable_objectives_are_refused(name: str, value: Any) -> None:
 
 
 def test_only_parameters_a_method_uses_are_varied() -> None:
-    assert tunable(METHODS["mtad"]) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
-    assert tunable(METHODS["speculative"]) == ("draft_len", "draft_confidence")
-    assert tunable(METHODS["sample"]) == ()
+    assert tuple(grid_of(METHODS["mtad"])) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
+    assert tuple(grid_of(METHODS["speculative"])) == ("draft_len", "draft_confidence")
+    assert tuple(grid_of(METHODS["sample"])) == ()
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
         (["--accept-threshold", "0.1,0.1"], "--accept-threshold"),
         (["--seeds", "0"], "--seeds"),
         (["--limit", "1"], "--prompts"),
-        (["--params", "{"], "--params"),
+        (["--params", "{"], "argument --params:"),
         (["--params", '{"beam_width": 2}'], "--params"),
         (["--params", '{"gamma": 2}'], "gamma"),
         (["--params", '{"max_tokens": 9999}'], "max_tokens"),
