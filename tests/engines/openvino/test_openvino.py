@@ -210,7 +210,7 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
         assert not engine.columns.table.owned.any(), "a row that nobody has holds pages"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_schedules_on_few_pages_lose_no_request_and_no_page(
     folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,14 @@ def test_a_draw_from_weights_has_their_distribution() -> None:
     assert (draw_from(weights, torch.zeros(20000), torch.ones(20000, 1, dtype=torch.bool)) == 7).all()
 
 
-@pytest.mark.parametrize(("method", "replacement"), [("mtad", False), ("specinfer", False), ("specinfer", True)])
+@pytest.mark.parametrize(
+    ("method", "replacement"),
+    [
+        ("mtad", False),
+        pytest.param("specinfer", False, marks=pytest.mark.slow),
+        pytest.param("specinfer", True, marks=pytest.mark.slow),
+    ],
+)
 def test_pairs_are_drawn_with_the_probability_of_the_definition(
     method: str, replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +174,7 @@ def own_draft(run: Run, row: int, branches: bool) -> list[list[Path]]:
     return levels
 
 
+@pytest.mark.slow
 def test_rules_accept_what_the_definition_accepts_of_the_same_draft() -> None:
     compared = skipped = accepted = 0
     for cases, vocab, eos, listed in mixed(16):

@@ -70,10 +70,12 @@ def until(what: Callable[[], bool]) -> None:
     ("asked", "words"),
     [
         ({"json_schema": attacks.reference_chain(1000)}, "nested or chained too deeply"),
-        ({"grammar": attacks.rule_chain(5000)}, "nested or chained too deeply"),
-        ({"grammar": attacks.terminal_chain(20_000)}, "nested or chained too deeply"),
+        *(
+            pytest.param({"grammar": chain}, "nested or chained too deeply", marks=pytest.mark.slow)
+            for chain in (attacks.rule_chain(5000), attacks.terminal_chain(20_000))
+        ),
         ({"grammar": attacks.terminals(20_000)}, "longer than 0.2 s"),
-        ({"json_schema": attacks.pattern_properties(700)}, "longer than 0.2 s"),
+        pytest.param({"json_schema": attacks.pattern_properties(700)}, "longer than 0.2 s", marks=pytest.mark.slow),
         ({"regex": "a" * (2**20 + 1)}, "1048577 characters"),
     ],
 )
@@ -90,6 +92,7 @@ def test_what_breaks_the_compiler_is_refused_by_name_and_the_next_grammar_is_com
     assert list(made._kept) == [("regex", "ab*")]
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_all_memory_is_refused(tokenizer: Tokenizer) -> None:
     run = trials(tokenizer)
     with pytest.raises(InvalidInput, match="takes too much memory"):
@@ -98,6 +101,7 @@ def test_a_grammar_that_takes_all_memory_is_refused(tokenizer: Tokenizer) -> Non
     run.close()
 
 
+@pytest.mark.slow
 def test_a_quick_grammar_does_not_wait_for_slow_ones(tokenizer: Tokenizer) -> None:
     made = Grammars(tokenizer, 300, [0])
 
