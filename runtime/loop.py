@@ -28,9 +28,6 @@ from runtime.speculation.planner import Planner
 RunBlock = Callable[[Batch], Block]
 """Runs a block: draft, score, accept, commit. The caches then hold what it accepted."""
 
-LATE = 3
-"""Times as long as measured that a step's prompts may take. Short ones that share a step were seen to take twice."""
-
 _IDLE = DecodingParams(method="sample", temperature=0.0)
 """Parameters of rows whose block is not kept."""
 
@@ -47,8 +44,8 @@ class DecodingLoop:
         batches: makes a block's input.
         run_block: runs a block and commits what it accepts.
         output: owns the requests' texts, constraints and figures.
-        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens; beside running requests,
-            fewer where they take much longer than measured. What adaptive drafts have to catch up on counts as well.
+        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens. What adaptive drafts have
+            to catch up on counts as well.
 
     Attributes:
         planner: decides adaptive drafts; None until there is a request that asks for them.
@@ -88,16 +85,8 @@ class DecodingLoop:
         return ended
 
     def _prefill(self, budget: int) -> int:
-        """Admit requests and prefill their prompts while `budget` tokens last; returns what is left of it.
-
-        On a busy machine, what runs waits for the time of that many tokens instead (`LATE`), and for one prompt.
-        """
-        until = math.inf
-        if self.planner and self.scheduler.running:
-            until = time.perf_counter() + LATE * self.planner.costs.prefill(budget)
-        while (
-            budget > 0 and time.perf_counter() < until and (request := self.scheduler.next(self._has_room)) is not None
-        ):
+        """Admit requests and prefill their prompts while `budget` tokens last; returns what is left of it."""
+        while budget > 0 and (request := self.scheduler.next(self._has_room)) is not None:
             began = time.perf_counter()
             try:
                 self.output.begin(request)

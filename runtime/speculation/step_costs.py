@@ -114,10 +114,6 @@ class StepCosts:
         seconds += (shape.draft_len - 1) * self.auxiliary.at(rows, shape.width, columns)
         return seconds + shape.draft_len * _along(self.host.rows, self.host.level, rows)
 
-    def prefill(self, tokens: int) -> float:
-        """Seconds to store a short prompt in both caches."""
-        return self.target.at(1, tokens, 0) + self.auxiliary.at(1, tokens, 0)
-
     def catch_up(self, missed: int, columns: int) -> float:
         """Seconds to store `missed` tokens of one row in the auxiliary's cache."""
         return self.auxiliary.at(1, missed, columns) if missed > 0 else 0.0

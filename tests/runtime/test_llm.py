@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +19,6 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.llm import Prompt
 from runtime.scheduler.request import Request
-from tests.support.waiting import own
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
@@ -267,32 +265,6 @@ def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slowness", "joined"), [(1, 3), (100, 1)])
-def test_where_the_machine_is_busy_those_that_run_wait_for_one_prompt_a_turn(
-    llm: LLM, slowness: int, joined: int
-) -> None:
-    busy, now = own(llm, prefix_tokens=0), [0.0]
-    busy.measure()
-    assert busy.loop.planner is not None
-    seconds, plain = slowness * busy.loop.planner.costs.prefill(8), busy.loop.caches.prefill
-
-    def prefill(*given: Any) -> int:
-        now[0] += seconds
-        return plain(*given)
-
-    busy.add([3] * 9, replace(BASE, method="sample", max_tokens=60))
-    busy.step()
-    with patch.object(busy.loop.caches, "prefill", prefill), patch("runtime.loop.time") as clock:
-        clock.perf_counter = lambda: now[0]
-        for token in (4, 5, 6):
-            busy.add([token] * 9, replace(BASE, max_tokens=60))
-        busy.step()
-        assert len(busy.loop.scheduler.running) == 1 + joined
-        busy.step()
-        assert len(busy.loop.scheduler.running) == min(4, 1 + 2 * joined)
-    busy.cancel(*busy.loop.scheduler.running)
-
-
 @every_method
 def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, method: str) -> None:
     params = replace(BASE, method=method, n=3, top_k=0, top_p=1.0)
