@@ -28,6 +28,9 @@ from runtime.speculation.planner import Planner
 RunBlock = Callable[[Batch], Block]
 """Runs a block: draft, score, accept, commit. The caches then hold what it accepted."""
 
+CATCH_UP = 4
+"""Of the tokens that are prefilled per step, one in so many is for adaptive drafts, however many prompts there are."""
+
 _IDLE = DecodingParams(method="sample", temperature=0.0)
 """Parameters of rows whose block is not kept."""
 
@@ -77,7 +80,7 @@ class DecodingLoop:
         Returns:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
-        budget = self._prefill(self._max_prefill_tokens)
+        budget = max(self._prefill(self._max_prefill_tokens), self._max_prefill_tokens // CATCH_UP)
         self._make_room()
         if requests := list(self.scheduler.running):
             self._run(requests, budget)

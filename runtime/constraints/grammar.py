@@ -31,6 +31,10 @@ QUICK_SECONDS, SECONDS = 0.2, 2.0
 """Of the processor, that a trial may take. What needs more than the first waits for others of its kind, and is tried
 again: no other grammar then waits long behind it."""
 
+QUICK_WAIT = 1.0
+"""Seconds after which a trial that should have been quick is one of the others: the machine has no time for it, and
+those behind it are not to wait."""
+
 REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
     "regex": "give a regular expression in Rust's syntax, without look-around and back-references",
@@ -78,7 +82,8 @@ class Grammars:
             trial, event_loop = Trial(), asyncio.get_running_loop()
             self._waiting.add(trial)
             try:
-                grammar = await event_loop.run_in_executor(self._quick, self._compile, params, trial, QUICK_SECONDS)
+                limits = QUICK_SECONDS, QUICK_WAIT
+                grammar = await event_loop.run_in_executor(self._quick, self._compile, params, trial, *limits)
             except TooSlow:
                 grammar = await event_loop.run_in_executor(self._slow, self._compile, params, trial, SECONDS)
             finally:
@@ -128,14 +133,14 @@ class Grammars:
             while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
                 self._kept.popitem(last=False)
 
-    def _compile(self, params: DecodingParams, trial: Trial, seconds: float) -> Grammar:
+    def _compile(self, params: DecodingParams, trial: Trial, seconds: float, wait: float | None = None) -> Grammar:
         """Try a grammar out, compile it and keep it, unless somebody else has just done so."""
         known = self._find(params)
         if known is not None:
             return known
         field, text = language(params)
         tokenizer, trials = self.prepare()
-        taken, problems = trials.run(trial, field, text, short(text), seconds)
+        taken, problems = trials.run(trial, field, text, short(text), seconds, wait)
         matcher = None
         if not problems:
             with self._compiling:  # one at a time: they may take memory

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ STACK = 2**20
 MEMORY = 192 * 2**20
 """Bytes of memory a child may take beyond what it begins with."""
 SMALL_SECONDS = 0.02
-"""Grammars of a few hundred rules take less, and do not wait on a busy machine. What takes longer gives way."""
+"""Of the processor. Grammars of a few hundred rules take less, and do not wait on a busy machine; others give way."""
 LIMITS: dict[str, Any] = {
     "step_max_items": 10_000,
     "step_lexer_fuel": 50_000,
@@ -138,10 +139,13 @@ def _try(connection: socket.socket, tokenizer: LLTokenizer) -> None:
         answer: dict[str, Any] = {}
         thread = threading.Thread(target=_use, args=(asked["field"], asked["text"], tokenizer, answer))
         thread.start()
-        thread.join(SMALL_SECONDS)
+        while thread.is_alive() and time.process_time() < SMALL_SECONDS:
+            thread.join(0.005)
         if thread.is_alive():
             _give_way(thread)
-            thread.join()
+            thread.join(asked["wait"])
+        if thread.is_alive():
+            os.kill(os.getpid(), signal.SIGPROF)  # as if it had taken the processor's time
         signal.setitimer(signal.ITIMER_PROF, 0)
         if answer:
             connection.sendall(json.dumps(answer).encode())
@@ -156,10 +160,12 @@ def _give_way(thread: threading.Thread) -> None:
     A low priority is not enough on Linux: the engine's threads still line up behind it while another core is free.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        try:
             os.sched_setscheduler(thread.native_id or 0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
+            return
+        except OSError:  # it has just ended, or a sandbox does not have this
+            pass
+    os.nice(19)
 
 
 def _use(field: str, text: str, tokenizer: LLTokenizer, answer: dict[str, Any]) -> None:

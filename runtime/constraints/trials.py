@@ -77,12 +77,15 @@ class Trials:
         self._settings, self._lock = settings, Lock()
         self._process: _Process | None = None
 
-    def run(self, trial: Trial, field: str, text: str, shown: str, seconds: float) -> tuple[int, list[str]]:
+    def run(
+        self, trial: Trial, field: str, text: str, shown: str, seconds: float, wait: float | None = None
+    ) -> tuple[int, list[str]]:
         """Try a grammar; returns the bytes of memory it took, and what is wrong with it.
 
         Args:
             field, text: see `trial_process.compile_grammar`.
             seconds: of the processor's time that it may take.
+            wait: seconds that it may take in all once it has given way to others, which get the processor first.
 
         Raises:
             InvalidInput: its trial broke a limit.
@@ -92,7 +95,9 @@ class Trials:
         """
         if len(text) > _LONGEST:
             raise InvalidInput(field, shown, f"it has {len(text)} characters; give at most {_LONGEST}")
-        answer = b"" if trial.stopped else self._ask(trial, {"field": field, "text": text, "seconds": seconds})
+        answer = (
+            b"" if trial.stopped else self._ask(trial, {"field": field, "text": text, "seconds": seconds, "wait": wait})
+        )
         if trial.stopped:
             raise Stopped("nobody waits for this grammar any more")
         if not answer:

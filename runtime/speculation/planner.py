@@ -101,7 +101,7 @@ class Planner:
     A block takes the seconds of the table times what the blocks that were run say of its error (`CostError`).
 
     Nothing is learnt of what is not run, so now and then a probe runs the best other choice of a width, each width in
-    turn (0 drafts nothing). `PROBE_SHARE` bounds what probes lose.
+    turn; width 0 is no draft. `PROBE_SHARE` bounds what probes lose.
 
     Args:
         costs: of the pair's steps.
@@ -190,7 +190,7 @@ class Planner:
         start, variants = self._rows.setdefault(request.id, (request.committed, {}))
         if not p.adaptive:
             return p
-        own = DraftSize(min(self._now.draft_len, p.drafted), min(self._now.width, p.draft_width))
+        own = DraftSize(self._at_most(p.drafted, self._now.draft_len), self._at_most(p.draft_width, self._now.width))
         if own.draft_len:
             left = min(p.max_tokens - (request.committed - start), self._text_tokens)
             gain = self._acceptance.gains(p.method, own.width)[own.draft_len]
@@ -203,6 +203,10 @@ class Planner:
             drafts = replace(p, draft_len=own.draft_len, beam_width=width) if own.draft_len else None
             variants[own] = drafts or replace(p, method="sample")
         return variants[own]
+
+    def _at_most(self, asked: int, most: int) -> int:
+        """How much of what a request asks for it gets."""
+        return max((n for n in powers(asked) if n <= most), default=0) if self._few else min(asked, most)
 
     def _decide(self, requests: Sequence[Request]) -> None:
         """Make the choice anew, or begin a probe."""

@@ -86,7 +86,7 @@ def test_a_device_and_the_host_make_the_same_table(ties: bool) -> None:
 @pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.999])
 def test_a_nucleus_is_the_shortest_prefix_of_the_sorted_tokens(deviation: float, top_p: float) -> None:
     """Of flat, common and sure distributions; also where the sample of weights leads astray."""
-    size, params = 5000, DecodingParams(method="sample", top_k=0, top_p=top_p)
+    size, params = 20_000, DecodingParams(method="sample", top_k=0, top_p=top_p)
     logits = deviation * torch.randn(3, 1, size, generator=torch.Generator().manual_seed(2))
     logits[1, 0, ::64] = logits.max()  # the sample is of the likeliest tokens
     logits[2, 0, ::64] = logits.min()  # or of the others
@@ -104,7 +104,7 @@ def test_a_nucleus_is_the_shortest_prefix_of_the_sorted_tokens(deviation: float,
 @pytest.mark.parametrize("deviation", [3.0, 100.0, 1000.0])
 def test_a_nucleus_of_nearly_all_keeps_all_that_can_be_drawn(deviation: float) -> None:
     """Also where most weights are 0, and where rounding leaves the mass of all below the bound."""
-    size, params = 5000, DecodingParams(method="sample", top_k=0, top_p=1 - 2.0**-24)
+    size, params = 20_000, DecodingParams(method="sample", top_k=0, top_p=1 - 2.0**-24)
     logits = deviation * torch.randn(50, 1, size, generator=torch.Generator().manual_seed(3))
     given = stack_rows([params] * 50, block_shape([params] * 50, size, listed=0), size, ())
     dropped = (tabulate(logits, given).log_prob == -torch.inf) * logits.double().softmax(-1)

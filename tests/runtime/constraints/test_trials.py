@@ -149,7 +149,8 @@ def test_a_long_trial_gives_way_to_its_parent_and_is_in_no_session_of_its_own(to
     run.run(Trial(), "regex", "a", "", 1.0)
     assert run._process is not None
     process, trial = run._process.pid, Trial()
-    asking = threading.Thread(target=run._ask, args=(trial, {"field": "json_schema", "text": SLOW, "seconds": 20.0}))
+    content = {"field": "json_schema", "text": SLOW, "seconds": 20.0, "wait": None}
+    asking = threading.Thread(target=run._ask, args=(trial, content))
     asking.start()
     until(lambda: any(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads(process)))
     assert os.getsid(process) == os.getsid(0)
