@@ -327,8 +327,9 @@ def test_the_same_observations_give_the_same_choices() -> None:
     assert worlds[0].shapes == worlds[1].shapes
 
 
-def test_one_slow_block_changes_nothing() -> None:
-    slow, usual = (list[Any]([Text(0, replace(CHAIN, max_tokens=9999), always(0.7))]) for _ in range(2))
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+def test_one_slow_block_changes_no_clear_choice(rate: float) -> None:
+    slow, usual = (list[Any]([Text(0, replace(CHAIN, max_tokens=9999), always(rate))]) for _ in range(2))
     choices = list[Any]()
     for texts, factor in ((usual, 1.0), (slow, 50.0)):
         planner, world = Planner(COSTS["gpu"]), World(COSTS["gpu"])
