@@ -48,7 +48,7 @@ class DecodingLoop:
         run_block: runs a block and commits what it accepts.
         output: owns the requests' texts, constraints and figures.
         max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens. What adaptive drafts have
-            to catch up on counts as well.
+            to catch up on counts as well; where prompts leave nothing, a `CATCH_UP`th more is for it.
 
     Attributes:
         planner: decides adaptive drafts; None until there is a request that asks for them.

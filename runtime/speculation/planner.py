@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import accumulate, product
-from operator import mul
+from itertools import product
 from typing import NamedTuple
 
 from mtad.params import DecodingParams
 from runtime.scheduler.request import Request
+from runtime.speculation.acceptance import Acceptance
 from runtime.speculation.cost_error import CostError
 from runtime.speculation.step_costs import BlockShape, StepCosts
 
@@ -51,43 +51,6 @@ def variants(params: DecodingParams) -> list[DecodingParams]:
 def powers(most: int) -> list[int]:
     """1, 2, 4, .. and `most`."""
     return sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
-
-
-class Acceptance:
-    """How often drafted tokens are accepted, given that all before were: by method and width, over all requests."""
-
-    PRIOR, WEIGHT, FADING, LEFT = 0.8, 4.0, 1 / 16, 16.0
-    """What is expected of a pair; observations that an expectation counts for; share that fades; what never fades."""
-
-    def __init__(self, deepest: int) -> None:
-        self._deepest = deepest
-        self._counts: dict[tuple[str, int], list[list[float]]] = {}
-
-    def add(self, method: str, width: int, drafted: int, accepted: int) -> None:
-        """One row's block. A draft accepted in full says nothing of greater depths."""
-        counts = self._counts.setdefault((method, width), [[0.0, 0.0] for _ in range(self._deepest)])
-        for depth in range(min(accepted + 1, drafted)):
-            counts[depth][0] += 1
-            counts[depth][1] += depth < accepted
-
-    def fade(self) -> None:
-        for counts in self._counts.values():
-            if counts[0][0] > self.LEFT:
-                counts[:] = [[(1 - self.FADING) * number for number in count] for count in counts]
-
-    def rates(self, method: str, width: int) -> list[float]:
-        """Acceptance at each depth. What was not tried is taken to be as good as the next wider, or shallower, is."""
-        wider = min((w for m, w in self._counts if m == method and w > width), default=None)
-        prior = self.rates(method, wider) if wider else []
-        rates = [self.PRIOR]
-        for depth, (tried, accepted) in enumerate(self._counts.get((method, width), [[0.0, 0.0]] * self._deepest)):
-            expected = prior[depth] if prior else rates[-1]
-            rates.append((accepted + self.WEIGHT * expected) / (tried + self.WEIGHT))
-        return rates[1:]
-
-    def gains(self, method: str, width: int) -> list[float]:
-        """Expected accepted tokens of drafts of 0, 1, .. tokens."""
-        return [0.0, *accumulate(accumulate(self.rates(method, width), mul))]
 
 
 class Planner:

@@ -22,7 +22,7 @@ from runtime.constraints import grammar as grammars
 from runtime.constraints.follower import MOST_GROWTH, Grammar
 from runtime.constraints.grammar import Grammars
 from runtime.constraints.trial_process import compile_grammar
-from runtime.constraints.trials import Stopped, Trial, Trials
+from runtime.constraints.trials import Stopped, TooSlow, Trial, Trials
 from scripts.soak import attacks
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE
@@ -141,6 +141,15 @@ def test_who_no_longer_waits_ends_the_trial(tokenizer: Tokenizer) -> None:
 
     asyncio.run(test())
     until(lambda: not Path(f"/proc/{process}").exists())
+
+
+def test_a_trial_that_the_machine_has_no_time_for_is_too_slow(tokenizer: Tokenizer) -> None:
+    """It is stopped long before it has had its 20 seconds of the processor."""
+    run, began = trials(tokenizer), time.monotonic()
+    with pytest.raises(TooSlow):
+        run.run(Trial(), "json_schema", SLOW, "", 20.0, wait=0.05)
+    run.close()
+    assert time.monotonic() - began < 10
 
 
 def test_a_long_trial_gives_way_to_its_parent_and_is_in_no_session_of_its_own(tokenizer: Tokenizer) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.speculation.planner import Acceptance, Planner, variants
+from runtime.speculation.acceptance import Acceptance
+from runtime.speculation.planner import Planner, variants
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 
 ROWS, TOKENS = (1, 2, 4, 8, 16), (1, 2, 3, 5, 9, 17, 33, 65)
