@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -10,11 +11,11 @@ import numpy as np
 SPEED, PART, OWN = 0.7, 0.3, 0.1
 """Standard deviations, before anything is seen, of what `CostError` adds up."""
 
-NOISE, DRIFT = 0.15, 0.02
-"""Standard deviations of one block's seconds, and of how much the machine's speed changes from a block to the next."""
+NOISE, DRIFT = 0.15, 0.03
+"""Standard deviations of one block's seconds, and of how much the machine's speed changes between observations."""
 
 KEPT = 0.999
-"""Share of everything else that a block leaves: contexts grow, and what was learnt long ago is no longer so."""
+"""Share of everything else that an observation leaves: contexts grow, and what was learnt long ago is no longer so."""
 
 MOST = 64
 """Kinds of blocks with an error of their own. One more takes the place of the one that was not run for longest."""
@@ -46,8 +47,11 @@ class CostError:
         own = self._mean[self._places[kind]] if kind in self._places else 0.0
         return float(self._mean[0] + sum(map(float.__mul__, self._mean[1:].tolist(), shares)) + own)
 
-    def observe(self, kind: Hashable, shares: Sequence[float], error: float) -> None:
-        """Learn from one block. What is beyond three standard deviations counts as three: something else happened."""
+    def observe(self, kind: Hashable, shares: Sequence[float], errors: Sequence[float]) -> None:
+        """Learn from the median of some blocks of one kind.
+
+        What is beyond three standard deviations of one block counts as three: something else happened.
+        """
         place = self._places.pop(kind, None)
         if place is None:
             place = self._new_place()
@@ -60,9 +64,9 @@ class CostError:
         seen = np.zeros(len(self._mean))
         seen[0], seen[1 : 1 + len(shares)], seen[place] = 1.0, shares, 1.0
         gain = self._covariance @ seen
-        variance = gain @ seen + NOISE**2
-        limit = 3 * math.sqrt(variance)
-        self._mean += gain * (np.clip(error - self._mean @ seen, -limit, limit) / variance)
+        limit = 3 * math.sqrt(gain @ seen + NOISE**2)
+        variance = gain @ seen + NOISE**2 / len(errors)
+        self._mean += gain * (np.clip(statistics.median(errors) - self._mean @ seen, -limit, limit) / variance)
         self._covariance -= np.outer(gain, gain) / variance
 
     def _new_place(self) -> int:

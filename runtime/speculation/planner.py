@@ -19,6 +19,9 @@ from runtime.speculation.step_costs import BlockShape, StepCosts
 INTERVAL, PROBE_BLOCKS = 16, 4
 """Blocks from one decision to the next, and of a probe."""
 
+SETTLING = 2
+"""Blocks after a change of shape that take longer: tensors are made anew, caches are cold."""
+
 GAIN = 1.02
 """The choice is changed for one that promises this much more."""
 
@@ -63,8 +66,9 @@ class Planner:
 
     A block takes the seconds of the table times what the blocks that were run say of its error (`CostError`).
 
-    Nothing is learnt of what is not run, so now and then a probe runs the best other choice of a width, each width in
-    turn; width 0 is no draft. `PROBE_SHARE` bounds what probes lose.
+    Nothing is learnt of what is not run, so now and then a probe runs the best other choice of a width, or the next
+    best where the width's last probe ran the best; each width in turn, and width 0 is no draft. `PROBE_SHARE` bounds
+    what probes lose.
 
     Args:
         costs: of the pair's steps.
@@ -77,6 +81,7 @@ class Planner:
         self._block_seconds = lru_cache(4096)(self._seconds)
         self._acceptance = Acceptance(max_draft_len)
         self._error = CostError(2)
+        self._errors: dict[tuple[tuple[int, BlockShape], tuple[float, float]], list[float]] = {}
         self._rows: dict[int, tuple[int, dict[DraftSize, DecodingParams]]] = {}
         self._text_tokens = 64.0
         self._ids: list[int] = []
@@ -84,11 +89,12 @@ class Planner:
         self._run: Sequence[DecodingParams] = []
         self._drafts: list[tuple[str, int, int]] = []
         self._block = 0, BlockShape(1, 1, 1)
+        self._blocks_alike = 0
         self._choice: DraftSize | None = None
         self._now = DraftSize(max_draft_len, 1)
         self._rate = 0.0
         self._countdown = 0
-        self._probes = 0
+        self._probes, self._probed = 0, dict[int, DraftSize]()
         self._since_probe = math.inf
 
     def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
@@ -132,16 +138,28 @@ class Planner:
         self._since_probe += seconds
         self._countdown -= used is self._used  # else caches are being brought up to date first
         before = self._block
+        self._blocks_alike += 1
         if used is not self._run:
             self._run, self._block = used, (len(used), BlockShape.of(used))
             self._drafts = [(p.method, p.draft_width, p.drafted) for p in used]
+        if self._block != before:
+            self._blocks_alike = 0
         for (method, width, drafted), count in zip(self._drafts, accepted, strict=True):
             if drafted:
                 self._acceptance.add(method, width, drafted, count)
-        if self._block == before and alone:  # else tensors were made anew
+        if alone and self._blocks_alike >= SETTLING:
             columns = max(request.committed for request in requests)
-            expected, shares = self._table(*before, columns)
-            self._error.observe(_kind(*before), shares, math.log(max(seconds, 1e-9) / expected))
+            expected, shares = self._table(*self._block, columns)
+            errors = self._errors.setdefault((_kind(*self._block), shares), [])
+            errors.append(math.log(max(seconds, 1e-9) / expected))
+            if len(errors) == INTERVAL:
+                self._learn()
+
+    def _learn(self) -> None:
+        """Blocks teach their costs some at a time: a filter's step takes as long as a tenth of a small pair's block."""
+        for (kind, shares), errors in self._errors.items():
+            self._error.observe(kind, shares, errors)
+        self._errors.clear()
 
     def forget(self, request: Request) -> None:
         if row := self._rows.pop(request.id, None):
@@ -174,6 +192,7 @@ class Planner:
     def _decide(self, requests: Sequence[Request]) -> None:
         """Make the choice anew, or begin a probe."""
         self._acceptance.fade()
+        self._learn()
         outcomes = self._outcomes(requests)
         rates = {choice: tokens / seconds for choice, (tokens, seconds) in outcomes.items()}
         best = max(rates, key=lambda choice: rates[choice])
@@ -188,12 +207,12 @@ class Planner:
         if not others:
             self._probes += 1
         elif self._run:
-            probe = max(others, key=lambda choice: rates[choice])
+            probe = max(others, key=lambda choice: (choice != self._probed.get(width), rates[choice]))
             tokens, seconds = outcomes[probe]
             loss = PROBE_BLOCKS * max(0.0, seconds - tokens / rates[self._choice]) + seconds
             loss += sum(self._catch_up(r, 0 if width else PROBE_BLOCKS) for r in requests if r.params.adaptive)
             if loss <= PROBE_SHARE * self._since_probe:
-                self._now, self._countdown = probe, PROBE_BLOCKS
+                self._now, self._countdown, self._probed[width] = probe, PROBE_BLOCKS, probe
                 self._probes, self._since_probe = self._probes + 1, 0.0
         self._rate = rates[self._now]
 

@@ -105,7 +105,7 @@ def _step(engine: Engine, rows: int, tokens: int, columns: int, memory: Slab) ->
         keep=torch.arange(tokens, device=device),
         out=memory.like(logits) if device.type == "cpu" else None,  # as the roles do
     )
-    return lambda: engine.step(step)[0, 0, 0]
+    return lambda: engine.launch(step)[0, 0, 0]
 
 
 def _seconds(work: Callable[[], object]) -> float:

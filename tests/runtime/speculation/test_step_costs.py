@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engines.base import KV_PAGE
 from engines.graphs.capture import Work
+from engines.pytorch.paged import PagedEngine
 from mtad.errors import InvalidInput
 from runtime import LLM
 from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
@@ -108,9 +110,11 @@ def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_as_t
     """Also while rows are held: the whole caches are never copied, as they may take most of a GPU."""
     pair = llm.pair
     engines = pair.auxiliary, pair.target
+    held = [engine.kv.clone() for engine in engines]
     for engine in engines:
         engine.kv.normal_()
-    before = [engine.kv.clone() for engine in engines]
+    needed = [slice(2 * KV_PAGE if isinstance(engine, PagedEngine) else 0, None) for engine in engines]
+    before = [engine.kv[..., part, :].clone() for engine, part in zip(engines, needed, strict=True)]
     auxiliary, target = EngineAuxiliary(pair.auxiliary, pair.vocab_size), EngineTarget(pair.target, pair.vocab_size)
     with Largest() as copied:
         costs = measure_costs(auxiliary, target, 3, 2, budget=0.2)
@@ -124,9 +128,9 @@ def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_as_t
     assert costs.host.rows == (1, 4)
     assert min(costs.host.block) >= 0
     assert StepCosts.from_dict(costs.to_dict()) == costs
-    for engine, kept in zip(engines, before, strict=True):
-        assert torch.equal(engine.kv, kept)
-        engine.kv.zero_()
+    for engine, part, kept, first in zip(engines, needed, before, held, strict=True):
+        assert torch.equal(engine.kv[..., part, :], kept)
+        engine.kv.copy_(first)
 
 
 class Largest(TorchDispatchMode):
