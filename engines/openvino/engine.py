@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
 from engines.openvino.columns import Columns, Run
-from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph
+from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
 from engines.openvino.padding import padded
 from engines.pages import PagedPrefixCache
 from engines.prefix_cache import PrefixCache
@@ -68,7 +68,10 @@ class OpenVinoEngine(Engine):
             "INFERENCE_NUM_THREADS": threads,
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
-        compiled = core.compile_model(read_graph(folder / "model.onnx", spec), "CPU", options)
+        model = read_graph(folder / "model.onnx", spec)
+        if threads > 1 and compute == "bfloat16":
+            transpose_weights(model)
+        compiled = core.compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()
         self._ports = [port for port in compiled.inputs if "_cache." in port.any_name]
         for port in self._ports[1::2]:  # of values; quantized keys have rows for scales and zero points besides
@@ -111,10 +114,6 @@ class OpenVinoEngine(Engine):
     @property
     def name(self) -> str:
         return f"OpenVINO {self._ov.__version__.split('-')[0]}, {self._types}"
-
-    @property
-    def scratch(self) -> int:
-        return 0
 
     @property
     def device(self) -> torch.device:

@@ -89,6 +89,24 @@ def read_graph(path: Path, spec: EngineSpec) -> Any:
     return _with_parameters(model)
 
 
+def transpose_weights(model: Any) -> None:
+    """Let products have their weights as [N, K]: in bfloat16 the plugin fuses an MLP whose three products have them so.
+
+    Read in OpenVINO's `mlp_fusion.cpp` and `llm_mlp.cpp`, whose MLP divides by half the number of threads, so that one
+    thread would end the process. A Transpose before a product would be taken into the product again.
+    """
+    ov = load_openvino()
+    op = importlib.import_module("openvino.opset13")
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul" or _kind(node.input_value(1)) != "Constant":
+            continue
+        weights, how = node.input_value(1).get_node(), node.get_attributes()
+        if len(weights.shape) == 2 and not (how["transpose_a"] or how["transpose_b"]):
+            turned = ov.Tensor(weights.get_element_type(), ov.Shape(weights.shape[::-1]))
+            turned.data[...] = weights.data.T
+            node.output(0).replace(op.matmul(node.input_value(0), op.constant(turned), False, True).output(0))
+
+
 def _refused(why: str) -> InvalidInput:
     return InvalidInput("provider", "openvino", f"{why}, or give provider cpu")
 
