@@ -118,6 +118,11 @@ class Step:
     first_row: int = 0
     out: Tensor | None = None
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The columns that each row writes, from and to; reads `write_at`, and so waits for a device."""
+        return [(start, start + self.tokens.shape[1]) for start in self.write_at.tolist()]
+
     @classmethod
     def causal(cls, tokens: Tensor, start: int, capacity: int, keep: Tensor) -> Step:
         """The step of tokens [R, S] that continue columns 0 .. start - 1 of their rows; `keep` as of a step."""
@@ -134,18 +139,17 @@ class Engine(ABC):
     Args:
         spec: what the engine's folder says of it.
         device: torch's name of where its cache lies.
-        scratch: columns behind the capacity, which no mask reaches: what rows without a request write goes there.
 
     Attributes:
-        capturable: whether `step` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
+        capturable: whether `launch` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
         reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
         reproducible: whether a row's logits are the same bits whatever the other rows are.
         page_columns, page_bytes: columns and bytes of a page, where rows share a pool of pages; else 0.
         pages: of the pool, those for kept prefixes not counted.
         spec: what the engine's folder says of it.
-        kv: [layers, 2, rows, kv_heads, capacity + scratch, head_dim], keys at index 0 of the second axis; zeroed at
-            allocation (a NaN in a masked column would poison its row). Per-layer views of it are bound in place.
+        kv: [layers, 2, rows, kv_heads, capacity, head_dim], keys at index 0 of the second axis; zeroed at allocation (a
+            NaN in a masked column would poison its row). Per-layer views of it are bound in place.
     """
 
     capturable: ClassVar[bool] = False
@@ -157,9 +161,9 @@ class Engine(ABC):
     spec: EngineSpec
     kv: Tensor
 
-    def __init__(self, spec: EngineSpec, device: str = "cpu", scratch: int = 0) -> None:
+    def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
         self.spec = spec
-        shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity + scratch, spec.head_dim)
+        shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
         self.kv = torch.zeros(shape, dtype=spec.torch_dtype, device=device)
 
     @property
@@ -178,11 +182,6 @@ class Engine(ABC):
 
         return PrefixCache(self.kv, tokens)
 
-    @property
-    def scratch(self) -> int:
-        """Columns of the cache behind the capacity."""
-        return self.kv.shape[4] - self.spec.capacity
-
     @abstractmethod
     def step(self, step: Step) -> Tensor:
         """Run `step`, write its keys and values into `kv`, and return logits [R, N, V] of the kept positions.
@@ -190,6 +189,19 @@ class Engine(ABC):
         `write_at + S <= capacity` must hold for every row; admission sees to it. A step that keeps no logits may be
         computed later, at the latest when something needs what it writes.
         """
+
+    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:  # noqa: B027 - see `free_row`
+        """See to it that consecutive rows can be written at columns start .. end - 1, (start, end) of each.
+
+        Where rows share a pool of pages, `fits` must say so.
+        """
+
+    def launch(self, step: Step) -> Tensor:
+        """`step` without a look at its tensors: what it writes must have been reserved.
+
+        Of a capturable engine, a row may also write behind the capacity: nobody reads that.
+        """
+        return self.step(step)
 
     @property
     def postponed(self) -> int:
@@ -211,6 +223,11 @@ class Engine(ABC):
         """Zero the columns of one row from `start` on."""
         self.kv[:, :, row, :, start:] = 0
 
+    def clear(self) -> None:
+        """Zero all rows."""
+        for row in range(self.spec.rows):
+            self.clear_row(row)
+
     def limit(self, pages: int) -> None:
         """Have a pool of so many pages, before anything is stored; for engines whose rows share one."""
         raise NotImplementedError
@@ -227,7 +244,7 @@ class Engine(ABC):
 
     @contextlib.contextmanager
     def kept(self, *columns: slice) -> Iterator[None]:
-        """Whatever is run inside, these columns of all rows are afterwards what they were."""
+        """Whatever is launched inside, these columns of all rows are afterwards what they were."""
         kept = [(part, self.kv[..., part, :].clone()) for part in columns]
         try:
             yield

@@ -144,24 +144,21 @@ def read_spec(folder: Path) -> EngineSpec:
     return EngineSpec(**values)
 
 
-def open_engine(
-    folder: Path | str, placement: Placement = ONE_CORE, rows: int | None = None, scratch: int = 0
-) -> Engine:
+def open_engine(folder: Path | str, placement: Placement = ONE_CORE, rows: int | None = None) -> Engine:
     """Open an engine folder of any format.
 
     Args:
         rows: rows of its cache; default: what `engine.json` says.
-        scratch: columns behind the capacity, see `engines.base.Engine`; torch engines only.
 
     Raises:
         InvalidInput: the folder is not a usable engine, or does not run there.
     """
     folder = Path(folder)
     spec = read_spec(folder)
-    return open_model(folder, spec if rows is None else replace(spec, rows=rows), placement, scratch)
+    return open_model(folder, spec if rows is None else replace(spec, rows=rows), placement)
 
 
-def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE, scratch: int = 0) -> Engine:
+def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> Engine:
     """Open the model files of a folder that has no `engine.json` yet; see `open_engine`.
 
     Raises:
@@ -172,7 +169,7 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE, 
         if spec.format == "torch":
             from engines.pytorch.engine import TorchEngine
 
-            return TorchEngine(folder, spec, placement.attention, placement.device, scratch)
+            return TorchEngine(folder, spec, placement.attention, placement.device)
         if spec.format in RUNTIMES:
             from engines.tensorrt.engine import open_tensorrt
 

@@ -51,7 +51,6 @@ class Memory:
         weights: int,
         nodes: int,
         prefix_tokens: int,
-        scratch: int = 0,
         recorded: int = 0,
         page_columns: int = 0,
         page_bytes: tuple[int, int] = (0, 0),
@@ -61,19 +60,18 @@ class Memory:
         Args:
             nodes: positions the target scores in a step at most.
             prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
-            scratch: columns of a row behind the capacity.
             recorded: blocks that may be recorded as CUDA graphs.
             page_columns, page_bytes: columns of a page, and bytes of one in either engine; 0 where rows share none.
         """
         rows, capacity, page = target.rows, target.capacity, sum(page_bytes)
         row = sum(one.kv_bytes for one, paged in zip((target, auxiliary), page_bytes, strict=True) if not paged) // rows
         logits = 2 * nodes * target.vocab_size * 4
-        kept, whole = row * prefix_tokens // capacity, row + row * scratch // capacity
+        kept = row * prefix_tokens // capacity
         if not page:
-            return cls(rows, capacity, weights, whole, logits, kept, recorded * GRAPH)
+            return cls(rows, capacity, weights, row, logits, kept, recorded * GRAPH)
         kept += prefix_tokens // page_columns * page
         pool = rows * capacity // page_columns
-        return cls(rows, capacity, weights, whole, logits, kept, recorded * GRAPH, page_columns, page, pool)
+        return cls(rows, capacity, weights, row, logits, kept, recorded * GRAPH, page_columns, page, pool)
 
     @property
     def total(self) -> int:

@@ -83,8 +83,7 @@ class PageTable:
             if number < self.owned[row]:
                 shared = int(self.table[row, number])
                 self.pages.release([shared])
-                if start > number * self.size:
-                    copies.append((shared, page))
+                copies.append((shared, page))  # also where it begins with `start`, behind which a row may hold more
             self.table[row, number] = page
         self.owned[row] = max(self.owned[row], -(-end // self.size))
         return copies
@@ -94,9 +93,9 @@ class PageTable:
         return len(self._missing(row, start, end))
 
     def _missing(self, row: int, start: int, end: int) -> list[int]:
-        owned = int(self.owned[row])
-        numbers = range(min(start // self.size, owned), -(-end // self.size))
-        return [n for n in numbers if n >= owned or self.pages.users[self.table[row, n]] > 1]
+        owned, last = int(self.owned[row]), -(-end // self.size)
+        held = np.arange(start // self.size, min(owned, last))
+        return [*held[self.pages.users[self.table[row, held]] > 1].tolist(), *range(owned, last)]
 
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row."""
@@ -144,13 +143,21 @@ class PagedPrefixCache(PrefixCache):
         self._table, self._adopt, self._pages = table, adopt, dict[int, list[int]]()
         self._begin(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // table.size * page_bytes)
 
-    def _load(self, slot: int, row: int, number: int, tokens: Sequence[int]) -> None:
-        self._adopt(row, number * KV_PAGE, self._pages[slot], tokens)
+    def _load(self, slots: Sequence[int], row: int, first: int, tokens: Sequence[int]) -> None:
+        self._adopt(row, first * KV_PAGE, [page for slot in slots for page in self._pages[slot]], tokens)
 
     def _keep(self, slot: int, row: int, number: int) -> None:
         self._table.pages.release(self._pages.get(slot, []))
         self._pages[slot] = self._table.pages_of(row, number * KV_PAGE, (number + 1) * KV_PAGE)
         self._table.pages.share(self._pages[slot])
+
+    def close(self) -> None:
+        """Give all pages back to the table, which others keep prefixes of now; keep nothing from now on."""
+        for pages in self._pages.values():
+            self._table.pages.release(pages)
+        self._pages.clear()
+        self._table = PageTable(0, 0, KV_PAGE)
+        self._begin(0, 0)
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -46,9 +46,9 @@ class PrefixCache:
         2**63 - 2, is not found.
         """
         chain = self._find(tokens, salt)
-        for number, key in enumerate(chain):
-            if (number + 1) * KV_PAGE > start:
-                self._load(self._slots[key], row, number, key[1])
+        first = start // KV_PAGE
+        if slots := [self._slots[key] for key in chain[first:]]:
+            self._load(slots, row, first, tokens[first * KV_PAGE : len(chain) * KV_PAGE])
         return max(start, len(chain) * KV_PAGE)
 
     def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
@@ -63,9 +63,10 @@ class PrefixCache:
             chain.append(key)
         self._touch(chain)
 
-    def _load(self, slot: int, row: int, number: int, tokens: Sequence[int]) -> None:
-        """Write page `number` of a row, the columns of these tokens, from the store."""
-        self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
+    def _load(self, slots: Sequence[int], row: int, first: int, tokens: Sequence[int]) -> None:
+        """Write pages of a row from page `first` on, the columns of these tokens, from the store."""
+        for number, slot in enumerate(slots, first):
+            self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
 
     def _keep(self, slot: int, row: int, number: int) -> None:
         """Store page `number` of a row."""

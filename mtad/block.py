@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distributions.candidates import process
-from mtad.distributions.table import Distributions, part, tabulate
+from mtad.distributions.filters import FILTERS, Filters
+from mtad.distributions.table import Distributions, part
 from mtad.draft.levels import Level, assemble, by_parent, expand
 from mtad.draft.live import Live, replay
 from mtad.draft.tree import TokenTree, attend, keep_best, tree_columns
@@ -133,6 +133,7 @@ def grow(
     live: Live | None = None,
     depth: int = 0,
     tables: Sequence[bool] = (False,),
+    filters: Filters = FILTERS,
 ) -> Grown:
     """Draw a level and prepare the auxiliary's step over it.
 
@@ -145,10 +146,11 @@ def grow(
         live: beams to go on with; None where no row has any.
         depth: of the level, from 1; where there are any.
         tables: which distributions rows have (`Shape.tables`).
+        filters: make them.
     """
     keeps_all = "branches" in forms or live is not None
     growing = above.growing if live is None else None  # of live beams, what they grow to be is known later
-    found = distributions(logits, rows, tables, "chain" in forms or keeps_all, growing)
+    found = distributions(logits, rows, tables, "chain" in forms or keeps_all, growing, filters)
     levels = [expand(above, candidates, noise, rows, place, forms) for candidates in found]
     level = levels[0] if len(levels) == 1 else choose_rows(rows.tabulated, levels[1], levels[0])
     if live is not None:
@@ -161,17 +163,21 @@ def grow(
 
 
 def distributions(
-    logits: Tensor, rows: Rows, tables: Sequence[bool], keeps: bool, wanted: Tensor | None = None
+    logits: Tensor,
+    rows: Rows,
+    tables: Sequence[bool],
+    keeps: bool,
+    wanted: Tensor | None = None,
+    filters: Filters = FILTERS,
 ) -> tuple[Distributions, ...]:
     """The filtered distributions of the drafter's logits [R, B, V], of each of `tables`.
 
     Args:
-        keeps: they are needed after the drafter's next step, which takes the logits' memory.
+        keeps: they are needed after the drafter's next step. On the host its logits then have memory of their own; on a
+            device the step takes the logits' memory.
     """
-    return tuple(
-        tabulate(logits.clone() if keeps else logits, rows, wanted) if table else process(logits, rows)
-        for table in tables
-    )
+    kept = logits.clone() if keeps and True in tables and logits.device.type != "cpu" else logits
+    return tuple(filters.tables(kept, rows, wanted) if table else filters.lists(kept, rows) for table in tables)
 
 
 def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:
@@ -219,16 +225,17 @@ def decide(
     rows: Rows,
     rules: Sequence[Rule],
     tables: Sequence[bool] = (False,),
+    filters: Filters = FILTERS,
 ) -> Accepted:
     """Accept, and say which cache columns that keeps.
 
     Args:
         draft: None where nothing was drafted.
-        adjusted, logits, noise, rows, rules, tables: see `mtad.rules.accept.accept`.
+        adjusted, logits, noise, rows, rules, tables, filters: see `mtad.rules.accept.accept`.
         committed: int64 [R], committed tokens before the block.
     """
     if draft is None:
-        return accept(None, adjusted, logits, (), noise, rows, rules, tables=tables)
+        return accept(None, adjusted, logits, (), noise, rows, rules, tables=tables, filters=filters)
     q = [part(each, lambda x: x.transpose(0, 1)) for each in draft.q]
-    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above, draft.live, tables)
+    accepted = accept(draft.tree, adjusted, logits, q, noise, rows, rules, draft.above, draft.live, tables, filters)
     return accepted._replace(moves=moves(accepted, draft.tree, draft.origin, committed, rows))

@@ -48,7 +48,7 @@ class RuntimeConfig:
             Under torchrun, the other ranks follow the first.
         rows: Requests decoded at once; by default, the number that the pair was exported with.
         memory: A memory limit in bytes or as 4GiB: as many rows as fit beside the weights, at most rows where that is
-            given too; or on OpenVINO, as many pages of the cache, which rows share.
+            given too; or on OpenVINO and PyTorch, as many pages of the cache, which rows share.
         max_draft_len: Longest draft that a request may ask for, in tokens. Each row reserves max_draft_len times
             max_beam_width KV columns.
         max_beam_width: Most beams that a request may ask for.
@@ -57,8 +57,8 @@ class RuntimeConfig:
         prefix_tokens: Prompt tokens whose keys and values are kept for later prompts with the same prefix, rounded down
             to whole pages of 64; 0 keeps none. By default, as many as two rows hold.
         max_waiting: Requests that may wait for a row.
-        eager: Run the functions between engine steps in PyTorch rather than as compiled ONNX graphs. PyTorch engines,
-            and everything on a GPU, always do.
+        eager: Run the functions between engine steps in PyTorch rather than as compiled ONNX graphs or, on a GPU, as
+            fused kernels. PyTorch engines on a CPU always do.
     """
 
     device: str = "cpu"

@@ -29,6 +29,7 @@ from runtime.decoder.block import run_block_on_host
 from runtime.decoder.compiled.functions import CompiledFunctions
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
+from runtime.decoder.cuda_graph.fused import gpu_functions
 from runtime.decoder.eager import TorchFunctions
 from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.decoder.kv_cache import KvCaches
@@ -60,8 +61,8 @@ class LLM:
         config: how it runs; by default, `RuntimeConfig()`. Of an opened pair, what decides how it is opened is settled.
         costs: what the engines' steps cost. By default, what an earlier start measured here; where there is nothing,
             they are measured when they are first needed.
-        record: parameters of requests whose blocks are captured as CUDA graphs at start, for every bucket of rows and
-            columns; others are captured when they first come. By default, the pair's own; () captures none at start.
+        record: parameters of requests whose blocks are captured as CUDA graphs at start, for all that batches are
+            padded to; others are captured when they first come. By default, the pair's own; () captures none at start.
         recorder: what captures blocks; by default, CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
             engines are.
 
@@ -93,6 +94,8 @@ class LLM:
             recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))
         eager = config.eager or recorder is not None or spec.format != "onnx"
         functions = TorchFunctions() if eager else CompiledFunctions()
+        if device.type == "cuda" and not config.eager:
+            functions = gpu_functions()
         own, others = (pair.auxiliary, pair.vocab_size, functions, pair.target, device), (functions, device)
         self._auxiliary, self._target = EngineAuxiliary(*own), EngineTarget(pair.target, pair.vocab_size, *others)
         self.blocks: DeviceBlocks | None = None
@@ -100,13 +103,12 @@ class LLM:
         run_block: RunBlock = partial(run_block_on_host, self._auxiliary, self._target)
         if recorder:
             roles = DeviceAuxiliary(*own), DeviceTarget(pair.target, pair.vocab_size, *others)
-            self.blocks = DeviceBlocks.of(*roles, pair.eos, recorder, config.nodes + 1)
+            self.blocks = DeviceBlocks.of(*roles, pair.eos, recorder)
             (self._auxiliary, self._target), batches = roles, self.blocks.batches
             run_block = self.blocks.run_block
         kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
-        scratch = pair.target.scratch
         prefixes = pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept)
-        whole = pair.memory(config.nodes + 1, kept, scratch, recorded)
+        whole = pair.memory(config.nodes + 1, kept, recorded)
         self.memory = replace(whole, pages=max(pair.target.pages, pair.auxiliary.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer

@@ -182,6 +182,7 @@ class DecodingLoop:
             [self.output.constraint(request) if request in members else None for request in requests],
             [request.beams if request in members else [] for request in requests],
         )
+        self.caches.reserve(requests, self.scheduler.ahead)
         block = self._run_block(batch)
         failures = self.output.process(requests, params, block, began, members)
         if self.planner and whole:

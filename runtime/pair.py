@@ -61,12 +61,12 @@ class Pair:
         if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
             raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
 
-    def memory(self, nodes: int, prefix_tokens: int, scratch: int = 0, recorded: int = 0) -> Memory:
+    def memory(self, nodes: int, prefix_tokens: int, recorded: int = 0) -> Memory:
         """What it takes, with pages for all rows where rows share them; the arguments are those of `Memory.of`."""
         page_columns = max(self.target.page_columns, self.auxiliary.page_columns)
         pages = page_columns, (self.target.page_bytes, self.auxiliary.page_bytes)
         specs = self.target.spec, self.auxiliary.spec
-        return Memory.of(*specs, self.weights, nodes, prefix_tokens, scratch, recorded, *pages)
+        return Memory.of(*specs, self.weights, nodes, prefix_tokens, recorded, *pages)
 
     @property
     def device(self) -> torch.device:
@@ -98,12 +98,10 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
     if ranks > 1:
         target, weights["target"] = share(folder / "target", target, ranks)
-    scratch = nodes + 1 if placement.on_gpu else 0
-    paged, keep = placement.provider == "openvino", config.prefix_columns(target.capacity)
+    paged = placement.provider == "openvino" or "torch" in (target.format, auxiliary.format)
+    keep = config.prefix_columns(target.capacity)
     if config.memory is not None and not paged:
-        records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
-        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep, scratch, MOST if records else 0)
-        fitting = whole.within(config.memory).rows
+        fitting = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep).within(config.memory).rows
         rows = fitting if rows is None else min(rows, fitting)
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
@@ -111,8 +109,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         spec = replace(target, rows=rows or target.rows)
         engine: Engine = open_parallel(folder / "target", spec, ranks, placement)
     else:
-        engine = open_engine(folder / "target", placement, rows, scratch)
-    drafter = _open_auxiliary(folder / "auxiliary", placement, rows, scratch)
+        engine = open_engine(folder / "target", placement, rows)
+    drafter = _open_auxiliary(folder / "auxiliary", placement, rows)
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
@@ -128,20 +126,21 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         runs_on=runs_on,
     )
     if config.memory is not None and paged:
-        pages = pair.memory(nodes + 1, keep).within(config.memory).pages
+        records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
+        pages = pair.memory(nodes + 1, keep, MOST if records else 0).within(config.memory).pages
         for one in (engine, drafter):
             if one.pages:
                 one.limit(pages)
     return pair
 
 
-def _open_auxiliary(folder: Path, placement: Placement, rows: int | None, scratch: int) -> Engine:
+def _open_auxiliary(folder: Path, placement: Placement, rows: int | None) -> Engine:
     """Open the auxiliary's engine; of a pair on OpenVINO where its own drafts take the shortest.
 
     Small models are bound by what a runtime does between operators, which ONNX Runtime has less of.
     """
     if placement.provider != "openvino":
-        return open_engine(folder, placement, rows, scratch)
+        return open_engine(folder, placement, rows)
     others = placement, replace(placement, provider="cpu", compute=None, kv_cache=None)
     engines = {str(one.provider): open_engine(folder, one, rows) for one in others}
     seconds = {name: _draft_seconds(engine) for name, engine in engines.items()}
@@ -175,8 +174,7 @@ def _draft_seconds(engine: Engine, levels: int = 4, beams: int = 4) -> float:
                 engine.step(step)
             least = min(least, time.perf_counter() - began)
         taken += least / 2
-    for row in range(spec.rows):
-        engine.clear_row(row)
+    engine.clear()
     return taken
 
 

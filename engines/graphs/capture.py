@@ -11,8 +11,9 @@ import torch
 Work = Callable[[], None]
 """Launches kernels on torch's current stream: the same ones, on the same addresses, at every call.
 
-A recording keeps addresses, not tensors. Whatever work reads must live as long as its recording: memory that its owner
-keeps, weights, and constants (`mtad.ops.constant`, which keeps more of them than a process has sizes of drafts for).
+A graph has addresses, not tensors. Whatever work reads must live as long as its recording, which keeps the work and so
+what that refers to. The rest is memory that its owner keeps, weights, and constants (`mtad.ops.constant`, which keeps
+more of them than a process has sizes of drafts for).
 """
 
 
@@ -27,7 +28,7 @@ class Recorder(Protocol):
         """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
 
     def record(self, work: Work) -> Work:
-        """Run `work`, then record it; returns what launches the recording. Only inside `ordered`.
+        """Run `work`, then record it; returns what launches the recording, and keeps `work`. Only inside `ordered`.
 
         Raises:
             Uncapturable: it ran, but cannot be recorded. What it raises when it just runs is passed on.
@@ -96,7 +97,11 @@ class CudaRecorder:
             # where a capture breaks off, its end fails as well, and the first error is that one's context
             cause = str(error.__context__ or error).strip() or type(error).__name__
             raise Uncapturable(cause.splitlines()[0]) from error
-        return graph.replay
+
+        def launch(_: Work = work) -> None:  # inputs of a timed step and a TensorRT context have no other owner
+            graph.replay()
+
+        return launch
 
     def wait(self) -> None:
         self._stream.synchronize()

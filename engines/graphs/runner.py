@@ -49,13 +49,8 @@ class StepShape(NamedTuple):
 
         Rows, tokens and kept positions stay: a row more would be written to, and it may belong to a request.
         """
-        return self._replace(length=bucket_length(self.length, capacity))
-
-
-def bucket_length(length: int, capacity: int) -> int:
-    """Columns of the mask that a step of `length` columns is recorded with: a power of two pages, or the capacity."""
-    pages = -(-length // KV_PAGE)
-    return min(KV_PAGE << (pages - 1).bit_length(), capacity)
+        pages = -(-self.length // KV_PAGE)
+        return self._replace(length=min(KV_PAGE << (pages - 1).bit_length(), capacity))
 
 
 class StaticMemory:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.base import Engine, EngineSpec, Step
+from engines.base import KV_PAGE, Engine, EngineSpec, Step
 from engines.parallel.ranks import ProcessRanks, RankFailed, check_launch, launched_ranks
 from engines.parallel.worker import Worker, follow
 from engines.placement import Placement
@@ -34,19 +34,44 @@ class ParallelEngine(Engine):
     `RankFailed` from then on.
 
     Attributes:
-        spec, kv: of rank 0's part: `kv_heads` is what a rank has.
+        spec: of rank 0's part: `kv_heads` is what a rank has.
     """
 
+    page_columns = KV_PAGE
+
     def __init__(self, worker: Worker) -> None:
-        self.spec, self.kv, self.worker = worker.engine.spec, worker.engine.kv, worker
+        self.spec, self.worker, part = worker.engine.spec, worker, worker.engine
+        self.pages, self.page_bytes = part.pages, part.page_bytes
         self._broken: list[RankFailed] = []
         self._end = weakref.finalize(self, _close, worker, self._broken)
 
+    @property
+    def device(self) -> torch.device:
+        return self.worker.engine.device
+
     def step(self, step: Step) -> Tensor:
+        self.reserve(step.spans, step.first_row)
+        return self.launch(step)
+
+    def launch(self, step: Step) -> Tensor:
         """Run a step on all parts. Logits are rank 0's; the others' are not looked at."""
         parts = step.tokens, step.positions, step.write_at, step.mask, step.keep, step.first_row
-        logits: Tensor = self.run("step", *parts)
+        logits: Tensor = self.run("launch", *parts)
         return logits
+
+    def limit(self, pages: int) -> None:
+        self.run("engine.limit", pages)
+        self.pages = pages
+
+    def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
+        return self.worker.engine.fits(spans)
+
+    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
+        if self.worker.engine.lacks(spans, first_row):  # not in most blocks
+            self.run("engine.reserve", spans, first_row)
+
+    def free_row(self, row: int) -> None:
+        self.run("engine.free_row", row)
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
         self.run("engine.move_columns", source, to)
@@ -87,7 +112,7 @@ class ParallelEngine(Engine):
             RankFailed: one of them has failed, now or before.
         """
         if self._broken:
-            rows_given_back = name in ("engine.copy_row", "engine.clear_row")  # nobody reads them
+            rows_given_back = name in ("engine.copy_row", "engine.clear_row", "engine.free_row")  # nobody reads them
             if self._broken[0].ranks == (0,) and rows_given_back:
                 return None
             raise self._broken[0]

@@ -76,15 +76,14 @@ class Worker:
         torch.set_num_threads(threads)
         self.ranks.init_tensors(placement.on_gpu)
         self.engine = load_share(folder, spec, self.ranks, self.ranks.device, placement.attention)
-        self._slab = Slab(self.engine.kv.device)
-        self.keep_prefixes(0)
+        self._slab = Slab(self.engine.device)
 
-    def step(self, *parts: Any) -> Tensor:
-        return self.engine.step(Step(*parts))
+    def launch(self, *parts: Any) -> Tensor:
+        return self.engine.launch(Step(*parts))
 
     def keep_prefixes(self, tokens: int) -> None:
         """Keep prefixes of as many tokens, and none of those before."""
-        self.prefixes = PrefixCache(self.engine.kv, tokens)
+        self.prefixes = self.engine.prefix_cache(tokens)
 
     def save(self, *columns: slice) -> None:
         """Keep columns of all rows until `load`."""
@@ -97,7 +96,8 @@ class Worker:
 
     def fingerprints(self) -> list[tuple[int, int]]:
         """Of all that was done, by rank: those of ranks that are in step are equal."""
-        return self.ranks.gather_objects((self._seen, crc32(self.prefixes.fingerprint)))
+        kept = self.prefixes.fingerprint if hasattr(self, "prefixes") else b""  # there are none without a runtime
+        return self.ranks.gather_objects((self._seen, crc32(kept)))
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Attention of a GPU over a fixed cache: reads a row's own columns, whatever the capacity or the mask's length.
+"""Attention of a GPU over a cache of pages: reads a row's own columns, whatever the capacity or the mask's length.
 
 The kernels are in `engines.pytorch.attention_kernels`; this chooses their sizes and launches them. Everything they
 are launched with follows from shapes, so a launch can be recorded in a CUDA graph; what a row's length changes,
@@ -28,7 +28,7 @@ WIDEST_HEAD = 256
 PROGRAMS = 2
 """Programs per processor that splitting aims at."""
 SHORTEST_SPLIT = 128
-"""Columns of a split at least: a shorter one costs more to combine than it gains."""
+"""Columns of a split at least, a multiple of a tile's: a shorter one costs more to combine than it gains."""
 MEMBERS, CHUNK = 4, 8
 """Queries of a program that combines splits, and splits that it adds at once."""
 INTERPRETER_PROCESSORS = 8
@@ -71,18 +71,18 @@ def padded(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def split_columns(programs: int, length: int, processors: int) -> int:
-    """Columns of a split, a power of two: the shortest that leaves no more than `PROGRAMS` programs per processor.
+def split_count(programs: int, length: int, processors: int) -> int:
+    """Splits of a row's columns, at most: as many as leave no more than `PROGRAMS` programs per processor.
+
+    Each row's own length decides how long they are, and so how many it has. A row has the same ones whatever the mask's
+    length: `SHORTEST_SPLIT` is what keeps a row from having more than the mask has room for.
 
     Args:
         programs: without splitting.
         length: columns of the mask.
         processors: of the device.
     """
-    columns = SHORTEST_SPLIT
-    while columns < length and programs * -(-length // columns) > PROGRAMS * processors:
-        columns *= 2
-    return columns
+    return max(1, min(-(-length // SHORTEST_SPLIT), PROGRAMS * processors // programs))
 
 
 def require(attention: str, device: torch.device, head_dim: int) -> None:
@@ -143,6 +143,7 @@ def attend_cached(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    places: Tensor,
     mask: Tensor,
     write_at: Tensor,
     scale: float,
@@ -157,7 +158,8 @@ def attend_cached(
     Args:
         query: float32, float16 or bfloat16 [R, H, S, D]; D <= 256. Not copied, nor are the others, where
             the last axis is contiguous.
-        key, value: [R, KV, >= L, D], of its dtype, the step's own included; H a multiple of KV.
+        key, value: [KV, places x 64, D], of its dtype, the step's own included; H a multiple of KV.
+        places: int32 [R, >= L / 64], of each row's pages among those; last axis contiguous.
         mask: bool [R, 1, S, L], L a multiple of 64; nothing behind a row's end is shown.
         write_at: int64 [R]; a row that writes behind the mask has no request and attends to nothing.
         scale: of scores.
@@ -170,43 +172,45 @@ def attend_cached(
     """
     query, key, value = map(contiguous_last, (query, key, value))
     rows, heads, steps, dim = query.shape
-    kv_heads, length = key.shape[1], mask.shape[3]
+    kv_heads, length = len(key), mask.shape[3]
     group, width = heads // kv_heads, padded(dim)
     size = tile(group * steps, dim, query.element_size())
     tiles = -(-group * steps // size.queries)
-    places = rows * kv_heads
-    columns = split_columns(places * tiles, length, _processors(query.device))
-    splits = -(-length // columns)
+    pairs = rows * kv_heads
+    splits = split_count(pairs * tiles, length, _processors(query.device))
     shown = mask.view(torch.uint8)
     positions = write_at[:, None].expand(rows, steps) if positions is None else positions.expand(rows, steps)
-    assert length % size.columns == 0, "masks are multiples of KV_PAGE"
+    assert length % KV_PAGE == 0, "masks are multiples of KV_PAGE"
+    assert places.stride(1) == 1, "places are contiguous"
     assert shown.stride(3) == 1, "masks are contiguous"
     assert window is None or positions.stride(1) == 1, "positions are contiguous"
 
     out = query.new_empty(rows, steps, heads, dim)
     several = splits > 1
-    partial = query.new_empty((places, splits, tiles * size.queries, width) if several else (0,), dtype=torch.float32)
+    partial = query.new_empty((pairs, splits, tiles * size.queries, width) if several else (0,), dtype=torch.float32)
     statistics = partial.new_empty((*partial.shape[:3], 2) if several else (0,))
     tiling = {"GROUP": group, "HEAD": dim, "WIDTH": width, "QUERIES": size.queries, "COLUMNS": size.columns}
-    constants = {**tiling, "WINDOWED": window is not None}
+    constants = {**tiling, "WINDOWED": window is not None, "SHORTEST": SHORTEST_SPLIT}
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current one
-        kernels().attend_split[tiles, splits, places](
-            *(query, key, value, shown, write_at, positions, out, partial, statistics),
+        kernels().attend_split[tiles, splits, pairs](
+            *(query, key, value, places, shown, write_at, positions, out, partial, statistics),
             *query.stride()[:3],
-            *key.stride()[:3],
-            *value.stride()[:3],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            places.stride(0),
             *(shown.stride(0), shown.stride(2), write_at.stride(0), positions.stride(0)),
-            *(kv_heads, steps, length, columns, scale, softcap or 0.0, window or 0),
+            *(kv_heads, steps, length, scale, softcap or 0.0, window or 0),
             **constants,
             SOFTCAPPED=softcap is not None,
             SPLIT=several,
+            PAGE=KV_PAGE,
             num_warps=size.warps,
             num_stages=size.stages,
         )
         if several:
-            kernels().combine_splits[-(-group * steps // MEMBERS), places](
+            kernels().combine_splits[-(-group * steps // MEMBERS), pairs](
                 *(partial, statistics, write_at, positions, out),
-                *(write_at.stride(0), positions.stride(0), kv_heads, steps, length, splits, columns, window or 0),
+                *(write_at.stride(0), positions.stride(0), kv_heads, steps, length, splits, window or 0),
                 **constants,
                 MEMBERS=MEMBERS,
                 CHUNK=CHUNK,

@@ -1,8 +1,8 @@
-"""Kernels of attention over a fixed cache, in Triton: what `engines.pytorch.attention` launches.
+"""Kernels of attention over a cache of pages, in Triton: what `engines.pytorch.attention` launches.
 
 The tile of a program is some queries of one row that share a KV head: query m is token m // GROUP, head m % GROUP of
 the group, so each column is read once for all of them. Offsets that grow with the cache are 64 bits wide, those within
-one row's head 32. Nothing is added atomically: the same inputs give the same bits.
+one page 32. Nothing is added atomically: the same inputs give the same bits.
 
 Importing this module needs Triton. With TRITON_INTERPRET=1 in the environment before anything imports Triton, the
 kernels run in its interpreter, on a CPU. The scheme is flash-decoding's
@@ -14,10 +14,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engines.pytorch.layer_kernels import tanh
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels run in Triton's interpreter; decided when they were made."""
 
-VARYING = ("steps", "splits", "write_at_row", "positions_row")
+VARYING = ("steps", "splits", "write_at_row", "positions_row", "places_row")
 """Arguments that change from step to step: kernels are not compiled again for those that are 1 or multiples of 16."""
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -47,11 +49,21 @@ def _reach(
     return first, end
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at", "positions"])
+@triton.jit
+def _split_columns(
+    first: tl.tensor, end: tl.tensor, splits: tl.tensor, COLUMNS: tl.constexpr, SHORTEST: tl.constexpr
+) -> tl.tensor:
+    """Columns of a split, a multiple of COLUMNS: the fewest that divide first .. end - 1 into `splits` or fewer."""
+    columns = tl.maximum((end - first + splits - 1) // splits, SHORTEST)
+    return (columns + COLUMNS - 1) // COLUMNS * COLUMNS
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at", "positions", "places"])
 def attend_split(
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
+    places: tl.tensor,
     mask: tl.tensor,
     write_at: tl.tensor,
     positions: tl.tensor,
@@ -61,12 +73,11 @@ def attend_split(
     query_row: tl.tensor,
     query_head: tl.tensor,
     query_token: tl.tensor,
-    key_row: tl.tensor,
     key_head: tl.tensor,
     key_column: tl.tensor,
-    value_row: tl.tensor,
     value_head: tl.tensor,
     value_column: tl.tensor,
+    places_row: tl.tensor,
     mask_row: tl.tensor,
     mask_token: tl.tensor,
     write_at_row: tl.tensor,
@@ -74,7 +85,6 @@ def attend_split(
     kv_heads: tl.tensor,
     steps: tl.tensor,
     length: tl.tensor,
-    split_columns: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
@@ -85,15 +95,19 @@ def attend_split(
     COLUMNS: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SHORTEST: tl.constexpr,
     SPLIT: tl.constexpr,
+    PAGE: tl.constexpr,
 ) -> None:
-    """Attention of one tile of queries to one split of the columns.
+    """Attention of one tile of queries to one split of what it attends to.
 
-    Grid: (tiles, splits, R * KV). Without SPLIT there is one split and `out` is written; with it `partial` (sums of
-    values, not yet divided) and `statistics` (largest score in units of log 2, sum of weights).
+    Grid: (tiles, splits, R * KV); a program whose split is behind the row's end returns. Without SPLIT there is one
+    split and `out` is written; with it `partial` (sums of values, not yet divided) and `statistics` (largest score in
+    units of log 2, sum of weights).
 
     Args:
-        query, key, value: [R, KV * GROUP, S, HEAD], [R, KV, >= L, HEAD] twice; last axis contiguous.
+        query, key, value: [R, KV * GROUP, S, HEAD], [KV, places * PAGE, HEAD] twice; last axis contiguous.
+        places: int32 [R, >= L / PAGE], of each row's pages; last axis contiguous. COLUMNS divides PAGE.
         mask: uint8 [R, S, L]; last axis contiguous, L a multiple of COLUMNS.
         write_at: int64 [R].
         positions: int64 [R, S]; last axis contiguous; read only with WINDOWED.
@@ -102,8 +116,8 @@ def attend_split(
         statistics: float32 [R * KV, splits, tiles * QUERIES, 2], contiguous.
         query_row .. positions_row: strides in elements.
         kv_heads, steps, length: KV, S, L.
-        split_columns: columns of a split, a multiple of COLUMNS.
         scale, softcap, window: of scores; caps only with SOFTCAPPED, window only with WINDOWED.
+        SHORTEST: columns of a split at least.
         WIDTH: HEAD rounded up to a power of two.
     """
     tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -112,8 +126,9 @@ def attend_split(
     positions += row * positions_row
     first, end = _reach(write_at, positions, tile, steps, length, window, GROUP, QUERIES, COLUMNS, WINDOWED)
     if SPLIT:
-        first = tl.maximum(first, split * split_columns)
-        end = tl.minimum(end, (split + 1) * split_columns)
+        columns = _split_columns(first, end, tl.num_programs(1), COLUMNS, SHORTEST)
+        first += split * columns
+        end = tl.minimum(end, first + columns)
         if first >= end:
             return
 
@@ -125,8 +140,9 @@ def attend_split(
 
     at = query + row * query_row + heads * query_head + token * query_token
     queries = tl.load(at[:, None] + dims[None, :], mask=real[:, None] & wide[None, :], other=0.0)
-    key += row * key_row + head * key_head
-    value += row * value_row + head * value_head
+    key += head * key_head
+    value += head * value_head
+    places += row * places_row
     sees = mask + row * mask_row + token * mask_token
     if WINDOWED:
         position = tl.load(positions + token, mask=real, other=0).to(tl.int32)
@@ -137,6 +153,7 @@ def attend_split(
     for start in range(first, end, COLUMNS):
         column = start + offsets
         inside = column < end
+        page = tl.load(places + start // PAGE).to(tl.int64) * PAGE + start % PAGE
         # without `inside`, which would make it a load of single bytes: the mask reaches to the end of the block
         seen = tl.load(sees[:, None] + column[None, :], mask=real[:, None], other=0) != 0
         seen = seen & inside[None, :]
@@ -144,13 +161,13 @@ def attend_split(
             seen = seen & (position[:, None] - column[None, :] < window)
         # what lies behind a row's end is never read: it may be anything, and 0 times NaN is NaN
         keys = tl.load(
-            key + column[:, None] * key_column + dims[None, :], mask=inside[:, None] & wide[None, :], other=0.0
+            key + page * key_column + offsets[:, None] * key_column + dims[None, :],
+            mask=inside[:, None] & wide[None, :],
+            other=0.0,
         )
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        if SOFTCAPPED:  # tanh by its definition, of the absolute value so that nothing overflows
-            fall = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E / softcap))
-            bound = softcap * (1.0 - fall) / (1.0 + fall)
-            scores = tl.where(scores < 0.0, -bound, bound)
+        if SOFTCAPPED:
+            scores = softcap * tanh(scores / softcap)
         scores = tl.where(seen, scores * _LOG2_E, -float("inf"))
         above = tl.maximum(largest, tl.max(scores, 1))
         shift = tl.where(above == -float("inf"), 0.0, above)  # a query may have seen nothing yet
@@ -158,7 +175,9 @@ def attend_split(
         before = tl.exp2(largest - shift)
         weights = weights * before + tl.sum(weight, 1)
         values = tl.load(
-            value + column[:, None] * value_column + dims[None, :], mask=inside[:, None] & wide[None, :], other=0.0
+            value + page * value_column + offsets[:, None] * value_column + dims[None, :],
+            mask=inside[:, None] & wide[None, :],
+            other=0.0,
         )
         sums = tl.dot(weight.to(values.dtype), values, sums * before[:, None], input_precision="ieee")
         largest = above
@@ -187,7 +206,6 @@ def combine_splits(
     steps: tl.tensor,
     length: tl.tensor,
     splits: tl.tensor,
-    split_columns: tl.tensor,
     window: tl.tensor,
     GROUP: tl.constexpr,
     HEAD: tl.constexpr,
@@ -195,6 +213,7 @@ def combine_splits(
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SHORTEST: tl.constexpr,
     MEMBERS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
@@ -209,13 +228,14 @@ def combine_splits(
     write_at += row * write_at_row
     positions += row * positions_row
     first, end = _reach(write_at, positions, tile, steps, length, window, GROUP, QUERIES, COLUMNS, WINDOWED)
-    first, end = first // split_columns, (end + split_columns - 1) // split_columns
+    columns = _split_columns(first, end, splits, COLUMNS, SHORTEST)
+    end = (end - first + columns - 1) // columns
     members, dims, offsets = block * MEMBERS + tl.arange(0, MEMBERS), tl.arange(0, WIDTH), tl.arange(0, CHUNK)
     queries = (steps * GROUP + QUERIES - 1) // QUERIES * QUERIES
     base = place.to(tl.int64) * splits * queries + members
 
     largest = tl.full([CHUNK, MEMBERS], -float("inf"), tl.float32)
-    for start in range(first, end, CHUNK):
+    for start in range(0, end, CHUNK):
         split = start + offsets[:, None]
         at = statistics + (base[None, :] + split * queries) * 2
         largest = tl.maximum(largest, tl.load(at, mask=split < end, other=-float("inf")))
@@ -224,7 +244,7 @@ def combine_splits(
 
     weights = tl.full([CHUNK, MEMBERS], 0.0, tl.float32)
     sums = tl.full([MEMBERS, WIDTH], 0.0, tl.float32)
-    for start in range(first, end, CHUNK):
+    for start in range(0, end, CHUNK):
         split = start + offsets[:, None]
         at = base[None, :] + split * queries
         factor = tl.exp2(tl.load(statistics + at * 2, mask=split < end, other=-float("inf")) - top[None, :])

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engines.base import Engine, EngineSpec, Step
+from engines.base import EngineSpec, Step
 from engines.pytorch.attention import default_attention, require
-from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
+from engines.pytorch.paged import PagedEngine
 
 log = logging.getLogger(__name__)
 
 
-class TorchEngine(Engine):
+class TorchEngine(PagedEngine):
     """Runs the model's own operations; the cache is written in place.
 
     On a GPU a step launches kernels and waits for none of them, so it can be recorded as part of a block
@@ -51,31 +51,25 @@ class TorchEngine(Engine):
         spec: EngineSpec,
         attention: str | None = None,
         device: str = "cpu",
-        scratch: int = 0,
         fused: bool = True,
     ) -> None:
-        super().__init__(spec, device, scratch)
-        attention = attention or default_attention(self.kv.device, spec.head_dim)
-        require(attention, self.kv.device, spec.head_dim)
+        super().__init__(spec, device)
+        attention = attention or default_attention(self.device, spec.head_dim)
+        require(attention, self.device, spec.head_dim)
         if isinstance(source, Path):
             source = _load(source, spec.torch_dtype, device)
-        if source.device != self.kv.device:
-            source = source.to(self.kv.device)
+        if source.device != self.device:
+            source = source.to(self.device)
         self.reads_mask = attention != "triton"
         freeze_rope(source)
         if fused and attention == "triton":
             fuse(source)
-        self.model = StepModel(source, scatter_in_place, KERNEL if attention == "triton" else NAME)
+        self.model = StepModel(source, attention=KERNEL if attention == "triton" else NAME)
 
     @torch.inference_mode()
-    def step(self, step: Step) -> Tensor:
-        rows = slice(step.first_row, step.first_row + step.tokens.shape[0])
-        layers = range(self.spec.layers)
-        keys = [self.kv[layer, 0, rows] for layer in layers]
-        values = [self.kv[layer, 1, rows] for layer in layers]
-        logits: Tensor
-        logits, _, _ = self.model(step.tokens, step.positions, step.mask, step.write_at, step.keep, keys, values)
-        return logits
+    def launch(self, step: Step) -> Tensor:
+        places = self.places[step.first_row : step.first_row + step.tokens.shape[0]]
+        return self.model.paged(step, self.kv, places)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -28,9 +28,9 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel, activations
 from transformers.masking_utils import AttentionMaskInterface
 
-from engines.pytorch.fixed_cache import Rotation
 from engines.pytorch.fused_layers import ACTIVATIONS, Activation, Gated, JoinedLinear, JoinedPart, RmsNorm
 from engines.pytorch.hook import run_once
+from engines.pytorch.paged_cache import Rotation
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""The one hook into Hugging Face models: attention over a fixed cache with an explicit mask.
+"""The one hook into Hugging Face models: attention over a cache of columns with an explicit mask.
 
-Any causal LM whose attention goes through `transformers.AttentionInterface` runs with it, unchanged. The same two
-objects serve the torch engine (the cache is written in place) and the exporter (`TensorScatter` and `Attention`
-operators of ONNX opset 24).
+Any causal LM whose attention goes through `transformers.AttentionInterface` runs with it, unchanged. The same attention
+serves the torch engine (whose cache is a pool of pages, written in place) and the exporter (`TensorScatter` and
+`Attention` operators of ONNX opset 24).
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import logging
 
+from engines.base import Step
 from engines.pytorch.attention import attend_cached
-from engines.pytorch.fixed_cache import ColumnsCache, FixedCache, KernelCache, Scatter, ShapeCache
+from engines.pytorch.fixed_cache import ColumnsCache, FixedCache, Scatter, ShapeCache, scatter_copy
+from engines.pytorch.paged_cache import KernelCache, PagedCache
 from mtad.errors import InvalidInput
 
 NAME = "mtad"
@@ -27,9 +29,6 @@ KERNEL = f"{NAME}-triton"
 """Under this name the one of `engines.pytorch.attention`."""
 UNCAPPED, DECOMPOSED = f"{NAME}-uncapped", f"{NAME}-decomposed"
 """The same, exported as its parts: only where the model caps its scores, which TensorRT's operator cannot; always."""
-
-CACHES = {DECOMPOSED: ColumnsCache, KERNEL: KernelCache}
-"""What an attention reads, by its name, where that is not a `FixedCache`."""
 
 
 def _attention(
@@ -44,22 +43,25 @@ def _attention(
     sliding_window: int | None = None,
     position_ids: Tensor | None = None,
     write_at: Tensor | None = None,
+    places: Tensor | None = None,
     *,
     name: str = NAME,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D].
 
-    `name` is the one it is registered under; models pass on `write_at`, which `StepModel` gives them for `KERNEL`.
+    `name` is the one it is registered under; models pass on what `StepModel` gives them for `KERNEL`: `write_at` and
+    `places`. There, `key` and `value` are a layer's pool.
     """
     scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
     if name == KERNEL:
-        if write_at is None or (sliding_window is not None and position_ids is None):
-            problem = "the model does not pass write_at or position_ids on to its attention; give sdpa"
+        if write_at is None or places is None or (sliding_window is not None and position_ids is None):
+            problem = "the model does not pass write_at, places or position_ids on to its attention; give sdpa"
             raise InvalidInput("attention", "triton", problem)
         if rotation := getattr(module, "rotation", None):
             query = rotation.turned(query)
-        return attend_cached(query, key, value, mask, write_at, scale, softcap, sliding_window, position_ids), None
+        more = scale, softcap, sliding_window, position_ids
+        return attend_cached(query, key, value, places, mask, write_at, *more), None
     if sliding_window is not None:
         if position_ids is None:
             raise TypeError("the model has a sliding window, but does not tell its attention the positions")
@@ -134,7 +136,7 @@ def _logits(
     positions: Tensor,
     mask: Tensor,
     keep: Tensor,
-    cache: FixedCache,
+    cache: Cache,
     **attention: Any,
 ) -> Tensor:
     """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do.
@@ -195,19 +197,19 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
 
 
 class StepModel(torch.nn.Module):
-    """A Hugging Face causal LM as the engine contract's step; `scatter` decides how the cache is written.
+    """A Hugging Face causal LM as the engine contract's step.
 
     Args:
         model: the model; its attention is replaced.
-        scatter: `scatter_copy` where `attention` is `DECOMPOSED`, which returns new columns in place of caches.
+        scatter: how `forward` writes the cache; `scatter_copy` where `attention` is `DECOMPOSED`, which returns new
+            columns in place of caches.
         attention: one of the registered names.
     """
 
-    def __init__(self, model: PreTrainedModel, scatter: Scatter, attention: str = NAME) -> None:
+    def __init__(self, model: PreTrainedModel, scatter: Scatter = scatter_copy, attention: str = NAME) -> None:
         super().__init__()
         model.set_attn_implementation(attention)
-        self.model, self.scatter = model.eval(), scatter
-        self.attention, self.cache = attention, CACHES.get(attention, FixedCache)
+        self.model, self.scatter, self.attention = model.eval(), scatter, attention
 
     def forward(
         self,
@@ -220,10 +222,17 @@ class StepModel(torch.nn.Module):
         values: Sequence[Tensor],
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
-        cache = self.cache(keys, values, write_at, mask.shape[-1], self.scatter)
-        more = {}
-        if isinstance(cache, KernelCache):
-            more["write_at"] = write_at
-            cache.rotation = getattr(self.model, "rotation", cache.rotation)
-            cache.rotation.waiting = None  # of a step that broke off
-        return _logits(self.model, tokens, positions, mask, keep, cache, **more), cache.keys, cache.values
+        kind = ColumnsCache if self.attention == DECOMPOSED else FixedCache
+        cache = kind(keys, values, write_at, mask.shape[-1], self.scatter)
+        return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values
+
+    def paged(self, step: Step, pool: Tensor, places: Tensor) -> Tensor:
+        """Logits [R, N, V] of the kept positions, over a cache as `PagedCache` has it, which is written in place."""
+        given = self.model, step.tokens, step.positions, step.mask, step.keep
+        kind = KernelCache if self.attention == KERNEL else PagedCache
+        cache = kind(pool, places, step.write_at, step.mask.shape[-1])
+        if not isinstance(cache, KernelCache):
+            return _logits(*given, cache)
+        cache.rotation = getattr(self.model, "rotation", cache.rotation)
+        cache.rotation.waiting = None  # of a step that broke off
+        return _logits(*given, cache, write_at=step.write_at, places=places)

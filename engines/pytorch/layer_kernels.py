@@ -49,7 +49,7 @@ def rms_norm(
 
 
 @triton.jit
-def _tanh(x: tl.tensor) -> tl.tensor:
+def tanh(x: tl.tensor) -> tl.tensor:
     """By its definition, of the absolute value so that nothing overflows."""
     fall = tl.exp(-2.0 * tl.abs(x))
     bound = (1.0 - fall) / (1.0 + fall)
@@ -75,7 +75,7 @@ def gate(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, ACTIVATION: tl.conste
     elif ACTIVATION == "gelu":
         values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
-        values = 0.5 * values * (1.0 + _tanh(0.7978845608028654 * (values + 0.044715 * values * values * values)))
+        values = 0.5 * values * (1.0 + tanh(0.7978845608028654 * (values + 0.044715 * values * values * values)))
     else:
         values = tl.maximum(values, 0.0)
     tl.store(out + vector * SIZE + dims, (values * factor).to(out.dtype.element_ty), mask=real)
@@ -96,27 +96,30 @@ def _rotated(
     return values
 
 
-@triton.jit(do_not_specialize=["write_at_row"], do_not_specialize_on_alignment=["write_at"])
+@triton.jit(
+    do_not_specialize=["write_at_row", "places_row", "pages"], do_not_specialize_on_alignment=["write_at", "places"]
+)
 def store_columns(
     key: tl.tensor,
     value: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    places: tl.tensor,
     write_at: tl.tensor,
     query: tl.tensor,
     rotated: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
     write_at_row: tl.tensor,
+    places_row: tl.tensor,
+    pages: tl.tensor,
     key_row: tl.tensor,
     key_head: tl.tensor,
     key_token: tl.tensor,
     value_row: tl.tensor,
     value_head: tl.tensor,
     value_token: tl.tensor,
-    keys_row: tl.tensor,
     keys_head: tl.tensor,
-    values_row: tl.tensor,
     values_head: tl.tensor,
     query_row: tl.tensor,
     query_head: tl.tensor,
@@ -129,6 +132,7 @@ def store_columns(
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     ROTARY: tl.constexpr,
+    PAGE: tl.constexpr,
 ) -> None:
     """Write a step's keys and values into the cache and, with ROTARY, turn queries and keys by their positions.
 
@@ -137,7 +141,8 @@ def store_columns(
 
     Args:
         key, value: [R, KV, S, HEAD], last axis contiguous.
-        keys, values: [R, KV, C, HEAD], last two axes contiguous: column write_at[r] + s is written.
+        keys, values: [KV, places * PAGE, HEAD], last two axes contiguous: column write_at[r] + s of row r is written.
+        places: int32 [R, pages], last axis contiguous, of a row's pages; the last is that of all columns behind them.
         write_at: int64 [R].
         query: [R, H, S, HEAD], last axis contiguous.
         rotated: [R, S, H, HEAD], contiguous: where the turned queries go.
@@ -152,13 +157,15 @@ def store_columns(
     if block < stores:
         head = (block * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < kv_heads) & (dims < HEAD)
-        column = (tl.load(write_at + row * write_at_row) + token) * HEAD
+        column = tl.load(write_at + row * write_at_row) + token
+        place = tl.load(places + row * places_row + tl.minimum(column // PAGE, pages - 1)).to(tl.int64)
+        column = (place * PAGE + column % PAGE) * HEAD
         at = key + row * key_row + head * key_head + token * key_token
         turned = _rotated(at, cos, sin, dims, real, ROTARY)
-        to = keys + row * keys_row + head * keys_head + column + dims
+        to = keys + head * keys_head + column + dims
         tl.store(to, turned.to(keys.dtype.element_ty), mask=real)
         new = tl.load(value + row * value_row + head * value_head + token * value_token + dims, mask=real)
-        tl.store(values + row * values_row + head * values_head + column + dims, new, mask=real)
+        tl.store(values + head * values_head + column + dims, new, mask=real)
     elif ROTARY:
         head = ((block - stores) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < heads) & (dims < HEAD)

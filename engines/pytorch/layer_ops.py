@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engines.base import KV_PAGE
 from engines.pytorch.attention import contiguous_last, kernels, padded
 
 CELLS = 4096
@@ -63,13 +64,21 @@ class Turn(NamedTuple):
 
 
 def store_columns(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, write_at: Tensor, turn: Turn | None = None
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    places: Tensor,
+    write_at: Tensor,
+    turn: Turn | None = None,
 ) -> Tensor | None:
-    """Write a step's keys and values [R, KV, S, D] into `keys` and `values` [R, KV, C, D], columns write_at[r] ..
+    """Write a step's keys and values [R, KV, S, D] into a pool of pages, as columns write_at[r] .. of their rows.
 
-    One kernel. Of `keys` and `values` the last two axes are contiguous.
+    One kernel.
 
     Args:
+        keys, values: [KV, places x 64, D], last two axes contiguous.
+        places: int32 [R, pages of a row + 1], last axis contiguous; the last is that of all columns behind the others.
         turn: turn `key`, which is its key, on the way, and its queries.
 
     Returns:
@@ -86,15 +95,15 @@ def store_columns(
         assert cos.stride() == sin.stride()
         out = query.new_empty(rows, steps, heads, dim)
     together = min(1 << (max(heads, kv_heads) - 1).bit_length(), max(1, CELLS // width))
-    assert {x.stride()[2:] for x in (keys, values)} == {(dim, 1)}
+    assert {x.stride()[1:] for x in (keys, values)} == {(dim, 1)}
+    assert places.stride(1) == 1
     with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
         kernels("layer_kernels").store_columns[steps, rows, -(-kv_heads // together) - (-heads // together)](
-            *(key, value, keys, values, write_at, query, out, cos, sin),
-            write_at.stride(0),
+            *(key, value, keys, values, places, write_at, query, out, cos, sin),
+            *(write_at.stride(0), places.stride(0), places.shape[1]),
             *key.stride()[:3],
             *value.stride()[:3],
-            *keys.stride()[:2],
-            *values.stride()[:2],
+            *(keys.stride(0), values.stride(0)),
             *query.stride()[:3],
             *cos.stride()[:2],
             *(heads, kv_heads),
@@ -102,5 +111,6 @@ def store_columns(
             WIDTH=width,
             HEADS=together,
             ROTARY=rotary,
+            PAGE=KV_PAGE,
         )
     return out.transpose(1, 2) if turn is not None else None

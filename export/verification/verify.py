@@ -181,8 +181,7 @@ def _differences(engine: Engine, expected: Expectation) -> Tensor:
     """Of the logits, [K, V]; the engine's cache is overwritten, and zero at the end."""
     cases, answers = expected
     logits = torch.cat([run_engine(engine, case) for case in cases])
-    for row in range(engine.spec.rows):
-        engine.clear_row(row)
+    engine.clear()
     return logits - answers
 
 

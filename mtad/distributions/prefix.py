@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_  # type: ignore[attr-defined]
+from torch.nn.functional import threshold, threshold_  # type: ignore[attr-defined]
 
 from mtad.rows import BLOCK, Rows, blocks_of
 
@@ -61,26 +61,32 @@ def filter_on_host(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, 
     Args:
         wanted: bool [R, S]; to the others, all tokens are impossible.
     """
-    given = logits.float()
-    count, positions, size = logits.shape
-    largest, lowest = torch.zeros(2, count, positions, 1)
-    last, log_total = torch.full((count, positions, 1), size), torch.full((count, positions, 1), math.inf)
-    blocks = torch.full((count, positions, blocks_of(size)), -math.inf)
-    padded, scratch = torch.zeros(blocks_of(size) * BLOCK), torch.empty(size)
-    weights, each = padded[:size], padded.view(-1, BLOCK)
+    given = logits.float().numpy()
+    *shape, size = given.shape
+    largest, lowest, last = np.zeros(shape, np.float32), np.full(shape, -np.inf, np.float32), np.full(shape, size)
+    total, blocks = np.full(shape, np.inf, np.float32), np.zeros((*shape, blocks_of(size)), np.float32)
+    padded = torch.zeros(blocks_of(size) * BLOCK)
+    values, each = padded[:size], padded.view(-1, BLOCK)
+    weights = values.numpy()
     columns = rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.greedy
     asked = list(zip(*(x.flatten().tolist() for x in columns), strict=True))
     for row, at in (wanted & rows.tabulated[:, None]).nonzero().tolist():
         here, own, (scale, *filters, greedy) = (row, at), given[row, at], asked[row]
-        top = own.numpy().max()  # faster than torch's
-        largest[here] = float(top)
-        torch.sub(own, float(top), out=weights)
-        threshold_(weights if scale == 1 else weights.mul_(scale), LEAST, -math.inf).exp_()
-        lowest[here], last[here] = _filter(own.numpy(), weights, scratch, *filters)
-        mass = each.sum(-1)
-        log_total[here] = total = mass.sum().log()
-        torch.sub((each.amax(-1) if greedy else mass).log(), total, out=blocks[here])
-    return largest, lowest, last, log_total, blocks
+        largest[here] = top = own.max()
+        np.subtract(own, top, out=weights)
+        if scale != 1:
+            np.multiply(weights, np.float32(scale), out=weights)
+        if weights.min() < LEAST:  # far below it, exponentials are slow
+            threshold_(values, LEAST, LEAST).exp_()
+            threshold_(values, math.exp(LEAST) * (1 + 1e-6), 0.0)
+        else:
+            values.exp_()
+        if not math.isnan(top):
+            lowest[here], last[here] = _filter(own, values, *filters)
+        blocks[here] = (each.amax(-1) if greedy else each.sum(-1)).numpy()
+        total[here] = values.sum() if greedy else blocks[here].sum()
+    numbers = [torch.from_numpy(x)[:, :, None] for x in (largest, lowest, last, total)]
+    return *numbers[:3], numbers[3].log(), torch.from_numpy(blocks).log() - numbers[3].log()
 
 
 def log_prob_on_host(
@@ -103,60 +109,62 @@ def log_prob_on_host(
     return values
 
 
-def _filter(
-    logits: Floats, weights: Tensor, scratch: Tensor, top_k: int, top_p: float, min_p: float
-) -> tuple[float, int]:
+def _filter(logits: Floats, values: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[float, int]:
     """Make the weights of dropped tokens 0; the smallest logit that is kept, and the last token that has it."""
-    own, lowest, last = weights.numpy(), -math.inf, len(logits)
+    last = -math.inf, len(logits)
     if top_k < len(logits):
-        edge = np.partition(own, len(own) - top_k)[-top_k]
-        tied, above = np.flatnonzero(own == edge), int(np.count_nonzero(own > edge))
-        lowest, last = _cut(logits, weights, edge, tied, top_k - above)
-    if top_p < 1:
-        lowest, last = _cut(logits, weights, *_crossing(weights, scratch, top_p))
-    if min_p > 0:
-        threshold_(weights, float(np.nextafter(np.float32(min_p), np.float32(0))), 0.0)
-        least = float(np.where(own > 0, logits, np.inf).min())
-        lowest, last = (lowest, last) if least == lowest else (least, len(logits))
-    return lowest, last
+        last = _cut(logits, values, top_k, None, 0.0)
+    if top_p < 1 or min_p > 0:
+        total = float(values.sum())
+        floor = float(np.nextafter(np.float32(min_p), np.float32(0)))
+        last = _cut(logits, values, top_p * total if top_p < 1 else math.inf, total, floor)
+    return last
 
 
-def _crossing(weights: Tensor, scratch: Tensor, top_p: float) -> tuple[np.float32, Ids, int]:
-    """The weight at which the mass reaches `top_p` of all, the tokens that have it, and how many of them are needed.
+def _cut(logits: Floats, values: Tensor, bound: float, total: float | None, floor: float) -> tuple[float, int]:
+    """`_filter` to the shortest prefix whose mass reaches `bound`, or else all, of the weights above `floor`.
 
-    About two thousand of the largest weights are tried first, which are enough for most distributions of a text. Every
-    64th weight, sorted, says where those begin; and otherwise, between which two weights the one that is asked for is
-    likely to lie. Only what lies between is sorted.
+    Only weights near the last one's are sorted. Every 64th weight, sorted, says where these are likely to lie: what is
+    left behind the prefix has many tokens, so a sample tells its mass well. Where it does not, more are sorted.
+
+    Args:
+        total: sum of the weights; None if `bound` is a number of tokens rather than a mass.
     """
-    own, total = weights.numpy(), float(weights.sum())
-    bound, grid = top_p * total, np.sort(own[::64])[::-1]
-    upper, lower, before = -1, min(32, len(grid) - 1), 0.0
-    between = np.flatnonzero(own > grid[lower])
-    if (first := float(own[between].sum(dtype=np.float64))) < bound and grid[lower] > 0:
-        upper, lower, before = lower, len(grid), first
-        rest = grid[upper:].cumsum()
-        guess = upper + int(np.searchsorted(rest, (bound - first) / max(total - first, 1e-30) * rest[-1]))
-        likely = [guess + 48, guess - 48]  # three standard deviations
-        while lower - upper > 50:
-            at = likely.pop() if likely else (upper + lower) // 2
-            if upper < at < lower:
-                mass = float(torch.ops.aten.threshold.out(weights, float(grid[at]), 0.0, out=scratch).sum())
-                if mass < bound:
-                    upper, before = at, mass
-                else:
-                    lower = at
-        between = np.flatnonzero((own <= grid[upper]) & (own > (grid[lower] if lower < len(grid) else 0)))
-    values = own[between]
-    ordered = np.sort(values)[::-1]
-    at = min(int(np.searchsorted(before + ordered.cumsum(dtype=np.float64), bound)), len(ordered) - 1)
+    weights = values.numpy()
+    edges, part, before = [math.inf, math.inf, floor, floor], 1, 0.0
+    if bound < math.inf:
+        grid = np.append(np.sort(weights[::64])[::-1], np.float32(0))
+        size = len(grid) - 1
+        if total is None:
+            upper, lower = int(bound / 73), int(bound / 56)
+        else:
+            behind = (total - bound) / 64
+            upper, lower = size - grid[::-1].cumsum().searchsorted((behind * 1.15, behind * 0.87))
+        edges[2] = max(floor, float(grid[min(lower + 8, size)]))
+        if upper > 24:
+            edges[1] = max(floor, float(grid[upper - 8]))
+            above = threshold(values, edges[1], 0.0)
+            before = float(above.count_nonzero() if total is None else above.sum())
+            if before >= bound or edges[1] == floor:
+                part, before = 0, 0.0
+    while True:
+        top, bottom = edges[part : part + 2]
+        likely = weights > bottom
+        between = np.flatnonzero(likely if top == math.inf else likely & (weights <= top))
+        own = weights[between]
+        mass = len(own) if total is None else float(own.sum(dtype=np.float64))
+        if before + mass >= bound or bottom == floor:
+            break
+        part, before = part + 1, before + mass
+    ordered = np.sort(own)[::-1]
+    at = (
+        int(bound - before) - 1 if total is None else int(ordered.cumsum(dtype=np.float64).searchsorted(bound - before))
+    )
+    at = min(at, len(own) - 1)
     edge = ordered[at]
-    return edge, between[values == edge], at + 1 - int((ordered > edge).sum())
-
-
-def _cut(logits: Floats, weights: Tensor, edge: np.float32, tied: Ids, count: int) -> tuple[float, int]:
-    """Make weights below `edge`, and all but `count` of those `tied` with it, 0; the last token's logit, and its id."""
-    own = weights.numpy()
-    kept = tied[np.argsort(-logits[tied], kind="stable")][:count]  # weights may be equal where logits are not
-    threshold_(weights, float(edge), 0.0)
-    own[kept] = edge
-    return float(logits[kept[-1]]), int(kept[-1])
+    tied = between[own == edge]
+    tied = tied[np.argsort(-logits[tied], kind="stable")]  # weights may be equal where logits are not
+    wanted = at + 1 - np.count_nonzero(ordered > edge)
+    threshold_(values, float(np.nextafter(edge, np.float32(0))), 0.0)
+    weights[tied[wanted:]] = 0
+    return float(logits[tied[wanted - 1]]), int(tied[wanted - 1])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distributions.candidates import draw, process
-from mtad.distributions.table import Distributions, Table, draw_from, draw_one, normaliser, positions, tabulate
+from mtad.distributions.candidates import draw
+from mtad.distributions.filters import FILTERS, Filters
+from mtad.distributions.table import Distributions, Table, draw_from, draw_one, normaliser, positions
 from mtad.draft.live import Live
 from mtad.draft.tree import TokenTree
 from mtad.methods import Rule
@@ -99,6 +100,7 @@ def accept(
     above: Sequence[tuple[Distributions, ...]] = (),
     live: Live | None = None,
     tables: Sequence[bool] = (False,),
+    filters: Filters = FILTERS,
 ) -> Accepted:
     """Decide a block.
 
@@ -113,6 +115,7 @@ def accept(
         rules: acceptance rules of the rows that draft.
         above, live: see `mtad.rules.scored.Scored`; `above` level by level, of each of `tables`.
         tables: which distributions rows have: False for lists, True for tables (`Shape.tables`).
+        filters: make them.
     """
 
     def judged(after: Distributions, number: int, judge: Callable[[Scored, Rows, Sequence[Rule]], T]) -> T:
@@ -124,7 +127,7 @@ def accept(
     def decided(number: int, table: bool) -> Decided:
         """What is decided by one of the kinds of distributions."""
         if not table:
-            after = process(adjusted, rows)
+            after = filters.lists(adjusted, rows)
             verdict = _undrafted(after) if tree is None else judged(after, number, _judge_list)
             node, length, ids, weights, own = verdict
             assert ids is not None, "a list has weights"
@@ -134,11 +137,11 @@ def accept(
             none = torch.full_like(rows.rule, -1)
             found = Decided(none, none + 1, none, None)
         elif adjusted.device.type != "cpu" or SCALAR.issuperset(rules):
-            found = judged(tabulate(adjusted, rows, has_children(tree)), number, _judge_table)
+            found = judged(filters.tables(adjusted, rows, has_children(tree)), number, _judge_table)
         else:
-            found = judged(tabulate(adjusted, rows), number, partial(by_row, _judge_table))
+            found = judged(filters.tables(adjusted, rows, None), number, partial(by_row, _judge_table))
         missing = found.bonus < 0
-        here = tabulate(positions(adjusted, (found.node + 1)[:, None]), rows, missing[:, None])
+        here = filters.tables(positions(adjusted, (found.node + 1)[:, None]), rows, missing[:, None])
         return found._replace(bonus=torch.where(missing, draw_one(here, noise.bonus, rows.greedy), found.bonus))
 
     verdict = decided(0, tables[0])

@@ -42,11 +42,18 @@ class BatchBuilder:
     Args:
         buckets: what batches are padded to; None leaves them as they are.
         listed: candidates up to which a row's distributions are lists; others are tables.
+        draw: draws a device's noise.
     """
 
     def __init__(
-        self, vocab_size: int, eos: Sequence[int], buckets: Buckets | None = None, listed: int = LISTED
+        self,
+        vocab_size: int,
+        eos: Sequence[int],
+        buckets: Buckets | None = None,
+        listed: int = LISTED,
+        draw: Callable[[Tensor, Tensor, Shape], Noise] = device_noise.draw,
     ) -> None:
+        self._draw = draw
         self._sizes, self._buckets = (vocab_size, eos, buckets, listed), buckets
         self._layouts: Recent[tuple[object, ...], _Layout] = Recent(KEPT)
         self._slab = Slab(pinned=buckets is not None and buckets.pinned)
@@ -111,7 +118,7 @@ class BatchBuilder:
         layout = self._layouts.find(content, lambda: _Layout(params, *self._sizes))
         if self._current is None or self._current[0] is not layout:
             key, found = (layout.rows, layout.shape), layout
-            buffers = self._buffers.find(key, lambda: _InputBuffers(found, self._slab))
+            buffers = self._buffers.find(key, lambda: _InputBuffers(found, self._slab, self._draw))
             buffers.load(layout)
             self._current = layout, buffers
         return self._current
@@ -135,13 +142,11 @@ class _Layout:
         listed: int,
     ) -> None:
         self.count = self.rows = len(params)
-        if buckets:  # a device's noise is drawn there, for lists
-            listed = vocab_size
         self.draws = Draws(params, vocab_size, listed)
         self.shape, real, scales = block_shape(params, vocab_size, listed), None, None
         if buckets:
-            self.rows = buckets.padded(self.count)
             self.shape = buckets.shape(self.shape, vocab_size)
+            self.rows = buckets.padded(self.count, self.shape)
             real = torch.arange(self.rows) < self.count
             params = [*params, *[params[-1]] * (self.rows - self.count)]
             scales = torch.tensor([device_noise.scale(p.temperature) for p in params])
@@ -167,9 +172,9 @@ class _InputBuffers:
         live: live beams, which change as well; None where no row has any.
     """
 
-    def __init__(self, layout: _Layout, slab: Slab) -> None:
+    def __init__(self, layout: _Layout, slab: Slab, draw: Callable[[Tensor, Tensor, Shape], Noise]) -> None:
         shape, count = layout.shape, layout.rows
-        self._shape = shape
+        self._shape, self._draw = shape, draw
 
         def like(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(sizes, dtype=dtype, device="meta")
@@ -233,7 +238,7 @@ class _InputBuffers:
         """Views of memory; what a device draws is `drawn` now, or not there."""
         (rows, root, places, by_target, real, scales), (last_two, committed, *numbers), live = views(self._like, memory)
         if drawn:
-            noise = device_noise.draw(numbers[0], scales, self._shape)
+            noise = self._draw(numbers[0], scales, self._shape)
         elif real is not None:
             noise = Noise((), *[scales.new_empty(0)] * 3)
         else:

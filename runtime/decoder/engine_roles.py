@@ -15,11 +15,11 @@ from engines.base import mask_length
 from engines.buffers import Slab, sent
 from mtad.block import Context, Draft, Grown, Inputs
 from mtad.constrain import extend, root_paths, tree_paths
-from mtad.distributions.table import Distributions, Table, part
+from mtad.distributions.table import Table, part
 from mtad.draft.levels import Level, root
 from mtad.draft.tree import TokenTree
 from mtad.ops import largest
-from mtad.rows import Rows, Shape, choose_rows
+from mtad.rows import Shape, choose_rows
 from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.decoder.eager import TorchFunctions
@@ -51,7 +51,7 @@ class EngineRole:
         self._contexts: dict[int, Context] = {}
         self._steps: dict[int, tuple[Inputs, Step, Tensor]] = {}
         self.device = torch.device("cpu") if device is None else device
-        self._slabs = {what: Slab(self.device) for what in ("engine", "plain", "adjusted", "mixed")}
+        self._slabs = {what: Slab(self.device) for what in ("engine", "plain", "adjusted", "mixed", "kept")}
         self._logits: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._columns = torch.arange(engine.spec.capacity, device=self.device)
@@ -69,7 +69,8 @@ class EngineRole:
         positions = self._columns[None, start:end]
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
         given = sent([tokens], self.device)
-        return self.engine.step(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
+        self.engine.reserve([(start, end)], row)
+        return self.engine.launch(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
 
     def move_row(self, source: int, to: int, columns: int) -> None:
         self.engine.copy_row(source, to, columns)
@@ -96,7 +97,7 @@ class EngineRole:
         return context
 
     def _step(self, batch: Batch, inputs: Inputs, first: int, end: int) -> Tensor:
-        """Run a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
+        """Launch a step; float32 logits [R, end - first, V] after its positions first .. end - 1."""
         known = self._steps.get(id(inputs))
         if known is None or known[0] is not inputs:
             spec, shape = self.engine.spec, (inputs.tokens.shape[0], end - first)
@@ -107,7 +108,7 @@ class EngineRole:
                 self._steps.clear()
             known = self._steps[id(inputs)] = inputs, Step(*inputs, self._columns[first:end], out=out), plain
         _, step, plain = known
-        logits = self.engine.step(step)
+        logits = self.engine.launch(step)
         return (
             logits
             if logits.shape == plain.shape and logits.dtype == plain.dtype
@@ -149,19 +150,22 @@ class Drafter(EngineRole):
         context = self._context(batch, shape.draft_len * shape.width)
         functions = self.functions.of(len(batch.committed), shape, len(context.columns))
         begun = functions.begin(context, rows)
+        # what is decided by a table looks at the logits of all levels; on a device they are copied in the graph
+        keeps = self.device.type == "cpu" and True in shape.tables and (shape.forms != ("beams",) or shape.live)
         logits = self._step(batch, begun.inputs, 1, 2)
         sees, levels = begun.sees, []
         paths = root_paths(len(batch.committed), self.device) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
                 logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
+            if keeps:
+                logits = self._memory("kept", (shape.draft_len, *logits.shape))[depth - 1].copy_(logits)
             noise, place = batch.noise.levels[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, (level, sees, logits, noise, place, begun.holds, context, rows), batch.live)
             levels.append(grown)
             level, sees = grown.level, grown.inputs.mask
             if batch.stops:
-                # `bild`: what follows a token that the target is going to choose is never looked at
-                level.growing.logical_and_(sure(grown.first, rows))
+                functions.hold_back(grown, rows)
                 if self._has_stopped(level):
                     break
             paths = extend(paths, level) if paths else None
@@ -274,14 +278,6 @@ class EngineTarget(EngineRole):
         """A chain is written where it belongs."""
         if batch.shape.score_width > 1 and accepted.moves is not None:
             self._move(batch, accepted.moves.target, accepted.moves.to)
-
-
-def sure(first: Sequence[Distributions], rows: Rows) -> Tensor:
-    """Whether the auxiliary is as sure of its most likely token as `bild` asks, bool [R, 1]; `first` as of `Grown`."""
-    most = first[0].most
-    if len(first) > 1:
-        most = torch.where(rows.tabulated, first[1].most, most)
-    return most[:, None] >= rows.log_fallback
 
 
 def _copies(levels: Sequence[Grown]) -> list[Grown]:

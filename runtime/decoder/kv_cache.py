@@ -22,7 +22,7 @@ class KvCaches:
 
     Args:
         prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
-        engines: those of the roles, of which some may have rows that share pages.
+        engines: those of the roles, the auxiliary's first, of which some may have rows that share pages.
     """
 
     def __init__(
@@ -33,29 +33,31 @@ class KvCaches:
         engines: Sequence[Engine] = (),
     ) -> None:
         self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
-        self._paged = [engine for engine in engines if engine.pages]
+        each = zip(engines, ("auxiliary_held", "target_held"), strict=False)
+        self._paged = [(engine, held) for engine, held in each if engine.pages]
 
     def fits(self, requests: Sequence[Request], ahead: int) -> bool:
         """Whether there is memory for all tokens of requests, by row, and for `ahead` columns behind those of each."""
-        if not self._paged:
-            return True
-        held = [max(0, min(one.target_held, one.auxiliary_held, one.committed - 2)) for one in requests]
-        spans = [(start, one.committed + ahead) for start, one in zip(held, requests, strict=True)]
-        return all(engine.fits(spans) for engine in self._paged)
+        return all(engine.fits(_spans(requests, held, ahead)) for engine, held in self._paged)
+
+    def reserve(self, requests: Sequence[Request], ahead: int) -> None:
+        """Take the memory that `fits` speaks of, for a block of these requests."""
+        for engine, held in self._paged:
+            engine.reserve(_spans(requests, held, ahead))
 
     @property
     def postponed(self) -> int:
         """Rows with tokens that are to be computed beside a later block, in either cache."""
-        return sum(engine.postponed for engine in self._paged)
+        return sum(engine.postponed for engine, _ in self._paged)
 
     def finish(self) -> None:
         """Compute what was postponed."""
-        for engine in self._paged:
+        for engine, _ in self._paged:
             engine.finish()
 
     def free(self, row: int) -> None:
         """A row is nobody's now."""
-        for engine in self._paged:
+        for engine, _ in self._paged:
             engine.free_row(row)
 
     def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
@@ -168,3 +170,8 @@ class KvCaches:
         """Invariants of the kept prefixes; raises AssertionError."""
         for prefixes in self.prefixes or ():
             prefixes.check_integrity()
+
+
+def _spans(requests: Sequence[Request], held: str, ahead: int) -> list[tuple[int, int]]:
+    """Columns that an engine lacks or a block may write, from and to, of each request; `held` of it are right."""
+    return [(max(0, min(getattr(one, held), one.committed - 2)), one.committed + ahead) for one in requests]

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from engines.base import KV_PAGE
 from engines.pytorch.attention import attend_cached, require
 from engines.pytorch.hook import KERNEL, NAME
+from engines.pytorch.paged_cache import gathered
 from export.verification.verify import ancestors_of, random_tree
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime.commands.entry import Parser, command
@@ -61,27 +63,35 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments of `engines.pytorch.attention.attend_cached`; `cache` is [2, R, KV, C, D], keys and values."""
+    """Arguments of `engines.pytorch.attention.attend_cached`; `pool` is [2, KV, places x 64, D], keys and values."""
 
     case: Case
     query: Tensor
-    cache: Tensor
+    pool: Tensor
+    places: Tensor
     mask: Tensor
     write_at: Tensor
     positions: Tensor
 
+    @property
+    def cache(self) -> Tensor:
+        """A view of the pool by rows, whose pages follow each other: [2, R, KV, C, D]."""
+        pair, heads, _, dim = self.pool.shape
+        return self.pool.view(pair, heads, len(self.places), -1, dim).transpose(1, 2)
+
     def attend(self) -> Tensor:
         """What the kernels give."""
-        keys, values = self.cache
+        keys, values = self.pool
         more = (SCALE, self.case.softcap, self.case.window, self.positions)
-        return attend_cached(self.query, keys, values, self.mask, self.write_at, *more)
+        return attend_cached(self.query, keys, values, self.places, self.mask, self.write_at, *more)
 
     def reference(self) -> Tensor:
         """The same in float64, [R, S, H, D]; a query that sees nothing gets zeros."""
         seen, columns = self.mask, torch.arange(self.case.length, device=self.mask.device)
         if self.case.window is not None:
             seen = seen & (self.positions[:, None, :, None] - columns < self.case.window)
-        keys, values = self.cache[:, :, :, : self.case.length].double().repeat_interleave(self.case.group, 2)
+        held = gathered(self.pool, self.places)[..., : self.case.length, :]
+        keys, values = held.double().repeat_interleave(self.case.group, 2)
         scores = SCALE * (self.query.double() @ keys.transpose(2, 3))
         if self.case.softcap is not None:
             scores = self.case.softcap * torch.tanh(scores / self.case.softcap)
@@ -96,7 +106,7 @@ class Inputs:
 
 
 def make(case: Case, device: str = "cpu", spare: int = 64) -> Inputs:
-    """A random step; the cache has `spare` columns more than the mask.
+    """A random step; each row has `spare` columns more than the mask, in pages.
 
     Positions are those of tokens in a tree: a token's is its parent's and 1.
     """
@@ -109,7 +119,9 @@ def make(case: Case, device: str = "cpu", spare: int = 64) -> Inputs:
 
     # as a model gives them: heads of one token lie together
     query = values(rows, steps, heads, case.head_dim).transpose(1, 2)
-    cache = values(2, rows, case.kv_heads, case.length + spare, case.head_dim)
+    pages = (case.length + spare) // KV_PAGE
+    pool = values(2, case.kv_heads, rows * pages * KV_PAGE, case.head_dim)
+    places = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
     write_at = torch.tensor(case.starts)
     tree = ancestors_of(random_tree(rows, steps - 1, generator))
     shown = torch.zeros(rows, steps, case.length + steps, dtype=torch.bool)
@@ -120,7 +132,7 @@ def make(case: Case, device: str = "cpu", spare: int = 64) -> Inputs:
     mask = shown[:, None, :, : case.length].contiguous()
     mask, write_at, positions = (x.to(device) for x in (mask, write_at, positions))
     write_at = torch.stack([write_at, write_at - 1], 1)[:, 0]  # as a draft's first step has it: a column of a table
-    return Inputs(case, query, cache, mask, write_at, positions)
+    return Inputs(case, query, pool, places, mask, write_at, positions)
 
 
 RAGGED = Case((900, 0, 333, 64), kv_heads=2, length=1024)
@@ -161,7 +173,7 @@ def check_attention(device: str, cases: Iterable[Case] = CHECKED) -> float:
         inputs = make(case, device)
         for row, start in enumerate(case.starts):
             inputs.cache[:, row, :, start + case.steps :] = torch.nan
-        out, clean = inputs.attend(), replace(inputs, cache=inputs.cache.nan_to_num(0.0)).reference()
+        out, clean = inputs.attend(), replace(inputs, pool=inputs.pool.nan_to_num(0.0)).reference()
         difference = float(((out - clean).abs() / (1 + clean.abs())).max()) / TOLERANCE[case.dtype]
         if not difference <= 1.0:  # NaN is not
             raise VerificationFailed(f"attention differs from float64 by {difference:.3g} of its tolerance: {case}")
@@ -180,9 +192,9 @@ def time_attention(device: str, cases: Sequence[Case] = TIMED) -> list[dict[str,
     records = []
     for case in cases:
         inputs = make(case, device)
-        more: dict[str, Any] = {"scaling": SCALE, "write_at": inputs.write_at}
+        more: dict[str, Any] = {"scaling": SCALE, "write_at": inputs.write_at, "places": inputs.places}
         shown = inputs.cache[:, :, :, : case.length]
-        calls = {NAME: (inputs.query, *shown, inputs.mask), KERNEL: (inputs.query, *inputs.cache, inputs.mask)}
+        calls = {NAME: (inputs.query, *shown, inputs.mask), KERNEL: (inputs.query, *inputs.pool, inputs.mask)}
         milliseconds = {
             name: _milliseconds(functools.partial(AttentionInterface()[name], None, *given, **more), device)
             for name, given in calls.items()

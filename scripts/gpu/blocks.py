@@ -144,8 +144,8 @@ def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:
     """
     llm = open_llm(open_random(names, setup), graphs=True)
     time_of = "self_device_time_total" if setup.on_gpu else "self_cpu_time_total"
+    assert llm.blocks is not None
     for method in METHODS:
-        assert llm.blocks is not None
         before, recorded = memory_taken(setup), llm.blocks.recorded
         params = DecodingParams(speculation="fixed", method=method)
         seconds = setup.timer.whole(partial(llm.record, [params]))
@@ -163,6 +163,7 @@ def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:
             taken_us = getattr(event, time_of)
             found.row(method=method, us=taken_us, share=taken_us / whole, calls=event.count, kernel=event.key[:90])
         llm.cancel(*llm.loop.scheduler.running)
+    found.check("graphs of all methods", llm.blocks.recorded, 10, "graphs")
 
 
 def memory_taken(setup: Setup) -> int:

@@ -37,9 +37,11 @@ BASE = DecodingParams(speculation="fixed", ignore_eos=True, accept_threshold=0.3
 def agreement(dtype: str, setup: Setup, found: Found) -> None:
     """Texts of the demo pair: with CUDA graphs and without, alone and in mixed batches of odd sizes.
 
-    Everything is asked twice of the same weights and caches; a text that differs is reported with where. Then adaptive
-    drafts, whose greedy texts are those of `sample`; graphs recorded in advance, which have to serve every block; and
-    whether a prompt makes the host wait.
+    Everything is asked twice of the same weights and caches; a text that differs is reported with where. In float32,
+    everything is asked once more with torch's functions in place of the fused ones. Their sums are rounded otherwise,
+    which may decide between two equally likely drafts, so one text may differ. Then adaptive drafts, whose greedy
+    texts are those of `sample`; graphs recorded in advance, which have to serve every block; and whether a prompt makes
+    the host wait.
     """
     few, texts = setup.sizes.few, 1 if setup.sizes.few else 3
     exact = dtype == "float32"
@@ -49,6 +51,7 @@ def agreement(dtype: str, setup: Setup, found: Found) -> None:
     ]
     pair = pair_of(engines, demo_tokenizer())
     on, off = open_llm(pair, graphs=True), open_llm(pair, graphs=False)
+    plain, unlike = open_llm(pair, graphs=False, eager=True), dict[str, int]()
     tokens = setup.sizes.tokens // 2
     lengths = [tokens + number % (3 if few else len(METHODS)) for number in range(len(METHODS))]
     asked = [
@@ -66,9 +69,15 @@ def agreement(dtype: str, setup: Setup, found: Found) -> None:
         found.check(f"graphs on = off: {name}", sum(at is not None for at in different), 0, "texts differ")
         if any(at is not None for at in different):
             found.note(**{f"first different token, {name}": different})
+        if exact:
+            unfused = plain.generate(prompts, params)
+            unlike[name] = sum(_differ(a, b) is not None for a, b in zip(ours, unfused, strict=True))
         alone = [on.generate(prompt, p)[0] for prompt, p in zip(prompts, params, strict=True)]
         apart = sum(_differ(a, b) is not None for a, b in zip(alone, ours, strict=True))
         found.check(f"alone = batched: {name}", apart, 0 if exact and not setup.on_gpu else math.inf, "texts differ")
+    if exact:
+        found.check("fused = torch's functions", sum(unlike.values()), int(setup.on_gpu), "texts differ")
+        found.note(**{"texts that differ with torch's functions": {name: n for name, n in unlike.items() if n}})
     greedy = replace(BASE, method="sample", temperature=0.0, max_tokens=tokens)
     adaptive = replace(greedy, method="speculative", speculation="adaptive")
     ours, theirs = (on.generate(PROMPTS[:3], own) for own in (adaptive, greedy))

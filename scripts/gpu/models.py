@@ -68,9 +68,7 @@ def demo_model(role: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
     return model.to(torch.device(device)).eval()
 
 
-def engine_of(
-    model: PreTrainedModel, rows: int, columns: int, scratch: int = NODES + 1, fused: bool = True
-) -> TorchEngine:
+def engine_of(model: PreTrainedModel, rows: int, columns: int, fused: bool = True) -> TorchEngine:
     """The torch engine of a Llama, with a cache of at least `columns` columns; on a GPU, `fused` or its own layers."""
     config, dtype = model.config, str(model.dtype).removeprefix("torch.")
     spec = EngineSpec(
@@ -88,7 +86,7 @@ def engine_of(
         versions={},
         precision=dtype,
     )
-    return TorchEngine(model, spec, device=str(model.device), scratch=scratch, fused=fused)
+    return TorchEngine(model, spec, device=str(model.device), fused=fused)
 
 
 def bytes_read(model: PreTrainedModel) -> int:
@@ -125,13 +123,14 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="0 ")))
 
 
-def open_llm(pair: Pair, graphs: bool, record: Sequence[DecodingParams] = ()) -> LLM:
+def open_llm(pair: Pair, graphs: bool, record: Sequence[DecodingParams] = (), eager: bool = False) -> LLM:
     """The runtime of a pair on the engines' device; blocks of other parameters are recorded when they first come.
 
     On a CPU blocks run as on a GPU without graphs, on static memory.
     """
     recorder = NoRecorder("cpu") if pair.device.type == "cpu" else None
-    return LLM(pair, RuntimeConfig(graphs=graphs, prefix_tokens=0), record=record, recorder=recorder)
+    config = RuntimeConfig(graphs=graphs, prefix_tokens=0, eager=eager)
+    return LLM(pair, config, record=record, recorder=recorder)
 
 
 class MadePair:

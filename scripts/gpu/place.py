@@ -65,7 +65,7 @@ def onnxruntime(setup: Setup, found: Found) -> None:
         raise Skip(str(refused)) from None
     role = "auxiliary" if setup.sizes.few else "target"
     checkpoint = find(role, str(DEMO / "pair" / role))
-    theirs = engine_of(demo_model(role, setup.device, torch.float32), 3, 128, scratch=0)
+    theirs = engine_of(demo_model(role, setup.device, torch.float32), 3, 128)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         spec = checkpoint.spec(3, 128, "float32", "onnx")
@@ -76,7 +76,7 @@ def onnxruntime(setup: Setup, found: Found) -> None:
                 ours = open_engine(folder, Placement(setup.device, graphs=graphs))
             except InvalidInput as refused:
                 raise Skip(str(refused)) from None
-            theirs.kv.zero_()
+            theirs.clear()
             largest = 0.0
             tokens = torch.randint(spec.vocab_size, (3, 40), generator=torch.Generator().manual_seed(1))
             for row, length in enumerate((30, 7, 19)):

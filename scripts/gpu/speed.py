@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from engines.graphs.runner import bucket_length
+from engines.base import Step
 from engines.pytorch.engine import TorchEngine
 from scripts.gpu.correct import causal
 from scripts.gpu.models import (
@@ -50,10 +50,12 @@ def steps(name: str, setup: Setup, found: Found) -> None:
     """
     sizes, speed = setup.sizes, bandwidth(setup)
     model = random_model(shape(name), setup.device, setup.dtype)
-    engine = engine_of(model, max(sizes.rows), max(sizes.contexts) + 64, scratch=0)
+    engine = engine_of(model, max(sizes.rows), max(sizes.contexts) + 64)
     found.note(parameters=sum(p.numel() for p in model.parameters()), bytes_read=bytes_read(model))
     for context, rows, tokens in itertools.product(sizes.contexts, sizes.rows, (1, 5)):
-        work = partial(engine.step, random_step(engine, rows, tokens, context, setup.device))
+        step = random_step(engine, rows, tokens, context, setup.device)
+        engine.reserve(step.spans)
+        work = partial(engine.launch, step)
         floor = (bytes_read(model) + cache_bytes(engine, rows, context)) / speed * 1e3
         if (context, rows, tokens) == (sizes.contexts[0], sizes.rows[0], 1):
             work()  # compiles
@@ -91,9 +93,8 @@ def _run(work: Callable[[], Tensor]) -> None:
     work()
 
 
-def random_step(engine: TorchEngine, rows: int, tokens: int, context: int, device: str) -> Any:
-    """A step behind `context` columns, whose mask has the length that a recorded block's has."""
+def random_step(engine: TorchEngine, rows: int, tokens: int, context: int, device: str) -> Step:
+    """A step behind `context` columns, whose mask is as long as a recorded block's: the whole capacity."""
     ids = torch.randint(engine.spec.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(context))
     step = causal(ids, [context - tokens] * rows, device)
-    length = bucket_length(step.mask.shape[3], engine.spec.capacity)
-    return replace(step, mask=torch.nn.functional.pad(step.mask, (0, length - step.mask.shape[3])))
+    return replace(step, mask=torch.nn.functional.pad(step.mask, (0, engine.spec.capacity - step.mask.shape[3])))

@@ -16,7 +16,7 @@ from engines.base import DTYPES, mask_length, move_columns
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
 from tests.support.mock_engine import MockEngine, mock_spec
-from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
+from tests.support.steps import LENGTHS, change, columns_of, make_step, more_tokens, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def opened(pair_folder: Path) -> Engine:
 @pytest.fixture
 def engine(opened: Engine) -> Iterator[Engine]:
     """An engine whose rows hold `LENGTHS` tokens."""
-    opened.kv.zero_()
+    opened.clear()
     for row, length in enumerate(LENGTHS):
         opened.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
     yield opened
-    opened.kv.zero_()
+    opened.clear()
 
 
 def assert_same(engine: Engine, ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -64,14 +64,14 @@ def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkp
 
 
 def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> None:
-    before, address = engine.kv.clone(), engine.kv.data_ptr()
+    before, address = columns_of(engine).clone(), engine.kv.data_ptr()
     write_at, steps = [33, 9], 3
     engine.step(make_step(more_tokens(2, steps), write_at, first_row=1))
     assert engine.kv.data_ptr() == address
     written = torch.zeros(engine.spec.rows, engine.spec.capacity, dtype=torch.bool)
     for row, start in zip((1, 2), write_at, strict=True):
         written[row, start : start + steps] = True
-    changed = (engine.kv != before).any(-1)
+    changed = (columns_of(engine) != before).any(-1)
     assert torch.equal(changed.any(3).any(1).any(0).any(0), written.any(0))
     assert torch.equal(changed, written[None, None, :, None].expand_as(changed))
 
@@ -79,7 +79,7 @@ def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> 
 def test_the_cache_is_what_attention_reads(engine: Engine) -> None:
     step = make_step(more_tokens(1, 1), [70])
     first = engine.step(step)
-    engine.kv[:, :, 0, :, 10] += 1.0
+    change(engine, 0, slice(10, 11), lambda values: values + 1.0)
     assert not torch.equal(engine.step(step), first)
 
 
@@ -100,15 +100,16 @@ def test_a_rows_logits_do_not_depend_on_the_batch_or_the_mask(engine: Engine, st
 def test_a_rows_logits_and_cache_do_not_depend_on_the_tokens_a_step(engine: Engine) -> None:
     tokens = more_tokens(4, 5)
     batched = engine.step(make_step(tokens, LENGTHS))
-    cache = engine.kv.clone()
+    cache = columns_of(engine).clone()
     for pieces in ([1] * 5, [2, 1, 2], [3, 2]):
-        engine.kv[:, :, :, :, 75:] = 0
+        for row in range(4):
+            engine.clear_row(row, 75)
         done = 0
         for size in pieces:
             logits = engine.step(make_step(tokens[:, done : done + size], [length + done for length in LENGTHS]))
             assert_same(engine, logits, batched[:, done : done + size])
             done += size
-        assert_same(engine, engine.kv[:, :, :, :, :75], cache[:, :, :, :, :75])
+        assert_same(engine, columns_of(engine)[:, :, :, :, :75], cache[:, :, :, :, :75])
 
 
 def test_kept_positions_are_those_of_the_whole_step(engine: Engine) -> None:
@@ -121,27 +122,27 @@ def test_kept_positions_are_those_of_the_whole_step(engine: Engine) -> None:
 def test_a_step_that_keeps_nothing_still_fills_the_cache(engine: Engine) -> None:
     tokens = more_tokens(4, 5)
     engine.step(make_step(tokens, LENGTHS))
-    filled = engine.kv.clone()
+    filled = columns_of(engine).clone()
     for row, length in enumerate(LENGTHS):
-        engine.kv[:, :, row, :, length:] = 0
+        engine.clear_row(row, length)
     logits = engine.step(make_step(tokens, LENGTHS, keep=[]))
     assert logits.shape == (4, 0, engine.spec.vocab_size)
-    assert torch.equal(engine.kv, filled)
+    assert torch.equal(columns_of(engine), filled)
 
 
 def test_the_last_column_can_be_written(engine: Engine) -> None:
     capacity = engine.spec.capacity
     logits = engine.step(make_step(more_tokens(1, 4), [capacity - 4], first_row=3))
     assert logits.isfinite().all()
-    assert engine.kv[:, :, 3, :, capacity - 1].any()
-    assert not engine.kv[:, :, 3, :, LENGTHS[3] : capacity - 4].any()
+    assert columns_of(engine)[:, :, 3, :, capacity - 1].any()
+    assert not columns_of(engine)[:, :, 3, :, LENGTHS[3] : capacity - 4].any()
 
 
 def test_masked_columns_have_no_influence(engine: Engine) -> None:
     step = make_step(more_tokens(4, 2), LENGTHS)
     first = engine.step(step)
     for row, length in enumerate(LENGTHS):
-        engine.kv[:, :, row, :, length + 2 :] = 1e4
+        change(engine, row, slice(length + 2, None), lambda values: torch.full_like(values, 1e4))
     assert torch.equal(engine.step(step), first)
 
 
@@ -152,8 +153,8 @@ def test_mask_lengths_are_rounded_up_to_whole_blocks() -> None:
 def test_engines_are_opened_with_a_zeroed_cache_of_the_size_they_say(pair_folder: Path) -> None:
     engine = open_engine(pair_folder / "auxiliary")
     spec = engine.spec
-    assert engine.kv.shape == (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
-    assert engine.kv.numel() * engine.kv.element_size() == spec.kv_bytes
+    assert columns_of(engine).shape == (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
+    assert columns_of(engine).nbytes == spec.kv_bytes
     assert not engine.kv.any()
 
 

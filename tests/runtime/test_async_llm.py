@@ -372,6 +372,7 @@ def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypa
     run(test())
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_know_its_costs_measures_them_at_start(plain: LLM) -> None:
     async def test() -> None:
         llm = LLM(plain.pair)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from mtad.errors import Failed
 from mtad.methods import METHODS
@@ -17,6 +16,8 @@ from runtime.decoder.batch import Batch
 from runtime.loop import DecodingLoop
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import make_mock
+from tests.support.mock_engine import spoiled
+from tests.support.steps import change
 
 POISON = 0.77
 """A temperature at which blocks break, once they have run and their caches have changed."""
@@ -24,8 +25,8 @@ DRAFTED = [name for name in METHODS if name != "sample"]
 
 
 def make(count: int, bad: Sequence[int] = ()) -> list[Request]:
-    """Requests of all methods; those of `bad` have the poison."""
-    base = DecodingParams(draft_len=3, beam_width=3, max_tokens=20, ignore_eos=True)
+    """Requests of all methods; those of `bad` have the poison. Drafts are fixed: adaptive ones depend on the clock."""
+    base = DecodingParams(draft_len=3, beam_width=3, max_tokens=20, ignore_eos=True, speculation="fixed")
     each = [
         replace(base, method=DRAFTED[i % len(DRAFTED)], temperature=POISON if i in bad else 1.0) for i in range(count)
     ]
@@ -50,7 +51,7 @@ def poison(loop: DecodingLoop, monkeypatch: pytest.MonkeyPatch, error: Exception
         if any(math.isclose(value, 1 / POISON, rel_tol=1e-4) for value in batch.rows.inverse_temperature.flatten()):
             for row, committed in enumerate(batch.committed.tolist()):
                 for role in roles:
-                    vars(role)["engine"].kv[:, :, row, :, committed:] = torch.nan
+                    change(vars(role)["engine"], row, slice(committed, None), spoiled)
             broken.append(len(batch.committed))
             raise error
         return block

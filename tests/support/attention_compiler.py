@@ -13,8 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
-from engines.pytorch.attention import CHUNK, MEMBERS, padded, tile
+from engines.pytorch.attention import CHUNK, MEMBERS, SHORTEST_SPLIT, padded, tile
 
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 CASES = (
@@ -41,12 +42,20 @@ def compile_kernel(
     head, columns = {"HEAD": head_dim, "WIDTH": padded(head_dim)}, {"QUERIES": size.queries, "COLUMNS": size.columns}
     flags = {"SOFTCAPPED": False, "WINDOWED": False, "SPLIT": True}
     constants: dict[str, Any] = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags}
-    constants |= {"ROTARY": head_dim, "SIZE": 4096, "ACTIVATION": "gelu_tanh", "BLOCK": 1024}
+    constants |= {
+        "PAGE": KV_PAGE,
+        "SHORTEST": SHORTEST_SPLIT,
+        "ROTARY": head_dim,
+        "SIZE": 4096,
+        "ACTIVATION": "gelu_tanh",
+        "BLOCK": 1024,
+    }
     constants |= {"WIDTH": 4096} if name == "rms_norm" else {}
     constants |= changes
     pointers = ("query", "key", "value", "keys", "values", "out", "rotated", "cos", "sin", "x", "weight")
     kinds = dict.fromkeys(pointers, f"*{dtype}")
-    kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "partial": "*fp32", "statistics": "*fp32"}
+    kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "places": "*i32"}
+    kinds |= {"partial": "*fp32", "statistics": "*fp32"}
     kinds |= {
         "scale": "fp32",
         "softcap": "fp32",
@@ -56,7 +65,7 @@ def compile_kernel(
     }
     signature = {argument: kinds.get(argument, "i32") for argument in kernel.arg_names}
     single = {"write_at", "write_at_row", "positions", "positions_row", "kv_heads", "steps", "splits", "window"}
-    single |= {"scale", "softcap", "eps", "offset", "second", "third", "heads"}
+    single |= {"places", "places_row", "pages", "scale", "softcap", "eps", "offset", "second", "third", "heads"}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, argument in enumerate(kernel.arg_names)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import mtad.noise.host
 import mtad.rules.accept
+import mtad.rules.by_row
 from mtad.block import distributions
 from mtad.constrain import extend, root_paths, tree_paths
 from mtad.distributions.candidates import draw as draw_tokens
@@ -28,6 +29,8 @@ from mtad.params import DecodingParams
 from mtad.reference.request import Model, Random, Request, Tokens
 from mtad.rows import LISTED, Rows, Shape, choose_rows
 from mtad.rules.accept import Accepted
+from mtad.rules.by_row import possible
+from mtad.rules.scored import Scored
 from mtad.stacking import block_shape, places, stack_rows
 from runtime.constraints.adjust import Constraints
 from runtime.decoder.eager import stacked
@@ -158,10 +161,16 @@ def run_block(
         return draw_tokens(ids, weights, noise)
 
     own = torch.zeros(len(cases), vocab)  # of tables
+    among: list[Tensor | slice] = [slice(None)]  # of which tokens the weights are
+
+    def note_possible(scored: Scored) -> Tensor | None:
+        ids = possible(scored)
+        among[0] = slice(None) if ids is None else ids
+        return ids
 
     def note_table(weights: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
         row = noise.storage_offset()  # decided row by row, or all at once
-        own[row : row + len(weights)] = weights / weights.sum(-1, keepdim=True)
+        own[row : row + len(weights), among[0]] = weights / weights.sum(-1, keepdim=True)
         return draw_from(weights, noise, greedy)
 
     def note_one(after: Table, noise: Tensor, greedy: Tensor) -> Tensor:
@@ -169,7 +178,10 @@ def run_block(
         own.copy_(torch.where(found.sum(-1, keepdim=True) > 0, found, own))
         return draw_one(after, noise, greedy)
 
-    with patch.multiple(mtad.rules.accept, draw=note, draw_from=note_table, draw_one=note_one):
+    with (
+        patch.multiple(mtad.rules.accept, draw=note, draw_from=note_table, draw_one=note_one),
+        patch.object(mtad.rules.by_row, "possible", note_possible),
+    ):
         accepted = mtad.rules.accept.accept(
             tree, adjusted, logits, q, noise, rows, shape.rules, tuple(above), live, shape.tables
         )

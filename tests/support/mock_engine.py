@@ -6,14 +6,15 @@ last step is on integers, so a row's logits are the same bits in any batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from engines import Engine, EngineSpec, Step
-from engines.pages import PageTable
+from engines.base import index_columns
+from engines.pytorch.paged import PagedEngine
+from engines.pytorch.paged_cache import gathered, slots
+from tests.support.steps import change
 
 VOCAB = 12
 EOS = 0
@@ -39,16 +40,16 @@ class MockEngine(Engine):
             index of a row whose logits become NaN.
     """
 
-    def __init__(self, spec: EngineSpec, noise: float, scratch: int = 0) -> None:
-        super().__init__(spec, scratch=scratch)
+    def __init__(self, spec: EngineSpec, noise: float) -> None:
+        super().__init__(spec)
         self.noise = noise
         self.faults: list[Exception | int | None] = []
 
     def step(self, step: Step) -> Tensor:
         fault = self.faults.pop() if self.faults else None
         if isinstance(fault, Exception):
-            for row, start in enumerate(step.write_at.tolist()):  # it may leave anything behind where it writes
-                self.kv[0, :, step.first_row + row, :, start:] = torch.nan
+            for row, start in enumerate(step.write_at.tolist(), step.first_row):
+                change(self, row, slice(start, None), spoiled)  # it may leave anything where it writes
             raise fault
         assert int(step.write_at.max()) + step.tokens.shape[1] <= self.spec.capacity, "written beyond the row"
         logits = self.run(step)
@@ -58,13 +59,10 @@ class MockEngine(Engine):
 
     def run(self, step: Step) -> Tensor:
         """The step's work."""
-        rows, steps = step.tokens.shape
-        cache = self.kv[0, 0, step.first_row : step.first_row + rows, 0]
-        columns = step.write_at[:, None] + torch.arange(steps)
+        columns = step.write_at[:, None] + torch.arange(step.tokens.shape[1])
         pairs = torch.stack([step.tokens, step.positions], -1).float()
-        cache.scatter_(1, columns[:, :, None].expand_as(pairs), pairs)
         seen = step.mask[:, 0].index_select(1, step.keep)
-        held = cache[:, : seen.shape[2]]
+        held = self.exchange(slice(step.first_row, step.first_row + len(pairs)), columns, pairs)[:, : seen.shape[2]]
         poisoned = held.isnan().any(-1).any(-1)  # NaN x 0 is NaN: a masked column poisons its row, as in attention
         token, position = held.nan_to_num().long().unbind(-1)
         mixed = ((token + 1) * 7919 + (position + 1) * 104_729 + (token + 3) * (position + 5) * 31) % PRIME
@@ -73,28 +71,10 @@ class MockEngine(Engine):
         logits = _spread(hashed, vocab, 1) + self.noise * _spread(hashed, vocab, 2)
         return logits.masked_fill(poisoned[:, None, None], torch.nan)
 
-
-class PagedMock(MockEngine):
-    """The same, whose rows may fill a pool of pages between them: it only counts them, and has none to spare."""
-
-    def __init__(self, spec: EngineSpec, noise: float, pages: int) -> None:
-        super().__init__(spec, noise)
-        self.pages, self.table = pages, PageTable(spec.rows, spec.capacity, 32, pages)
-
-    def step(self, step: Step) -> Tensor:
-        for row, start in enumerate(step.write_at.tolist()):
-            self.table.make_writable(step.first_row + row, start, start + step.tokens.shape[1])
-        return super().step(step)
-
-    def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
-        return sum(self.table.missing(row, *span) for row, span in enumerate(spans)) <= self.table.pages.free
-
-    def free_row(self, row: int) -> None:
-        self.table.cut(row, 0)
-
-    def copy_row(self, source: int, to: int, columns: int) -> None:
-        super().copy_row(source, to, columns)
-        self.table.adopt(to, 0, self.table.pages_of(source, 0, columns))
+    def exchange(self, rows: slice, columns: Tensor, pairs: Tensor) -> Tensor:
+        """Write pairs [R, S, 2] to columns [R, S] of rows; returns what all columns hold, [R, L, 2]."""
+        cache = self.kv[0, 0, rows, 0]
+        return cache.scatter_(1, columns[:, :, None].expand_as(pairs), pairs)
 
 
 class CapturableMock(MockEngine):
@@ -102,8 +82,45 @@ class CapturableMock(MockEngine):
 
     capturable = True
 
+    def __init__(self, spec: EngineSpec, noise: float) -> None:
+        super().__init__(spec, noise)
+        self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, 17))  # padded rows write there
+
     def step(self, step: Step) -> Tensor:
         return self.run(step)
+
+    def move_columns(self, source: Tensor, to: Tensor) -> None:
+        index_columns(self.kv, source, to)
+
+
+class PagedMock(MockEngine, PagedEngine):
+    """The same, whose cache is that of the torch engine: a pool of pages.
+
+    Args:
+        pages: of the pool; 0 for all that rows can fill.
+    """
+
+    capturable = True
+
+    def __init__(self, spec: EngineSpec, noise: float, pages: int = 0) -> None:
+        super().__init__(spec, noise)
+        if pages:
+            self.limit(pages)
+
+    def step(self, step: Step) -> Tensor:
+        return PagedEngine.step(self, step)
+
+    def launch(self, step: Step) -> Tensor:
+        return MockEngine.step(self, step) if self.faults else self.run(step)
+
+    def exchange(self, rows: slice, columns: Tensor, pairs: Tensor) -> Tensor:
+        places, (pool,) = self.places[rows], self.kv[0, 0]
+        pool[slots(places, columns)] = pairs
+        return gathered(pool[None], places[:, :-1])[:, 0]
+
+
+def spoiled(values: Tensor) -> Tensor:
+    return torch.full_like(values, torch.nan)
 
 
 def _spread(hashed: Tensor, vocab: Tensor, salt: int) -> Tensor:

@@ -58,8 +58,8 @@ class DeviceDraws(Draws):
     ) -> None:
         states = torch.tensor([device_noise.begin(*key) for key in keys])
         noise = device_noise.draw(states, self._scales, self._shape)
-        for level, (ours, theirs, _) in enumerate(noise.levels):
-            uniform[level], gumbel[level] = ours, theirs
+        for level, own in enumerate(noise.levels):
+            uniform[level], gumbel[level], table[level] = own
         accept[:], bonus[:], nodes[:] = noise.accept, noise.bonus, noise.nodes.reshape(nodes.shape)
 
 

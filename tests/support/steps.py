@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from engines import Engine, Step
-from engines.base import mask_length
+from engines.base import KV_PAGE, mask_length
+from engines.pytorch.paged import PagedEngine
+from engines.pytorch.paged_cache import gathered, slots
 
 LENGTHS = [70, 5, 33, 1]
 """Tokens in the cache rows that the tests start from."""
@@ -48,3 +50,18 @@ def alone_and_together(engine: Engine) -> Iterator[tuple[torch.Tensor, torch.Ten
     for steps, row in itertools.product((1, 2), range(4)):
         alone = engine.step(make_step(tokens[row : row + 1, :steps], LENGTHS[row : row + 1], first_row=row))
         yield alone[0], whole[row, :steps]
+
+
+def columns_of(engine: Engine) -> torch.Tensor:
+    """What the columns of all rows hold, [layers, 2, rows, kv_heads, capacity, head_dim]; of pages, a copy."""
+    return gathered(engine.kv, engine.places[:, :-1]) if isinstance(engine, PagedEngine) else engine.kv
+
+
+def change(engine: Engine, row: int, columns: slice, by: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change what some columns of a row hold, as far as it has them."""
+    if not isinstance(engine, PagedEngine):
+        engine.kv[:, :, row, :, columns] = by(engine.kv[:, :, row, :, columns])
+        return
+    start, end, _ = columns.indices(int(engine.table.owned[row]) * KV_PAGE)
+    at = slots(engine.places[row : row + 1], torch.arange(start, end)[None])[0]
+    engine.kv[:, :, :, at] = by(engine.kv[:, :, :, at])

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from engines.buffers import Recent, Slab, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MOST
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.decoder.batch import Batch
 from runtime.decoder.batch_builder import BatchBuilder
@@ -63,33 +63,24 @@ class DeviceBlocks:
         device = target.device
         self._in, self._out = Slab(device), Slab(device)
         self._read = Slab(pinned=device.type == "cuda")
-        self._blocks: Recent[Key, RecordedBlock] = Recent(most)
+        self._blocks: Recent[Key, tuple[RecordedBlock, Work]] = Recent(most)
+        self._caches: list[Tensor] = []
         self._refused: dict[Key, str] = {}
         self.recorded = 0
         self.unrecorded: Counter[str] = Counter()
 
     @classmethod
     def of(
-        cls, auxiliary: DeviceAuxiliary, target: DeviceTarget, eos: Sequence[int], recorder: Recorder, tokens: int
+        cls, auxiliary: DeviceAuxiliary, target: DeviceTarget, eos: Sequence[int], recorder: Recorder
     ) -> DeviceBlocks:
-        """Those of two roles, with batches padded to buckets if blocks can be recorded.
-
-        Args:
-            tokens: of the widest step.
-
-        Raises:
-            InvalidInput: the engines have fewer columns for padded rows than that.
-        """
+        """Those of two roles, with batches padded to buckets if blocks can be recorded."""
         engines = target.engine, auxiliary.engine
         few = all(engine.capturable for engine in engines)
-        scratch = min(engine.scratch for engine in engines)
-        if few and scratch < tokens:
-            problem = f"the pair was opened for steps of {scratch} tokens per row; open it for {tokens - 1} nodes"
-            raise InvalidInput("max_draft_len", tokens - 1, problem)
         spec = engines[0].spec
         masks = any(engine.reads_mask for engine in engines)
         buckets = Buckets(spec.rows, spec.capacity, few, target.device.type == "cuda", masks)
-        return cls(auxiliary, target, BatchBuilder(target.vocab_size, eos, buckets), buckets, recorder)
+        batches = BatchBuilder(target.vocab_size, eos, buckets, draw=target.functions.draw_noise)
+        return cls(auxiliary, target, batches, buckets, recorder)
 
     @property
     def records(self) -> bool:
@@ -132,24 +123,22 @@ class DeviceBlocks:
 
     @torch.inference_mode()
     def prepare(self, params: Sequence[DecodingParams]) -> None:
-        """Record blocks of these parameters for every bucket of rows and columns, largest first, and keep them all.
+        """Record blocks of these parameters for every bucket of rows and masks, largest first, and keep them all.
 
-        Smaller graphs then fit into the memory that the largest made. Only while no row is in use: the caches are
-        written, and zeroed at the end.
+        Smaller graphs then fit into the memory that the largest made. What the caches hold stays.
         """
         if not self.records or not params:
             return
         batches: dict[Key, tuple[int, int, DecodingParams]] = {}
-        for p, count, length in itertools.product(params, self._buckets.counts, self._buckets.lengths):
+        for p, length in itertools.product(params, self._buckets.lengths):
             committed = length - p.drafted * p.draft_width
-            if committed >= 2:
+            for count in self._buckets.counts(self._dummy(1, 2, p).shape) if committed >= 2 else ():
                 batches[Key.of(self._dummy(count, committed, p))] = count, committed, p
         self._blocks.most = max(self._blocks.most, len(self._blocks.keys() | batches))
-        for key in sorted(batches, key=lambda key: key.size, reverse=True):
-            if key not in self._blocks:
-                self.run_block(self._dummy(*batches[key]))
-        for role in (self._auxiliary, self._target):
-            role.engine.kv.zero_()
+        with self._auxiliary.engine.kept(slice(None)), self._target.engine.kept(slice(None)):
+            for key in sorted(batches, key=lambda key: key.size, reverse=True):
+                if key not in self._blocks:
+                    self.run_block(self._dummy(*batches[key]))
 
     def timed(self, step: Callable[[], object], again: bool) -> Callable[[], float]:
         """A step of an engine, recorded if blocks are, that gives the seconds until it is done.
@@ -184,22 +173,26 @@ class DeviceBlocks:
     def _launch(self, batch: Batch) -> RecordedBlock:
         """Launch the batch's graph, recorded now if it is the first of its kind."""
         assert batch.padded is not None
-        key = Key.of(batch)
+        caches = [role.engine.kv for role in (self._auxiliary, self._target)]
+        if any(now is not then for now, then in zip(caches, self._caches, strict=False)):
+            self._blocks.clear()  # a pool has grown, and lies elsewhere now
+        self._caches, key = caches, Key.of(batch)
         try:
-            block = self._blocks.find(key, lambda: self._record(key, batch))
+            block, launch = self._blocks.find(key, lambda: self._record(key, batch))
         except Uncapturable as problem:
             self._refused[key] = str(problem)
             return self._once(batch, str(problem))
         block.load(batch)
-        block.launch()
+        launch()
         return block
 
-    def _record(self, key: Key, batch: Batch) -> RecordedBlock:
+    def _record(self, key: Key, batch: Batch) -> tuple[RecordedBlock, Work]:
+        """A block, and what launches it. That keeps the block, which knows nothing of it: a dropped graph is gone."""
         log.info("recording a block of %s", key)
         block = self._new(batch)
-        block.launch = self._recorder.record(block)
+        launch = self._recorder.record(block)
         self.recorded += 1
-        return block
+        return block, launch
 
     def _once(self, batch: Batch, reason: str) -> RecordedBlock:
         """Launch a block unrecorded; its reason is logged the first time, and counted."""

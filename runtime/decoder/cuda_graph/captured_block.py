@@ -8,7 +8,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engines.buffers import Slab, leaves, size_of, views
-from engines.graphs.capture import Work
 from mtad.rows import Shape
 from runtime.decoder.batch import Batch
 from runtime.decoder.block import Results, run_block
@@ -55,7 +54,6 @@ class RecordedBlock:
     ) -> None:
         self._memory, self._batch, self._roles = memory, batch, (auxiliary, target)
         self._slab: Slab | None = out
-        self.launch: Work = self
 
     def load(self, batch: Batch) -> None:
         """Copy a batch of this kind into the memory."""

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from engines import Step
-from engines.base import index_columns
 from mtad.block import Inputs
 from mtad.draft.levels import Level
 from mtad.draft.tree import TokenTree
@@ -22,11 +21,7 @@ class DeviceRole(EngineRole):
 
     def _move(self, batch: Batch, source: Tensor, to: Tensor) -> None:
         assert batch.padded is not None
-        source = torch.where(batch.padded.real[:, None], source, to)
-        if self.engine.capturable:
-            index_columns(self.engine.kv, source, to)
-        else:
-            super()._move(batch, source, to)
+        self.engine.move_columns(torch.where(batch.padded.real[:, None], source, to), to)
 
     def _length(self, batch: Batch, nodes: int) -> int:
         assert batch.padded is not None
@@ -39,7 +34,7 @@ class DeviceRole(EngineRole):
         inputs = inputs._replace(write_at=behind)
         if not self.engine.capturable:
             return super()._step(batch, inputs, first, end)
-        logits = self.engine.step(Step(*inputs, self._columns[first:end]))
+        logits = self.engine.launch(Step(*inputs, self._columns[first:end]))
         if logits.shape[2] == self.vocab_size and logits.dtype == torch.float32:
             return logits
         return self._memory("plain", (*logits.shape[:2], self.vocab_size)).copy_(logits[..., : self.vocab_size])

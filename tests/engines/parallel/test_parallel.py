@@ -38,8 +38,8 @@ from engines.folder import read_spec
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.ranks import ExchangeFailed, ProcessRanks, RankFailed, check_launch, launched_ranks
 from engines.parallel.sharding import OWN, Ranks, plan_of, shard, share
+from engines.parallel.worker import Worker
 from engines.prefix_cache import PrefixCache
-from engines.pytorch.fixed_cache import scatter_in_place
 from engines.pytorch.hook import StepModel, cache_shape
 from export.options import ExportOptions
 from export.pair import export_pair
@@ -50,6 +50,7 @@ from runtime.scheduler.request import Request, RequestFailed
 from tests.support.fake_cuda import FakeRecorder
 from tests.support.families import FAMILIES, GROUPED, HEADS, write_model
 from tests.support.noise import device_numbers
+from tests.support.steps import columns_of
 
 PairFolders = Callable[[str], Path]
 
@@ -84,7 +85,7 @@ def logits(model: PreTrainedModel, layers: int, heads: int, dim: int) -> Tensor:
     tokens, at = torch.arange(16).view(2, 8) * 7, torch.arange(8)
     caches = [[torch.zeros(2, heads, 64, dim) for _ in range(layers)] for _ in range(2)]
     mask = (torch.arange(64) <= at[:, None]).expand(2, 1, 8, 64)
-    step = StepModel(model, scatter_in_place)
+    step = StepModel(model)
     found: Tensor = step(tokens, at.expand(2, 8), mask, torch.zeros(2, dtype=torch.int64), at, *caches)[0]
     return found
 
@@ -331,12 +332,18 @@ def test_each_rank_has_half_of_the_cache(two: LLM, one: LLM) -> None:
     params = DecodingParams(method="speculative", max_tokens=8, seed=1, ignore_eos=True)
     for llm in (one, two):
         llm.generate(LONG, params)
-    ours, whole = parallel(two).kv, one.pair.target.kv
-    assert ours.shape[3] == 1
-    assert ours.nbytes * 2 == whole.nbytes
-    assert two.memory.row < one.memory.row
-    stored = slice(0, len(one.pair.tokenizer(LONG).input_ids))
-    torch.testing.assert_close(ours[:, :, 0, 0, stored], whole[:, :, 0, 0, stored], rtol=1e-5, atol=1e-5)
+    ours, whole = parallel(two).worker.engine, one.pair.target
+    assert ours.spec.kv_heads == 1
+    assert ours.kv.nbytes * 2 == whole.kv.nbytes
+    assert two.memory.page < one.memory.page
+    stored = []
+    for llm, engine in ((two, ours), (one, whole)):
+        assert llm.loop.caches.prefixes is not None
+        count = llm.loop.caches.prefixes[1].restore(0, one.pair.tokenizer(LONG).input_ids)
+        assert count >= 64
+        stored.append(columns_of(engine)[:, :, 0, 0, :count])
+        llm.pair.target.free_row(0)
+    torch.testing.assert_close(*stored, rtol=1e-5, atol=1e-5)
 
 
 def course(llm: LLM) -> list[list[int]]:
@@ -386,6 +393,7 @@ def test_blocks_launched_without_waiting_are_done_on_every_rank(two: LLM, one: L
 def test_ranks_that_have_not_done_the_same_are_found(two: LLM) -> None:
     engine = parallel(two)
     engine.check_integrity()
+    engine.reserve([(0, 64)])
     engine.worker.send_command("prefixes.store", 0, list(range(64)))  # and rank 0 does not
     with pytest.raises(RankFailed, match=r"rank 1 .* has not done what rank 0 has"):
         two.loop.check_integrity()
@@ -393,7 +401,12 @@ def test_ranks_that_have_not_done_the_same_are_found(two: LLM) -> None:
         engine.clear_row(0)
     engine._broken.clear()
     PrefixCache.store(engine.worker.prefixes, 0, range(64))  # now it has, too
+    engine.free_row(0)
     two.loop.check_integrity()
+
+
+def test_ranks_that_no_runtime_has_asked_to_keep_prefixes_can_be_compared() -> None:
+    assert Worker(Mock(gather_objects=lambda state: [state])).fingerprints() == [(0, 0)]
 
 
 def test_only_what_was_launched_as_a_rank_is_one() -> None:

@@ -17,26 +17,28 @@ from transformers import AutoModelForCausalLM
 
 from engines.base import KV_PAGE, Step
 from engines.pytorch import attention
-from engines.pytorch.attention import default_attention, require, split_columns, tile
+from engines.pytorch.attention import default_attention, require, split_count, tile
 from engines.pytorch.engine import TorchEngine
-from engines.pytorch.fixed_cache import scatter_in_place
+from engines.pytorch.fixed_cache import scatter_copy
 from engines.pytorch.layer_ops import store_columns
+from engines.pytorch.paged_cache import by_page, gathered
 from export.checkpoint.checkpoint import Checkpoint
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.gpu.attention_check import TOLERANCE, Case, check_attention, make, time_attention
+from tests.support.steps import columns_of
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def split(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes splits of so many columns."""
+def split(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes splits of so many columns, where there are programs enough."""
 
-    def set_columns(columns: int) -> None:
+    def set_columns(columns: int, programs: int = 10**6) -> None:
         monkeypatch.setattr(attention, "SHORTEST_SPLIT", columns)
-        monkeypatch.setattr(attention, "PROGRAMS", 10**6)
+        monkeypatch.setattr(attention, "PROGRAMS", programs)
 
     return set_columns
 
@@ -55,7 +57,7 @@ def split(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     ids=str,
 )
 @pytest.mark.parametrize("columns", [1024, 64])
-def test_attention_of_ragged_trees_is_that_of_float64(case: Case, columns: int, split: Callable[[int], None]) -> None:
+def test_attention_of_ragged_trees_is_that_of_float64(case: Case, columns: int, split: Callable[..., None]) -> None:
     split(columns)
     assert make(case).difference() < TOLERANCE[case.dtype]
 
@@ -67,7 +69,7 @@ def test_heads_of_any_size_are_padded_to_a_power_of_two(dim: int) -> None:
 
 @pytest.mark.parametrize("columns", [1024, 128])
 @pytest.mark.parametrize("window", [1, 70])
-def test_a_window_hides_what_is_further_back_than_it(window: int, columns: int, split: Callable[[int], None]) -> None:
+def test_a_window_hides_what_is_further_back_than_it(window: int, columns: int, split: Callable[..., None]) -> None:
     split(columns)
     case = Case((180, 66, 3), group=2, length=256, window=window, softcap=3.0)
     inputs = make(case)
@@ -79,7 +81,7 @@ def test_a_window_hides_what_is_further_back_than_it(window: int, columns: int, 
         assert torch.equal(inputs.attend(), out)
 
 
-def test_what_lies_behind_a_rows_end_or_is_hidden_changes_no_bit(split: Callable[[int], None]) -> None:
+def test_what_lies_behind_a_rows_end_or_is_hidden_changes_no_bit(split: Callable[..., None]) -> None:
     split(64)
     case = Case((70, 3), group=2, length=192, steps=7)
     inputs = make(case)
@@ -93,7 +95,7 @@ def test_what_lies_behind_a_rows_end_or_is_hidden_changes_no_bit(split: Callable
     assert not torch.equal(inputs.attend()[1], out[1]), "what is shown counts"
 
 
-def test_a_query_that_sees_nothing_and_a_row_without_a_request_get_zeros(split: Callable[[int], None]) -> None:
+def test_a_query_that_sees_nothing_and_a_row_without_a_request_get_zeros(split: Callable[..., None]) -> None:
     for columns in (1024, 64):
         split(columns)
         inputs = make(Case((70, 100), group=2, length=128, steps=3))
@@ -106,7 +108,7 @@ def test_a_query_that_sees_nothing_and_a_row_without_a_request_get_zeros(split: 
         assert out[0, 0].any()
 
 
-def test_a_row_in_one_split_has_the_bits_of_one_that_is_not_split(split: Callable[[int], None]) -> None:
+def test_a_row_in_one_split_has_the_bits_of_one_that_is_not_split(split: Callable[..., None]) -> None:
     inputs = make(Case((40, 200), group=4, length=256))
     split(1024)
     whole = inputs.attend()
@@ -119,29 +121,61 @@ def test_a_row_in_one_split_has_the_bits_of_one_that_is_not_split(split: Callabl
     split(1024)
     for row in range(2):
         part = slice(row, row + 1)
-        names = ("query", "mask", "write_at", "positions")
-        alone = replace(inputs, cache=inputs.cache[:, part], **{name: getattr(inputs, name)[part] for name in names})
+        names = ("query", "places", "mask", "write_at", "positions")
+        alone = replace(inputs, **{name: getattr(inputs, name)[part] for name in names})
         assert torch.equal(alone.attend()[0], whole[row]), "nor do other rows"
 
 
-def test_splits_are_as_short_as_leaves_two_programs_a_processor() -> None:
-    assert split_columns(8, 4096, 132) == 128
-    assert split_columns(64, 4096, 132) == 1024
-    assert split_columns(1024, 4096, 132) == 4096
+@pytest.mark.parametrize("window", [None, pytest.param(300, marks=pytest.mark.slow)])
+def test_how_long_the_mask_is_changes_no_bit(window: int | None, split: Callable[..., None]) -> None:
+    """So one recording, with a mask of the whole capacity, divides rows of any length as their own mask would."""
+    for programs in (1, 2, 4):  # for each of the interpreter's processors
+        split(64, programs)
+        case = Case((700, 200, 10), kv_heads=2, group=2, length=768, window=window, steps=2)
+        inputs = make(case, spare=1280)
+        longer = replace(inputs, mask=torch.nn.functional.pad(inputs.mask, (0, 1280)))
+        assert torch.equal(longer.attend(), inputs.attend())
+        assert inputs.difference() < TOLERANCE[case.dtype]
+
+
+def test_there_are_as_many_splits_as_leave_two_programs_a_processor() -> None:
+    assert split_count(8, 4096, 132) == 32
+    assert split_count(8, 131072, 132) == 33
+    assert split_count(64, 4096, 132) == 4
+    assert split_count(1024, 4096, 132) == 1
     for programs in (1, 8, 100, 5000):
         for length in (64, 192, 2048, 131072):
-            columns = split_columns(programs, length, 132)
-            assert columns == attention.SHORTEST_SPLIT or programs * -(-length // (columns // 2)) > 264
-            assert columns >= length or programs * -(-length // columns) <= 264
+            splits = split_count(programs, length, 132)
+            assert splits == 1 or programs * splits <= 264
+            assert (splits - 1) * attention.SHORTEST_SPLIT < length, "no split is behind all rows' ends"
 
 
 @pytest.mark.parametrize("case", [Case((5, 40), kv_heads=3, head_dim=80), Case((5, 40), kv_heads=2, dtype=BRAIN)])
 def test_a_steps_keys_and_values_are_stored_as_scattering_does(case: Case) -> None:
     inputs = make(case)
     new = torch.randn(2, 2, case.steps, case.kv_heads, case.head_dim).to(case.dtype).transpose(2, 3)
-    expected = [scatter_in_place(inputs.cache[part].clone(), new[part], inputs.write_at) for part in range(2)]
-    store_columns(new[0], new[1], inputs.cache[0], inputs.cache[1], inputs.write_at)
+    expected = [scatter_copy(inputs.cache[part], new[part], inputs.write_at) for part in range(2)]
+    store_columns(new[0], new[1], inputs.pool[0], inputs.pool[1], inputs.places, inputs.write_at)
     assert torch.equal(inputs.cache, torch.stack(expected))
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_where_in_the_pool_pages_lie_changes_no_bit(window: int | None, split: Callable[..., None]) -> None:
+    split(64)
+    inputs = make(Case((180, 66, 3), kv_heads=2, group=2, length=256, window=window))
+    places = torch.randperm(inputs.places.numel(), generator=torch.Generator().manual_seed(0))
+    pool = torch.empty_like(inputs.pool)
+    by_page(pool)[:, :, places] = by_page(inputs.pool)
+    moved = replace(inputs, pool=pool, places=places[inputs.places].int())
+    assert torch.equal(moved.attend(), inputs.attend())
+    new = torch.randn(2, 3, 5, 2, 64).transpose(2, 3)
+    for one in (inputs, moved):
+        store_columns(new[0], new[1], one.pool[0], one.pool[1], one.places, torch.tensor([62, 10**6, 0]))
+    ours, theirs = (gathered(one.pool, one.places) for one in (moved, inputs))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours[0, 0, :, 62:67], new[0, 0])
+    spare = slice(10**6 % KV_PAGE + 4 * KV_PAGE, None)
+    assert torch.equal(ours[1, 1, :, spare][:, :5], new[1, 1]), "what lies behind a row goes to its last page"
 
 
 @pytest.mark.slow
@@ -159,7 +193,7 @@ def test_models_give_the_logits_they_give_with_torchs_attention(
         step = Step(tokens, inputs.positions, inputs.write_at, inputs.mask, torch.arange(steps), first_row=1)
         ours, theirs = (engine.step(step) for engine in engines)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(engines[0].kv, engines[1].kv, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*map(columns_of, engines), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PhiConfig, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from engines.pytorch.fixed_cache import Rotation, scatter_in_place
+from engines.base import KV_PAGE, Step
 from engines.pytorch.fused_layers import ACTIVATIONS, JoinedLinear
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, cache_shape, run_once
 from engines.pytorch.layer_ops import Turn, gate, rms_norm, store_columns
+from engines.pytorch.paged_cache import Rotation
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED
 from tests.support.launches import counted
@@ -36,16 +38,16 @@ def random_model(family: str, layers: int, dtype: torch.dtype = torch.float32) -
 def runner(model: PreTrainedModel, attention: str = KERNEL, length: int = 64, steps: int = 3) -> Callable[[], Tensor]:
     """A causal step of two rows over an empty cache of `length` columns, and what gives its logits."""
     layers, heads, dim, _ = cache_shape(AutoModelForCausalLM.from_config(model.config))
-    step = StepModel(model, scatter_in_place, attention)
-    kv = torch.zeros(2, layers, 2, heads, length, dim, dtype=model.dtype)
-    positions = torch.arange(steps).repeat(2, 1)
+    runs = StepModel(model, attention=attention)
+    pool = torch.zeros(layers, 2, heads, 2 * length, dim, dtype=model.dtype)
+    places = torch.arange(2 * length // KV_PAGE, dtype=torch.int32).view(2, -1)
     tokens = torch.randint(300, (2, steps), generator=torch.Generator().manual_seed(1))
-    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
+    step = Step.causal(tokens, 0, length, torch.arange(steps))
+    step = replace(step, mask=torch.nn.functional.pad(step.mask, (0, length - step.mask.shape[3])))
 
     @torch.inference_mode()
     def run() -> Tensor:
-        logits: Tensor = step(tokens, positions, mask, positions[:, 0], positions[0], *map(list, kv))[0]
-        return logits
+        return runs.paged(step, pool, places)
 
     return run
 
@@ -169,8 +171,9 @@ def test_queries_and_keys_are_turned_as_they_are_stored(heads: tuple[int, int], 
     query, key, value = (x.view(2, 3, -1, dim).transpose(1, 2) for x in split)
     angle = torch.randn(2, 3, turned // 2).repeat(1, 1, 2)
     turn = Turn(query, key, angle.cos(), angle.sin())
-    cache, write_at = torch.full((2, 2, few, 64, dim), 7.0), torch.tensor([5, 61])
-    out = store_columns(key, value, cache[0], cache[1], write_at, turn)
+    pool, write_at = torch.full((2, few, 2 * 64, dim), 7.0), torch.tensor([5, 61])
+    cache = pool.view(2, few, 2, 64, dim).transpose(1, 2)
+    out = store_columns(key, value, pool[0], pool[1], torch.tensor([[0], [1]], dtype=torch.int32), write_at, turn)
     expected = []
     for x in (query, key):
         first, second, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]

@@ -228,6 +228,7 @@ def test_what_model_optimizer_says_last_is_the_error(tmp_path: Path, monkeypatch
         calibrate(tmp_path / "model.onnx", tmp_path, spec, ["node"], [[1, 2]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InvalidInput("precision", "fp8", "refused")])
 def test_an_export_that_ends_while_it_quantises_leaves_nothing(
     error: Any,

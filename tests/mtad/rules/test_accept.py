@@ -50,6 +50,7 @@ def test_blocks_equal_the_references() -> None:
     assert drafted > 0.3 * compared
 
 
+@pytest.mark.slow
 def test_blocks_of_live_beams_equal_the_references() -> None:
     """Block after block."""
     compared = skipped = carried = 0

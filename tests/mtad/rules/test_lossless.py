@@ -13,7 +13,6 @@ import pytest
 from scipy.stats import chisquare
 from torch import Tensor
 
-import mtad.block
 import mtad.noise.host
 import mtad.rows
 import mtad.rules.accept
@@ -128,14 +127,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (mtad.rows, table, from_tables, mtad.noise.host, prefix):
         monkeypatch.setattr(module, "BLOCK", 2)
 
-    def made(logits: Tensor, rows: Rows, wanted: Tensor | None = None) -> table.Table:
-        return table.tabulate_at_once(logits, rows)
+    def made(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, ...]:
+        return table.tabulate_at_once(logits, rows)[2:]
 
     def judged(judge: Judge, scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Decided:
         return judge(scored, rows, rules)
 
-    monkeypatch.setattr(mtad.rules.accept, "tabulate", made)
-    monkeypatch.setattr(mtad.block, "tabulate", made)
+    monkeypatch.setattr(table, "filter_on_host", made)
     monkeypatch.setattr(mtad.rules.accept, "by_row", judged)
     monkeypatch.setattr(table.Table, "log_prob", property(lambda own: own._value(own.logits, own.ids)))
 

@@ -71,7 +71,7 @@ def test_an_interrupted_generate_leaves_nothing_behind(
 ) -> None:
     expected = llm.generate(PROMPTS[0], replace(BASE, seed=1))[0]
     engine, calls = getattr(llm.pair, role), itertools.count()
-    step = engine.step
+    step = engine.launch
 
     def interrupted(*arguments: object) -> object:
         if next(calls) == call:
@@ -79,7 +79,7 @@ def test_an_interrupted_generate_leaves_nothing_behind(
         return step(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "step", interrupted)
+        patch.setattr(engine, "launch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS * 3, replace(BASE, seed=0))
     assert llm.loop.scheduler.idle
@@ -90,7 +90,7 @@ def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_ste
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = LLM(llm.pair, RuntimeConfig(max_waiting=2))
-    calls, step = itertools.count(), llm.pair.target.step
+    calls, step = itertools.count(), llm.pair.target.launch
 
     def interrupted(*arguments: Any) -> Any:
         if next(calls) == 5:
@@ -98,7 +98,7 @@ def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_ste
         return step(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.pair.target, "step", interrupted)
+        patch.setattr(llm.pair.target, "launch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             small.generate([PROMPTS[0]] * 40, replace(BASE, seed=0))
     ended = small.loop.totals.to_dict()["requests"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,11 @@ from engines import Engine, EngineSpec, Step
 from engines.buffers import leaves
 from engines.folder import read_spec
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder, Uncapturable
-from engines.prefix_cache import PrefixCache
 from engines.pytorch.engine import TorchEngine
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
+from mtad.rows import LISTED
 from mtad.stacking import block_shape
 from runtime import LLM, RuntimeConfig
 from runtime.constraints.constraint import Constrainer
@@ -34,6 +37,8 @@ from runtime.decoder.block import run_block
 from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
+from runtime.decoder.cuda_graph.fused import FusedFunctions
+from runtime.decoder.eager import TorchFunctions
 from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
@@ -41,10 +46,12 @@ from runtime.pair import Pair, open_pair
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from scripts.evaluation.decoders import Ours
+from scripts.gpu.setup import METHODS as METHODS_TIMED
 from tests.runtime.test_schedules import CAPACITY, make_mock, pick_prompt, pick_values
 from tests.support.fake_cuda import FakeTorchCuda
 from tests.support.fake_gpu import fake_gpu
-from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, mock_spec, mock_tokenizer
+from tests.support.launches import counted
+from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, PagedMock, mock_spec, mock_tokenizer
 from tests.support.noise import device_numbers
 from tests.support.replayed import NoReads, ReplayRecorder
 
@@ -65,16 +72,19 @@ class Device:
         recorder: Recorder,
         prefill: int = 64,
         prefix_tokens: int = 0,
-        engine: type[MockEngine] = CapturableMock,
+        engine: Callable[..., MockEngine] = CapturableMock,
+        functions: TorchFunctions | None = None,
     ) -> None:
-        spec, scratch = mock_spec(rows, CAPACITY), NODES + 1 if engine.capturable else 0
-        self.auxiliary, self.target = (engine(spec, noise, scratch) for noise in (0.3, 0.0))
-        roles = DeviceAuxiliary(self.auxiliary, VOCAB, target=self.target, device=CPU), DeviceTarget(self.target, VOCAB)
-        self.recorder, self.blocks = recorder, DeviceBlocks.of(*roles, (EOS,), recorder, NODES + 1)
-        prefixes = PrefixCache(self.auxiliary.kv, prefix_tokens), PrefixCache(self.target.kv, prefix_tokens)
+        self.auxiliary, self.target = (engine(mock_spec(rows, CAPACITY), noise) for noise in (0.3, 0.0))
+        roles = (
+            DeviceAuxiliary(self.auxiliary, VOCAB, functions, self.target, CPU),
+            DeviceTarget(self.target, VOCAB, functions),
+        )
+        self.recorder, self.blocks = recorder, DeviceBlocks.of(*roles, (EOS,), recorder)
+        prefixes = self.auxiliary.prefix_cache(prefix_tokens), self.target.prefix_cache(prefix_tokens)
         self.loop = DecodingLoop(
             Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=64),
-            KvCaches(*roles, prefixes),
+            KvCaches(*roles, prefixes, (self.auxiliary, self.target)),
             self.blocks.batches,
             self.blocks.run_block,
             OutputProcessor(
@@ -143,11 +153,15 @@ def alone_on_the_host(prompt: list[int], params: DecodingParams) -> Request:
     return request
 
 
+@pytest.mark.parametrize("engine", [CapturableMock, PagedMock, partial(PagedMock, pages=6)])
 @pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3)), 3])
-def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(seed: int) -> None:
+def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(
+    seed: int, engine: Callable[..., MockEngine]
+) -> None:
     """Methods mixed; rows join and leave; prompts are stored beside padded rows; several lengths of masks."""
     chance = random.Random(seed)
-    device = Device(chance.choice([3, 4, 6]), ReplayRecorder(), chance.choice([3, 64]), chance.choice([0, 256]))
+    sizes = chance.choice([3, 4, 6]), ReplayRecorder(), chance.choice([3, 64]), chance.choice([0, 256])
+    device = Device(*sizes, engine)
     chosen = chance.sample(pool(), 14)
     found = device.generate([entry[:2] for entry in chosen], chance)
     for request, (_, params, tokens, log_probs) in zip(found, chosen, strict=True):
@@ -210,16 +224,24 @@ class Blank(Engine):
         return torch.zeros(len(step.tokens), len(step.keep), self.spec.vocab_size, device=self.kv.device)
 
 
+@pytest.mark.parametrize("functions", [TorchFunctions(), FusedFunctions()])
+@pytest.mark.parametrize("listed", [LISTED, 5])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.slow
-def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
+def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(
+    method: str, listed: int, functions: TorchFunctions
+) -> None:
     mode, gpu = fake_gpu()
     params = [DecodingParams(method=method, seed=1), DecodingParams(method="bild"), DecodingParams(method=method)]
-    batches = BatchBuilder(VOCAB, (EOS,), Buckets(4, CAPACITY, pad=True, pinned=False))
+    params[2] = replace(params[2], top_k=4)  # with few tokens listed, a list beside tables
+    batches = BatchBuilder(VOCAB, (EOS,), Buckets(4, CAPACITY, pad=True, pinned=False), listed)
     batch = batches.build(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3)
-    with mode, OneDevice(), torch.inference_mode():  # type: ignore[no-untyped-call]
-        auxiliary, target = (Blank(mock_spec(4, CAPACITY), "gpu:0", NODES + 1) for _ in range(2))
-        roles = DeviceAuxiliary(auxiliary, VOCAB, target=target, device=gpu), DeviceTarget(target, VOCAB, device=gpu)
+    with mode, OneDevice(), counted(), torch.inference_mode():  # type: ignore[no-untyped-call]
+        auxiliary, target = (Blank(mock_spec(4, CAPACITY), "gpu:0") for _ in range(2))
+        roles = (
+            DeviceAuxiliary(auxiliary, VOCAB, functions, target, gpu),
+            DeviceTarget(target, VOCAB, functions, gpu),
+        )
         assert batch.padded
         memory = torch.empty(len(batch.padded.memory), dtype=torch.uint8, device=gpu)
         results = run_block(*roles, batch.padded.over(memory)).results(batch.stops)
@@ -298,6 +320,25 @@ def test_a_wait_is_found_before_anything_is_captured_and_torch_checks_no_longer(
         recorder.record(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
 
+def test_what_a_recording_reads_lives_as_long_as_it_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has addresses only: another tensor would have the memory of a timed step's tokens."""
+    FakeTorchCuda(monkeypatch)
+    device, tokens = Device(1, CudaRecorder("cuda")), torch.zeros(1)
+    run = device.blocks.timed(partial(torch.clone, tokens), again=False)
+    alive = weakref.ref(tokens)
+    del tokens
+    run()
+    assert alive() is not None
+    del run
+    assert alive() is None
+    device.blocks.prepare([DecodingParams(method="sample")])
+    block = weakref.ref(next(iter(device.blocks._blocks.values()))[0])
+    gc.disable()
+    device.blocks._blocks.clear()
+    gc.enable()
+    assert block() is None, "a graph that is dropped gives its memory back at once"
+
+
 def test_what_a_device_draws_is_not_drawn_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtad.noise.host.Draws.into", None)
     device = Device(2, ReplayRecorder())
@@ -307,16 +348,34 @@ def test_what_a_device_draws_is_not_drawn_on_the_host(monkeypatch: pytest.Monkey
     assert blocks[0] == blocks[1]
 
 
-def test_engines_that_read_a_rows_own_columns_need_masks_of_few_lengths() -> None:
-    def lengths(capacity: int, reads_mask: bool) -> list[int]:
-        return Buckets(16, capacity, pad=True, pinned=False, reads_mask=reads_mask).lengths
+def test_all_methods_that_the_gpu_check_times_need_nine_recordings() -> None:
+    class OwnColumns(CapturableMock):
+        reads_mask = False
 
-    assert lengths(4096, True) == [64, 128, 256, 512, 1024, 2048, 4096]
-    assert lengths(4096, False) == [1024, 4096]
-    assert lengths(320, True) == [64, 128, 256, 320]
-    assert lengths(320, False) == [320]
-    buckets, shape = Buckets(16, 4096, pad=True, pinned=False, reads_mask=False), block_shape([DecodingParams()], VOCAB)
-    assert [buckets.length(longest, shape) for longest in (9, 1000, 1025, 4095)] == [1024, 1024, 4096, 4096]
+    device = Device(16, ReplayRecorder(), engine=OwnColumns)
+    params = [DecodingParams(method=method, speculation="fixed", seed=1, max_tokens=6) for method in METHODS_TIMED]
+    device.blocks.prepare(params)
+    before = device.blocks.recorded
+    assert before == 9
+    for p, count in product(params, (1, 2, 5)):
+        device.generate([([3, row], p) for row in range(count)], random.Random(count))
+    assert device.blocks.recorded == before
+
+
+def test_blocks_are_padded_as_far_as_costs_nothing_and_to_masks_that_an_engine_has_to_read() -> None:
+    def buckets(rows: int, reads_mask: bool = False, capacity: int = 4096) -> Buckets:
+        return Buckets(rows, capacity, pad=True, pinned=False, reads_mask=reads_mask)
+
+    plain, chain, tree = (block_shape([DecodingParams(method=m)], VOCAB) for m in ("sample", "speculative", "mmtad"))
+    assert (plain.scored, chain.scored, tree.scored) == (0, 4, 16)
+    assert [buckets(16).counts(shape) for shape in (plain, chain, tree)] == [[1, 16], [1, 16], [1, 4, 16]]
+    assert [buckets(64).counts(shape) for shape in (plain, chain, tree)] == [[1, 64], [1, 16, 64], [1, 4, 16, 64]]
+    assert [buckets(rows).counts(tree) for rows in (1, 2, 5, 12)] == [[1], [1, 2], [1, 5], [1, 3, 12]]
+    assert [buckets(16).padded(rows, tree) for rows in (1, 2, 4, 5, 16)] == [1, 4, 4, 16, 16]
+    assert buckets(16).lengths == [4096]
+    assert buckets(16, reads_mask=True).lengths == [1024, 4096]
+    assert buckets(16, reads_mask=True, capacity=320).lengths == [320]
+    assert [buckets(16, True).length(longest, chain) for longest in (9, 1000, 1021, 4095)] == [1024, 1024, 4096, 4096]
 
 
 def test_engines_that_cannot_be_part_of_a_graph_run_unpadded_on_the_same_path() -> None:
@@ -338,7 +397,7 @@ def test_weights_for_a_gpu_are_read_straight_to_their_device_or_without_accelera
         monkeypatch.setattr("engines.pytorch.engine.find_spec", lambda name: None)
     folder = pair_folders("torch") / "target"
     engine = TorchEngine(folder, read_spec(folder), "sdpa", "meta")
-    assert {p.device.type for p in engine.model.parameters()} == {engine.kv.device.type} == {"meta"}
+    assert {p.device.type for p in engine.model.parameters()} == {engine.device.type} == {"meta"}
 
 
 def test_constrained_blocks_run_unrecorded_and_give_the_tokens_of_the_host() -> None:
@@ -359,7 +418,7 @@ def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], 
     params = DecodingParams(method="mmtad", draft_len=3, beam_width=2, seed=1, max_tokens=8, ignore_eos=True)
     device.blocks.prepare([params])
     before = device.blocks.recorded
-    assert before == (3 * 3 if device.blocks.records else 0)  # 1, 2, 3 rows; masks of 64, 128, 256 columns
+    assert before == (2 if device.blocks.records else 0)  # of 1 and of 3 rows
     sizes = [key.size for key in device.blocks.keys]
     assert sizes == sorted(sizes, reverse=True)
     assert not device.target.kv.any()
@@ -379,12 +438,6 @@ def test_the_block_that_was_not_used_for_longest_goes_first() -> None:
             blocks.run_block(batch_of(device, [DecodingParams(method="speculative", draft_len=length)]))
     assert [key.shape.draft_len for key in blocks.keys] == [3, 1]
     assert blocks.recorded == 3
-
-
-def test_a_pair_opened_for_smaller_trees_is_refused() -> None:
-    device = Device(2, ReplayRecorder())
-    with pytest.raises(InvalidInput, match="max_draft_len"):
-        DeviceBlocks.of(device.blocks._auxiliary, device.blocks._target, (EOS,), device.recorder, NODES + 2)
 
 
 def test_a_padded_row_writes_behind_the_capacity_only() -> None:
@@ -445,13 +498,8 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_pat
 
 @pytest.fixture(scope="module")
 def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
-    """The random Llama pair, its caches with room for padded rows."""
-    pair = open_pair(pair_folders("torch"))
-    engines = {
-        name: TorchEngine(pair_folders("torch") / name, getattr(pair, name).spec, scratch=65)
-        for name in ("target", "auxiliary")
-    }
-    return replace(pair, **engines)  # type: ignore[arg-type]
+    """The random Llama pair."""
+    return open_pair(pair_folders("torch"))
 
 
 def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torch_pair: Pair) -> None:
@@ -509,9 +557,10 @@ def test_a_models_step_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(family:
                     if tensor is not None:
                         moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
                         own[name] = torch.nn.Parameter(moved, False) if own is module._parameters else moved
-        engine = TorchEngine(model, spec, "sdpa", "gpu:0", scratch=17)
+        engine = TorchEngine(model, spec, "sdpa", "gpu:0")
         tokens = torch.zeros(4, 3, dtype=torch.int64, device=gpu)
         mask = torch.ones(4, 1, 3, 64, dtype=torch.bool, device=gpu)
-        logits = engine.step(Step(tokens, tokens, tokens[:, 0], mask, tokens[0, :2]))
+        engine.reserve([(0, 3)] * 4)
+        logits = engine.launch(Step(tokens, tokens, tokens[:, 0], mask, tokens[0, :2]))
     assert logits.device == gpu
     assert logits.shape == (4, 2, 40)

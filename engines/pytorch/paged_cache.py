@@ -1,0 +1,114 @@
+"""The torch engine's cache as transformers sees it: a step's rows of a pool of pages, which is written in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from engines.base import KV_PAGE
+from engines.pytorch.layer_ops import Turn, store_columns
+from mtad.errors import InvalidInput
+
+
+class Rotation:
+    """Rotary positions that are applied when keys are stored: what a model's attentions call in place of their own.
+
+    Attributes:
+        waiting: what was handed over unturned and is not stored yet.
+        query: what attention is going to be given, and what it is to take for it.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Turn | None = None
+        self.query: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        if self.waiting is not None:
+            raise InvalidInput("attention", "triton", "a fused model runs in its engine only; load it again elsewhere")
+        self.waiting = Turn(query, key, cos, sin)
+        return query, key
+
+    def taken(self, key: Tensor) -> Turn | None:
+        """What is to be turned when `key` is stored; None if it has been."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None and waiting.key is not key:
+            raise InvalidInput("attention", "triton", "the model changes its keys after turning them; give sdpa")
+        return waiting
+
+    def turned(self, query: Tensor) -> Tensor:
+        """The queries that attention takes for `query`."""
+        if self.query is None:
+            return query
+        (given, turned), self.query = self.query, None
+        if given is not query:
+            raise InvalidInput("attention", "triton", "the model changes its queries after turning them; give sdpa")
+        return turned
+
+
+class PagedCache(Cache):  # type: ignore[misc]
+    """A step's rows of a pool of pages, for torch's attention: keys and values are scattered to pages, and gathered.
+
+    Args:
+        pool: [layers, 2, H, places x 64, D].
+        places: int32 [R, pages of a row + 1], see `engines.pytorch.paged.PagedEngine`.
+        write_at: int64 [R].
+        length: columns of the mask.
+    """
+
+    def __init__(self, pool: Tensor, places: Tensor, write_at: Tensor, length: int) -> None:
+        super().__init__(layers=[])
+        self.pool, self.places, self.write_at, self.length = pool, places, write_at, length
+        self._to: Tensor | None = None
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
+        if self._to is None:  # the same in all layers
+            columns = self.write_at[:, None] + torch.arange(key.shape[2], device=key.device)
+            self._to = slots(self.places, columns)
+        for part, new in zip(self.pool[layer], (key, value), strict=True):
+            part[:, self._to] = new.transpose(0, 1)
+        keys, values = gathered(self.pool[layer], self.places[:, : self.length // KV_PAGE])
+        return keys, values
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+
+def slots(places: Tensor, columns: Tensor) -> Tensor:
+    """Where in a pool columns int64 [R, N] of rows lie, int64 [R, N]; what lies behind all pages is in the last one."""
+    page = (columns // KV_PAGE).clamp(max=places.shape[1] - 1)
+    return places.gather(1, page).long() * KV_PAGE + columns % KV_PAGE
+
+
+def gathered(pool: Tensor, places: Tensor) -> Tensor:
+    """The columns of rows, [.., R, H, P x 64, D], of a pool [.., H, places x 64, D]; their pages lie at `places`."""
+    rows, pages = places.shape
+    found = by_page(pool).flatten(-2).index_select(-2, places.flatten())  # whole pages: torch's indexing takes numbers
+    return found.view(*pool.shape[:-2], rows, pages * KV_PAGE, pool.shape[-1]).transpose(-4, -3)
+
+
+def by_page(pool: Tensor) -> Tensor:
+    """A pool [.., places x 64, D] as [.., places, 64, D]."""
+    return pool.view(*pool.shape[:-2], -1, KV_PAGE, pool.shape[-1])
+
+
+class KernelCache(PagedCache):
+    """The same for `engines.pytorch.attention`: keys and values of a layer are written by one kernel, and not gathered.
+
+    Attributes:
+        rotation: what that kernel is to turn on the way.
+    """
+
+    rotation: Rotation = Rotation()
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store [R, H, S, D] of one layer; return its whole pool, [H, places x 64, D] each."""
+        keys, values = self.pool[layer]
+        turn = self.rotation.taken(key)
+        turned = store_columns(key, value, keys, values, self.places, self.write_at, turn)
+        if turn is not None and turned is not None:
+            self.rotation.query = turn.query, turned
+        return keys, values

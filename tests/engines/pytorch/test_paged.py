@@ -1,0 +1,109 @@
+"""The torch engine's pages: texts that fit together run together, and nothing is copied that can be shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.base import KV_PAGE
+from engines.buffers import sent
+from engines.pytorch.paged import EMPTY, OWN, PagedEngine
+from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.pair import Pair, open_pair
+from tests.support.mock_engine import PagedMock, mock_spec
+from tests.support.replayed import ReplayRecorder
+from tests.support.steps import columns_of
+
+PARAMS = DecodingParams(method="mmtad", max_tokens=90, ignore_eos=True, seed=1)
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folders: Callable[[str], Path]) -> Pair:
+    return open_pair(pair_folders("torch"), RuntimeConfig(threads=1))
+
+
+@pytest.mark.slow
+def test_rows_beyond_what_memory_holds_whole_end_their_texts_on_a_small_pool(
+    pair: Pair, pair_folders: Callable[[str], Path]
+) -> None:
+    whole = LLM(pair, RuntimeConfig(prefix_tokens=0))
+    prompts = [f"{number} singers " * 6 for number in range(8)]
+    expected = [whole.generate(prompt, PARAMS)[0].token_ids for prompt in prompts]
+    asked = RuntimeConfig(threads=1, prefix_tokens=0, rows=8)
+    memory = replace(whole.memory, rows=8, pages=whole.memory.capacity // KV_PAGE + 1)
+    small = LLM(pair_folders("torch"), replace(asked, memory=memory.total))
+    assert small.memory == memory
+    found = [result.token_ids for result in small.generate(prompts, PARAMS)]
+    assert found == expected
+    assert small.loop.totals.preemptions > 0
+    small.loop.check_integrity()
+    for engine in (small.pair.target, small.pair.auxiliary):
+        assert isinstance(engine, PagedEngine)
+        assert not engine.table.owned.any(), "a row that nobody has holds pages"
+        assert engine.kv.nbytes == (engine.pages + OWN) * engine.page_bytes
+        engine.check_integrity()
+
+
+def test_a_prompt_that_begins_alike_and_a_row_that_moves_share_pages() -> None:
+    engine = PagedMock(mock_spec(3, 256), 0.0)
+    engine.reserve([(0, 150)])
+    engine.kv[:, :, :, OWN * KV_PAGE :].normal_()
+    first = columns_of(engine)[:, :, 0].clone()
+    before, free = engine.kv.clone(), engine.table.pages.free
+    engine.copy_row(0, 2, 100)
+    assert torch.equal(engine.kv, before)
+    assert engine.table.pages.free == free
+    assert torch.equal(columns_of(engine)[:, :, 2, :, :100], first[:, :, :, :100])
+    engine.reserve([(100, 101)], first_row=2)
+    assert engine.table.pages.free == free - 1, "the page that both write to, and no other"
+    assert torch.equal(columns_of(engine)[:, :, 2, :, :100], first[:, :, :, :100])
+    engine.clear_row(2, 90)
+    assert torch.equal(columns_of(engine)[:, :, 0], first)
+    assert torch.equal(columns_of(engine)[:, :, 2, :, :90], first[:, :, :, :90])
+    assert not columns_of(engine)[:, :, 2, :, 90:].any()
+    engine.free_row(0)
+    engine.free_row(2)
+    assert (engine.places[:, :-1] == EMPTY).all()
+    engine.check_integrity()
+
+
+def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, tokens, uploads = PagedMock(mock_spec(3, 512), 0.0), list(range(400)), list[object]()
+    prefixes = engine.prefix_cache(512)
+    engine.reserve([(0, 400)])
+    prefixes.store(0, tokens)
+
+    def counted(given: object, device: torch.device) -> torch.Tensor:
+        uploads.append(given)
+        return sent(given, device)
+
+    monkeypatch.setattr("engines.pytorch.paged.sent", counted)
+    assert prefixes.restore(1, tokens) == 384
+    assert len(uploads) == 1
+    assert torch.equal(engine.places[1, :6], engine.places[0, :6])
+    assert prefixes.restore(2, tokens[:64], 64) == 64, "what the row has is left alone"
+    assert len(uploads) == 1
+    prefixes.check_integrity()
+    engine.check_integrity()
+
+
+def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(pair: Pair) -> None:
+    prompt, short = list(range(3, 140)), replace(PARAMS, max_tokens=20)
+    engine, tokens = pair.target, []
+    assert isinstance(engine, PagedEngine)
+    for _ in range(2):
+        llm = LLM(pair, RuntimeConfig(prefix_tokens=128), recorder=ReplayRecorder(), record=[short])
+        pages, recorded = len(engine.table.pages.users), llm.blocks and llm.blocks.recorded
+        tokens += [result.token_ids for result in llm.generate([prompt, prompt], short)]
+        assert llm.blocks
+        assert llm.blocks.recorded == recorded
+        llm.loop.check_integrity()
+    assert len(set(map(tuple, tokens))) == 1
+    assert pages == engine.pages + 2, "the second runtime's prefixes take the place of the first's"
+    LLM(pair, RuntimeConfig(prefix_tokens=256)).generate(prompt, short)
+    assert llm.generate(prompt, short)[0].token_ids == tokens[0], "what was recorded on a smaller pool is not launched"
+    llm.loop.check_integrity()
