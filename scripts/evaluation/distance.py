@@ -25,11 +25,11 @@ from tqdm import tqdm
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
 from runtime.commands.entry import Parser, command
 from scripts.paths import RESULTS
 from tests.support.cases import Case, generate
 from tests.support.mock_models import Pair, mock_pair
+from tests.support.reference.request import Tokens
 
 VOCAB, LENGTH = 4, 3
 TAUS = (0.0, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)

@@ -16,10 +16,10 @@ from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, 
 from mtad.distributions.candidates import process
 from mtad.draft.levels import expand, root
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
 from mtad.stacking import block_shape, places, stack_rows
 from tests.support.cases import mixed_runs
 from tests.support.noise import draw_noise
+from tests.support.reference.request import Tokens
 
 VOCAB, END = 7, (0, 5)
 NODES, DEPTH = 12, 5

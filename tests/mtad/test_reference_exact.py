@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from mtad.params import DecodingParams
-from mtad.reference import rules
-from mtad.reference.draft import Draft, Path
-from mtad.reference.request import Distribution, Random, Request, Tokens
 from tests.support.mock_models import Pair, mock_pair, sure_pair
+from tests.support.reference import rules
+from tests.support.reference.draft import Draft, Path
+from tests.support.reference.request import Distribution, Random, Request, Tokens
 
 VOCAB = 3
 NONE = np.full((9, 9), math.nan, dtype=np.float32)
@@ -84,8 +84,8 @@ def outcomes(request: Request, draft: Draft) -> Iterator[tuple[float, Tokens, Di
     while waiting:
         coins = Coins(waiting.pop(), waiting)
         with (
-            patch("mtad.reference.rules.exceeds", coins.exceeds),
-            patch("mtad.reference.lossless.exceeds", coins.exceeds),
+            patch("tests.support.reference.rules.exceeds", coins.exceeds),
+            patch("tests.support.reference.lossless.exceeds", coins.exceeds),
         ):
             accepted, bonus = rules.RULES[request.params.spec.rule](request, draft, COIN)
         yield coins.chance, accepted, bonus

@@ -26,7 +26,6 @@ from mtad.draft.tree import TokenTree, keep_best
 from mtad.methods import METHODS
 from mtad.noise.host import Noise
 from mtad.params import DecodingParams
-from mtad.reference.request import Model, Random, Request, Tokens
 from mtad.rows import LISTED, Rows, Shape, choose_rows
 from mtad.rules.accept import Accepted
 from mtad.rules.by_row import possible
@@ -36,6 +35,7 @@ from runtime.constraints.adjust import Constraints
 from runtime.decoder.eager import stacked
 from tests.support.mock_models import Pair, mock_pair
 from tests.support.noise import draw_noise
+from tests.support.reference.request import Model, Random, Request, Tokens
 
 WINDOWS = lru_cache(maxsize=16_384)(mtad.noise.host._window.__wrapped__)
 """Keeps the noise of thousands of texts, which tests draw with the same seeds."""
@@ -52,7 +52,7 @@ class Case:
     beams: tuple[tuple[Tokens, float], ...] = ()
 
     def request(self, eos: Collection[int] = ()) -> Request:
-        """The case as `mtad.reference` defines its block."""
+        """The case as `tests.support.reference` defines its block."""
         return Request(self.pair.target, self.pair.auxiliary, self.context, self.params, eos)
 
     @property

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from mtad.draft.live import Beams
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constraint, ConstraintFailed
 from tests.support import cases
 from tests.support.mock_models import Pair
+from tests.support.reference.request import Tokens
 
 FREE = DecodingParams(temperature=1.0, top_k=0, top_p=1.0, draft_len=3, beam_width=3, max_tokens=200)
 Asked = dict[str, Any]

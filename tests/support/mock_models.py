@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtad.reference.compare import watchers
-from mtad.reference.request import Model, Tokens
+from tests.support.reference.compare import watchers
+from tests.support.reference.request import Model, Tokens
 
 
 class Pair(NamedTuple):

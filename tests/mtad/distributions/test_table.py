@@ -18,13 +18,13 @@ from mtad.distributions.table import Table, draw_from, tabulate
 from mtad.draft import from_tables
 from mtad.noise import host
 from mtad.params import DecodingParams
-from mtad.reference.draft import Path
-from mtad.reference.request import process
-from mtad.reference.rules import RULES
 from mtad.rows import Rows
 from mtad.stacking import block_shape, stack_rows
 from tests.support.cases import Case, Run, every_case, random_cases, run_block
 from tests.support.mock_models import mock_pair, watched
+from tests.support.reference.draft import Path
+from tests.support.reference.request import process
+from tests.support.reference.rules import RULES
 
 ROUNDING = 1e-5
 VOCAB = 150

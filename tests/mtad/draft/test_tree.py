@@ -7,9 +7,9 @@ import math
 import pytest
 
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
 from tests.support.cases import Case, Run, mixed_runs, run_block
 from tests.support.mock_models import mock_pair
+from tests.support.reference.request import Tokens
 
 
 def beams(run: Run, row: int, level: int) -> dict[int, float]:

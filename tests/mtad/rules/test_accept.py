@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from mtad import reference
 from mtad.block import distributions
 from mtad.distributions.table import part
 from mtad.draft.levels import assemble, expand, root, stack
 from mtad.draft.tree import keep_best
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.reference.beams import beams
-from mtad.reference.draft import Path
-from mtad.reference.request import Model, Tokens, log
 from mtad.rows import LISTED, choose_rows
 from mtad.rules.accept import accept
 from mtad.stacking import block_shape, places, stack_rows
 from runtime.decoder.eager import stacked
+from tests.support import reference
 from tests.support.cases import Case, every_case, mixed_runs, run_block
 from tests.support.mock_models import Pair, mock_pair, watched
 from tests.support.noise import draw_noise
+from tests.support.reference.beams import beams
+from tests.support.reference.draft import Path
+from tests.support.reference.request import Model, Tokens, log
 
 ROUNDING = 1e-5
 

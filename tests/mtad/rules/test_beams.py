@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from mtad.params import DecodingParams
-from mtad.reference.request import Request, Tokens
 from tests.support.cases import Case, generate, run_block
 from tests.support.mock_models import Pair, mock_pair, sure_pair
+from tests.support.reference.request import Request, Tokens
 
 VOCAB, LENGTH, TEXTS = 4, 3, 2_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)

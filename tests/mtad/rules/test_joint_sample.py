@@ -13,15 +13,15 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from mtad import reference
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
-from mtad.reference.rules import passing
 from tests.mtad.rules.test_lossless import p_value
 from tests.support import cases as support
+from tests.support import reference
 from tests.support.cases import Case, run_block
 from tests.support.mock_models import mock_pair
 from tests.support.noise import draw_noise
+from tests.support.reference.request import Tokens
+from tests.support.reference.rules import passing
 
 VOCAB, EOS = 5, (0,)
 BASE = DecodingParams(method="mmtad_sample", draft_len=3, beam_width=4, top_k=0, top_p=1.0, accept_threshold=0.1)

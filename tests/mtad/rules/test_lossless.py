@@ -20,12 +20,12 @@ from mtad.distributions import prefix, table
 from mtad.draft import from_tables
 from mtad.methods import METHODS, Rule
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
 from mtad.rows import LISTED, Rows
 from mtad.rules.by_row import Decided
 from mtad.rules.scored import Scored
 from tests.support.cases import Case, generate, run_block
 from tests.support.mock_models import Pair, mock_pair, sure_pair
+from tests.support.reference.request import Tokens
 
 VOCAB, LENGTH, TEXTS = 4, 3, 4_000
 PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)

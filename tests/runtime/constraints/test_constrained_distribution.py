@@ -14,10 +14,10 @@ from scipy.stats import chisquare
 
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.reference.request import Model, Request, Tokens
 from runtime.constraints.constraint import Constrainer
 from tests.support.constrained import FREE, Asked, Running, finish, letters
 from tests.support.mock_models import mock_pair
+from tests.support.reference.request import Model, Request, Tokens
 
 LETTERS, END = "abc", 0
 WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer, models
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.reference.request import Tokens
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constrainer, ConstraintFailed
 from runtime.constraints.follower import Follower
@@ -28,6 +27,7 @@ from scripts.soak.attacks import AMBIGUOUS
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
 from tests.support.mock_models import mock_pair
+from tests.support.reference.request import Tokens
 
 SCHEMA = {
     "type": "object",

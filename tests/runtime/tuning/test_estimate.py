@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from mtad.params import DecodingParams
-from mtad.reference.request import process, rest_of
 from mtad.stacking import block_shape, stack_rows
 from runtime.commands import tune as tune_command
 from runtime.tuning.estimate import WIDTHS, Costs, acceptance, expected_passes
 from tests.support.checkpoints import TEXT
+from tests.support.reference.request import process, rest_of
 
 
 def test_the_acceptance_of_children_is_that_of_their_rounds() -> None:

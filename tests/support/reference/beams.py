@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mtad.reference.compare import exceeds, ranked
-from mtad.reference.draft import Draft, Path, extended
-from mtad.reference.request import Random, Request, Tokens, draw, log, normalised, residual, rest_of
+from tests.support.reference.compare import exceeds, ranked
+from tests.support.reference.draft import Draft, Path, extended
+from tests.support.reference.request import Random, Request, Tokens, draw, log, normalised, residual, rest_of
 
 Weights = dict[Tokens, float]
 """Of the paths of a level, over all beams: of each beam's candidates, and of texts that have ended themselves."""

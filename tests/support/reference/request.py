@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtad.params import DecodingParams
-from mtad.reference.compare import exceeds
+from tests.support.reference.compare import exceeds
 
 Tokens = tuple[int, ...]
 Model = Callable[[Tokens], NDArray[np.float32]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from mtad.reference.compare import exceeds, ranked
-from mtad.reference.draft import Draft, Path, best
-from mtad.reference.request import Distribution, Random, Request, Tokens, normalised, residual, rest_of
+from tests.support.reference.compare import exceeds, ranked
+from tests.support.reference.draft import Draft, Path, best
+from tests.support.reference.request import Distribution, Random, Request, Tokens, normalised, residual, rest_of
 
 
 def accepts(request: Request, chain: Tokens, at: int, random: Random) -> bool:

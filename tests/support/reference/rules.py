@@ -6,10 +6,17 @@ import math
 from collections.abc import Callable
 
 from mtad.methods import Rule
-from mtad.reference.compare import exceeds, ranked
-from mtad.reference.draft import Draft, best, new_paths
-from mtad.reference.lossless import accepts, block, greedy_multi_path, recursive_rejection, token_wise, traversal
-from mtad.reference.request import Distribution, Random, Request, Tokens, draw, log, normalised, rest_of
+from tests.support.reference.compare import exceeds, ranked
+from tests.support.reference.draft import Draft, best, new_paths
+from tests.support.reference.lossless import (
+    accepts,
+    block,
+    greedy_multi_path,
+    recursive_rejection,
+    token_wise,
+    traversal,
+)
+from tests.support.reference.request import Distribution, Random, Request, Tokens, draw, log, normalised, rest_of
 
 
 def passing(request: Request, draft: Draft) -> list[Tokens]:

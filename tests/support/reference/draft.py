@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtad.reference.compare import exceeds, ranked
-from mtad.reference.request import Random, Request, Tokens, draw, log
+from tests.support.reference.compare import exceeds, ranked
+from tests.support.reference.request import Random, Request, Tokens, draw, log
 
 
 class Path(NamedTuple):

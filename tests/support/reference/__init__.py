@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mtad.reference.draft import Draft, draft
-from mtad.reference.request import Distribution, Random, Request, Tokens, draw
-from mtad.reference.rules import RULES
+from tests.support.reference.draft import Draft, draft
+from tests.support.reference.request import Distribution, Random, Request, Tokens, draw
+from tests.support.reference.rules import RULES
 
 __all__ = ["Distribution", "Draft", "Outcome", "Random", "Request", "Tokens", "draft", "run_block"]
 
