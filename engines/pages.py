@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.base import KV_PAGE
 from engines.prefix_cache import PrefixCache
+
+Ints = NDArray[np.int64]
 
 
 class Pages:
@@ -77,25 +80,30 @@ class PageTable:
 
     def make_writable(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
         """Give a row pages of its own for columns start .. end - 1; returns which pages to copy, (from, to)."""
-        copies = []
-        for number in self._missing(row, start, end):
-            page = self.pages.take()
-            if number < self.owned[row]:
-                shared = int(self.table[row, number])
+        copies = list[tuple[int, int]]()
+        owned, last = int(self.owned[row]), -(-end // self.size)
+        for number in range(min(owned, start // self.size), last):
+            shared = int(self.table[row, number])
+            if number < owned and self.pages.users[shared] == 1:
+                continue
+            self.table[row, number] = page = self.pages.take()
+            if number < owned:
                 self.pages.release([shared])
                 copies.append((shared, page))  # also where it begins with `start`, behind which a row may hold more
-            self.table[row, number] = page
-        self.owned[row] = max(self.owned[row], -(-end // self.size))
+        self.owned[row] = max(owned, last)
         return copies
 
-    def missing(self, row: int, start: int, end: int) -> int:
-        """Pages that `make_writable` would take from the pool."""
-        return len(self._missing(row, start, end))
-
-    def _missing(self, row: int, start: int, end: int) -> list[int]:
-        owned, last = int(self.owned[row]), -(-end // self.size)
-        held = np.arange(start // self.size, min(owned, last))
-        return [*held[self.pages.users[self.table[row, held]] > 1].tolist(), *range(owned, last)]
+    def missing(self, rows: Ints, starts: Ints, ends: Ints) -> Ints:
+        """Pages that `make_writable` would take from the pool for columns start .. end - 1, of each of these rows."""
+        if not len(rows):
+            return rows
+        owned, last = self.owned[rows], -(-ends // self.size)
+        first = np.minimum(owned, starts // self.size)
+        numbers = np.arange(first.min(), last.max())
+        asked = (numbers >= first[:, None]) & (numbers < last[:, None])
+        shared = self.pages.users[self.table[rows, first.min() : last.max()]] > 1
+        counts: Ints = (asked & (shared | (numbers >= owned[:, None]))).sum(1)
+        return counts
 
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row."""

@@ -116,7 +116,7 @@ class Columns:
         past[lagging] = write_at[lagging]
         begins_tree = (first >= write_at) & ~lagging
         # go back until no column that is run again needs one that is neither run again nor seen by all
-        for number in np.flatnonzero(past < write_at):
+        for number in np.flatnonzero((past < write_at) & ((past > self._base[rows]) | begins_tree)):
             row, start = rows[number], int(write_at[number])
             least = int(past[number])
             while (lower := max(min(least, int(self._lead[row, least:start].min())), int(self._base[row]))) < least:
@@ -126,15 +126,25 @@ class Columns:
         self._base[rows] = np.where(begins_tree, write_at, self._base[rows])
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
         self._lead[rows[:, None], at] = lead
-        for number in np.flatnonzero(~causal):
-            row, base, end = rows[number], int(self._base[rows[number]]), int(ends[number])
-            self._reserve(end - base)
-            self._seen[row, end - steps - base : end - base, : end - base] = mask[number, :, base:end]
+        self._remember(rows, write_at, mask, np.flatnonzero(~causal))
         self._stored[rows] = np.where(lagging, self._stored[rows], ends)
         self._known[rows] = np.where(lagging, self._known[rows], ends)
         beside = self._begin_waiting(set(rows.tolist()))
         self.waiting.intersection_update(rows[lagging].tolist())
         return self._run(rows, past, ends, steps, keep, lagging, beside)
+
+    def _remember(self, rows: Ints, write_at: Ints, mask: NDArray[np.bool_], trees: Ints) -> None:
+        """Keep what the step's tokens see of their trees, for `trees`, numbers among the rows."""
+        if not len(trees):
+            return
+        of_step = np.arange(mask.shape[1])
+        base, start = (each[trees, None, None] for each in (self._base[rows], write_at))
+        end = start + len(of_step)
+        size = int((end - base).max())
+        self._reserve(size)
+        columns = np.minimum(base + np.arange(size), end - 1)  # of a smaller tree the last one stands for the rest
+        seen = mask[trees[:, None, None], of_step[:, None], columns] & (base + np.arange(size) < end)
+        self._seen[rows[trees, None], (start - base)[:, 0] + of_step, :size] = seen
 
     def plan_waiting(self) -> Run:
         """The run of all rows that wait, and of nothing else."""
@@ -175,18 +185,14 @@ class Columns:
         begins = np.concatenate([[0], sizes.cumsum()])
         columns = np.arange(begins[-1]) + np.repeat(past - begins[:-1], sizes)
         at = np.repeat(rows, sizes), columns
-        copies = [
-            pair
-            for row, start, end in zip(rows, past, ends, strict=True)
-            for pair in self.table.make_writable(row, start, end)
-        ]
+        lacking = np.flatnonzero(self.table.missing(rows, past, ends)).tolist()
+        copies = [pair for n in lacking for pair in self.table.make_writable(rows[n], past[n], ends[n])]
         used = -(-ends // PAGE)
         table = self.table.table[rows]
         causal = (self._lead[at] > columns) | np.repeat(lagging, sizes)
         sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
         if not causal.all():
-            each = zip(rows, past, ends, np.split(causal, begins[1:-1]), strict=True)
-            sees = np.concatenate([self._sees(*one).ravel() for one in each], dtype=np.uint8)
+            sees = self._sees(rows, past, sizes, causal).view(np.uint8)
             sees_begins = np.concatenate([[0], (sizes**2).cumsum()]).astype(np.int32)
         return Run(
             rows=rows,
@@ -203,14 +209,25 @@ class Columns:
             copies=copies,
         )
 
-    def _sees(self, row: int, past: int, end: int, causal: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Mask [n, n] of a row's columns past .. end - 1 among themselves."""
-        mask = np.tri(end - past, dtype=np.bool_)
-        if not causal.all():
-            base, (tree,) = self._base[row], np.nonzero(~causal)
-            before = max(base - past, 0)
-            mask[tree, before:] = self._seen[row, past - base + tree, past + before - base : end - base]
-        return mask
+    def _sees(self, rows: Ints, past: Ints, sizes: Ints, causal: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """What each row's columns past .. past + size - 1 see of themselves, flattened, row after row.
+
+        Args:
+            causal: of each of these columns, whether it sees all before it.
+        """
+        size, base = int(sizes[0]), self._base[rows]
+        if (sizes == size).all() and (past == base).all():  # trees alike, run again from their roots
+            trees = self._seen[rows, :size, :size]
+            return np.where(causal.reshape(-1, size, 1), np.tri(size, dtype=np.bool_), trees).ravel()
+        each = []
+        for row, start, count, own, first in zip(
+            rows, past, sizes, np.split(causal, sizes.cumsum()[:-1]), base, strict=True
+        ):
+            mask, (tree,) = np.tri(count, dtype=np.bool_), np.nonzero(~own)
+            before = max(first - start, 0)
+            mask[tree, before:] = self._seen[row, start - first + tree, start + before - first : start + count - first]
+            each.append(mask.ravel())
+        return np.concatenate(each)
 
     def _reserve(self, size: int) -> None:
         if size > self._seen.shape[1]:
@@ -271,9 +288,11 @@ class Columns:
             self.waiting.discard(row)
         return zeroed
 
-    def missing(self, row: int, start: int, end: int) -> int:
-        """Pages at most that a run over columns start .. end - 1 of a row takes from the pool."""
-        return self.table.missing(row, min(start, int(self._base[row])), end)
+    def missing(self, spans: Sequence[tuple[int, int]]) -> int:
+        """Pages at most that a run over columns start .. end - 1 of the first rows takes from the pool."""
+        starts, ends = np.array(spans).reshape(-1, 2).T
+        rows = np.arange(len(spans))
+        return int(self.table.missing(rows, np.minimum(starts, self._base[rows]), ends).sum())
 
     def check_integrity(self, others: Sequence[int] = ()) -> None:
         """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""

@@ -223,8 +223,7 @@ class OpenVinoEngine(Engine):
                 cache[page] = 0
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
-        missing = sum(self.columns.missing(row, start, end) for row, (start, end) in enumerate(spans))
-        return missing <= self.columns.table.pages.free
+        return self.columns.missing(spans) <= self.columns.table.pages.free
 
     def free_row(self, row: int) -> None:
         self.columns.cut(row, 0)

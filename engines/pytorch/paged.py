@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.base import KV_PAGE, Engine, EngineSpec, Step
@@ -84,20 +85,23 @@ class PagedEngine(Engine):
         return self.launch(step)
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
-        return sum(self.table.missing(row, *span) for row, span in enumerate(spans)) <= self.table.pages.free
+        return int(self._missing(spans).sum()) <= self.table.pages.free
 
     def lacks(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> bool:
         """Whether `reserve` has anything to do."""
-        return any(self.table.missing(row, *span) for row, span in enumerate(spans, first_row))
+        return bool(self._missing(spans, first_row).any())
+
+    def _missing(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> NDArray[np.int64]:
+        """Pages that each of consecutive rows would take for its columns."""
+        return self.table.missing(first_row + np.arange(len(spans)), *np.array(spans).reshape(-1, 2).T)
 
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
         if self._lent:
             return
         copies = list[tuple[int, int]]()
-        for row, (start, end) in enumerate(spans, first_row):
-            if self.table.missing(row, start, end):
-                copies += self.table.make_writable(row, start, end)
-                self._show(row)
+        for number in np.flatnonzero(self._missing(spans, first_row)).tolist():
+            copies += self.table.make_writable(first_row + number, *spans[number])
+            self._show(first_row + number)
         if copies:
             source, to = sent(np.array(copies).T + OWN, self.device)
             pages = by_page(self.kv)

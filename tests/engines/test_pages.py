@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from engines.pages import PageTable
@@ -18,12 +19,14 @@ def test_rows_that_write_share_and_leave_take_what_was_said_and_lose_no_page(see
         row, other = chance.sample(range(ROWS), 2)
         start = chance.randint(0, written[row])
         end, free = chance.randint(start, CAPACITY), table.pages.free
-        said = table.missing(row, start, end)
+        spans = [np.array(x) for x in ([other, row], [0, start], [CAPACITY, end])]
+        said = int(table.missing(*spans)[1])
+        assert said == table.missing(*(x[1:] for x in spans))
         if said <= free:
             copies = table.make_writable(row, start, end)
             assert table.pages.free >= free - said
             assert all(table.pages.users[to] == 1 for _, to in copies)
-            assert table.missing(row, start, end) == 0
+            assert not table.missing(*spans)[1]
             written[row] = max(written[row], end)
         if chance.random() < 0.5:
             table.adopt(other, 0, table.pages_of(row, 0, written[row]))
