@@ -91,6 +91,7 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 def test_an_unknown_method_is_refused() -> None:
     assert method_params("mtad adaptive")["speculation"] == "adaptive"
+    assert method_params("mtad 7x2") == method_params("mtad") | {"draft_len": 7, "beam_width": 2}
     assert method_params("mmtad_sample")["accept_threshold"] == method_params("mmtad")["accept_threshold"]
     with pytest.raises(InvalidInput, match="methods"):
         method_params("mtad sometimes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,14 +16,15 @@ from scripts.bench.peers.models import DRAFT_LEN, Models, missing, python
 from scripts.systems import GENAI
 
 PEERS = ("openvino-genai", "llama.cpp", "onnxruntime-genai", "huggingface")
-OURS = ("sample", "block", "mtad", "mmtad_sample", "mtad adaptive")
+OURS = ("sample", "block", "mtad", "mtad 7x4", "mtad 3x2", "mmtad_sample", "mtad adaptive")
 PRECISIONS = {"float32": "in float32", "fastest": "each at its fastest precision"}
 """At which systems are compared. `fastest` computes in bfloat16 where a library can, and leaves the choice to OpenVINO
 GenAI, which keeps its cache in 8-bit integers. Weights stay unquantized."""
 CAPACITY = 1024
 """Columns of a request's cache, of our export and of llama.cpp's slots."""
-GENAI_DRAFTS = 3, DRAFT_LEN
-"""OpenVINO GenAI's drafts: on a CPU with AMX, 8 requests of 1 + 3 tokens fill 32 rows of its tiles."""
+GENAI_DRAFTS = 3, DRAFT_LEN, 7
+"""OpenVINO GenAI's drafts: on a CPU with AMX, 8 requests of 1 + 3 tokens fill 32 rows of its tiles, and few requests
+gain by longer drafts. `mtad` is given the same lengths."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,25 @@ class System:
 
 
 def method_params(name: str) -> dict[str, Any]:
-    """Parameters of a method of ours, with the demo's threshold for source code; ` adaptive` adapts drafts of up to 8.
+    """Parameters of a method of ours, with the demo's threshold for source code.
+
+    `mtad` drafts `DRAFT_LEN` tokens in 4 beams, `mtad 7x2` 7 in 2, and `mtad adaptive` adapts drafts of up to twice
+    `DRAFT_LEN`.
 
     Raises:
-        InvalidInput: there is no such method.
+        InvalidInput: there is no such method, or no such draft.
     """
-    method, _, adaptive = name.partition(" ")
-    if method not in METHODS or adaptive not in ("", "adaptive"):
-        raise InvalidInput("methods", name, f"give names of methods, or 'mtad adaptive'; known: {', '.join(METHODS)}")
-    params: dict[str, Any] = {"method": method, "draft_len": 2 * DRAFT_LEN if adaptive else DRAFT_LEN}
+    method, _, draft = name.partition(" ")
+    sizes = re.fullmatch(r"(\d+)x(\d+)", draft)
+    if method not in METHODS or not (sizes or draft in ("", "adaptive")):
+        known = ", ".join(METHODS)
+        raise InvalidInput("methods", name, f"give names of methods, 'mtad adaptive' or 'mtad 7x2'; known: {known}")
+    params: dict[str, Any] = {"method": method, "draft_len": 2 * DRAFT_LEN if draft == "adaptive" else DRAFT_LEN}
+    if sizes:
+        params |= {"draft_len": int(sizes[1]), "beam_width": int(sizes[2])}
     if METHODS[method].rule in ("joint", "joint_sample"):
         params["accept_threshold"] = THRESHOLDS["code"]
-    return params | {"speculation": "adaptive" if adaptive else "fixed"}
+    return params | {"speculation": "adaptive" if draft == "adaptive" else "fixed"}
 
 
 def catalog(
