@@ -9,46 +9,13 @@ place, by the next step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.openvino.graph import PAGE
-from engines.pages import PageTable
-
-Ints = NDArray[np.int64]
-
-
-class Run(NamedTuple):
-    """A step as paged attention takes it: T tokens, row after row, without padding.
-
-    Attributes:
-        rows: int64 [R], those of the step, and behind them those whose prompts are run beside it.
-        own: int64 [R], where each row's columns of the step itself begin, behind those that are run again or beside it.
-        tokens, positions: int64 [1, T].
-        past: int32 [R], columns before each row's first token, all of which its tokens see.
-        begins: int32 [R + 1], each row's first token among the T, and T.
-        pages, page_begins: int32, the pages of each row's columns, and where each row's begin.
-        sees: uint8, of each row its tokens' mask among themselves, flattened, row after row; empty where all are
-            causal.
-        sees_begins: int32 [R + 1], where each row's mask begins; empty where all are causal.
-        keep: int64 [K], places of the step's kept logits among the T.
-        copies: pages to copy before the step, (from, to).
-    """
-
-    rows: Ints
-    own: Ints
-    tokens: Ints
-    positions: Ints
-    past: NDArray[np.int32]
-    begins: NDArray[np.int32]
-    pages: NDArray[np.int32]
-    page_begins: NDArray[np.int32]
-    sees: NDArray[np.uint8]
-    sees_begins: NDArray[np.int32]
-    keep: Ints
-    copies: list[tuple[int, int]]
+from engines.openvino.run import Run
+from engines.pages import Ints, PageTable
 
 
 class Columns:

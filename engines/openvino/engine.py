@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
-from engines.openvino.columns import Columns, Run
+from engines.openvino.columns import Columns
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
-from engines.openvino.padding import padded
+from engines.openvino.run import Run, padded
 from engines.pages import PagedPrefixCache
 from engines.prefix_cache import PrefixCache
 from mtad.errors import InvalidInput

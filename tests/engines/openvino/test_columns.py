@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from engines.openvino.columns import Columns, Run
+from engines.openvino.columns import Columns
 from engines.openvino.graph import PAGE
+from engines.openvino.run import Run
 
 ROWS, CAPACITY = 4, 4 * PAGE
 Content = list[list[int]]

@@ -18,8 +18,8 @@ from transformers import LlamaForCausalLM
 
 from engines import Placement, Step, open_engine
 from engines.folder import read_spec
-from engines.openvino.columns import Run
 from engines.openvino.engine import OpenVinoEngine
+from engines.openvino.run import Run
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engines.openvino.columns import Columns, Run
+from engines.openvino.columns import Columns
 from engines.openvino.graph import PAGE
-from engines.openvino.padding import padded, size
+from engines.openvino.run import Run, padded, size
 
 
 def run_of(tokens: int, tree: bool) -> Run:

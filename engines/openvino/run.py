@@ -1,0 +1,79 @@
+"""A run of paged attention, padded so that there are few sizes: OpenVINO keeps kernels for every shape it has met."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.openvino.graph import PAGE
+from engines.pages import Ints
+
+
+class Run(NamedTuple):
+    """A step as paged attention takes it: T tokens, row after row, without padding.
+
+    Attributes:
+        rows: int64 [R], those of the step, and behind them those whose prompts are run beside it.
+        own: int64 [R], where each row's columns of the step itself begin, behind those that are run again or beside it.
+        tokens, positions: int64 [1, T].
+        past: int32 [R], columns before each row's first token, all of which its tokens see.
+        begins: int32 [R + 1], each row's first token among the T, and T.
+        pages, page_begins: int32, the pages of each row's columns, and where each row's begin.
+        sees: uint8, of each row its tokens' mask among themselves, flattened, row after row; empty where all are
+            causal.
+        sees_begins: int32 [R + 1], where each row's mask begins; empty where all are causal.
+        keep: int64 [K], places of the step's kept logits among the T.
+        copies: pages to copy before the step, (from, to).
+    """
+
+    rows: Ints
+    own: Ints
+    tokens: Ints
+    positions: Ints
+    past: NDArray[np.int32]
+    begins: NDArray[np.int32]
+    pages: NDArray[np.int32]
+    page_begins: NDArray[np.int32]
+    sees: NDArray[np.uint8]
+    sees_begins: NDArray[np.int32]
+    keep: Ints
+    copies: list[tuple[int, int]]
+
+
+def size(tokens: int) -> int:
+    """The number of tokens that a run of `tokens` is padded to: up to 16 its own, then eight per doubling."""
+    step = min(PAGE, 1 << max(0, (tokens - 1).bit_length() - 4))
+    return -(-tokens // step) * step
+
+
+def padded(run: Run, page: int) -> Run:
+    """The same run with blank tokens up to `size`, fewer than a page, as a row of their own behind the others.
+
+    Args:
+        page: where the blanks' keys and values go; nobody else has it.
+    """
+    count = run.tokens.shape[1]
+    blanks = size(count) - count
+    if not blanks:
+        return run
+    tokens, positions = (np.pad(values, ((0, 0), (0, blanks))) for values in (run.tokens, run.positions))
+    sees, sees_begins = run.sees, run.sees_begins
+    if len(sees):
+        sees = np.concatenate([sees, np.tri(blanks, dtype=np.uint8).ravel()])
+        sees_begins = _with(sees_begins, len(sees))
+    return run._replace(
+        tokens=tokens,
+        positions=positions,
+        past=_with(run.past, 0),
+        begins=_with(run.begins, count + blanks),
+        pages=_with(run.pages, page),
+        page_begins=_with(run.page_begins, len(run.pages) + 1),
+        sees=sees,
+        sees_begins=sees_begins,
+    )
+
+
+def _with(values: NDArray[np.int32], last: int) -> NDArray[np.int32]:
+    return np.append(values, values.dtype.type(last))
