@@ -22,29 +22,10 @@ from mtad.params import DecodingParams
 from mtad.rows import Rows
 from mtad.rules.joint import joint
 from mtad.rules.scored import Scored
-from runtime.tensorrt_llm.compat import WORKER, check, load
+from runtime.tensorrt_llm.compat import WORKER, load
 
 INTERFACE, UTILS = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm._torch.speculative.utils"
 API, PROCESS = "tensorrt_llm.llmapi", "tensorrt_llm.llmapi.utils"
-ACCEPT = ("logits", "draft_tokens", "num_contexts", "batch_size", "spec_metadata")
-USED: dict[str, dict[str, tuple[str, ...]]] = {
-    INTERFACE: {
-        "SpecWorkerBase._accept_draft_tokens": ACCEPT,
-        "SpecWorkerBase._apply_occurrence_penalties": ACCEPT,
-        "SpecWorkerBase._can_use_rejection_sampling": ("spec_metadata",),
-        "SpecWorkerBase._commit_occurrence_counts": ("accepted", "batch_size", "spec_metadata"),
-        "SpecWorkerBase._sample_tokens_for_batch": ("logits", "spec_metadata", "num_contexts", "batch_size"),
-        "spec_compute_probs_from_logits": ("logits", "temperatures", "top_ks", "top_ps", "min_ps"),
-    },
-    UTILS: {"get_spec_worker": (), "DraftTargetOneModelWorker": ("spec_config", "mapping")},
-    API: {
-        "LLM": ("model", "speculative_config"),
-        "DraftTargetDecodingConfig": ("max_draft_len", "speculative_model", "use_rejection_sampling"),
-    },
-    PROCESS: {"enable_worker_single_process_for_tp1": ()},
-}
-"""By module, what is used of it: names, and parameters that are passed to them or taken over."""
-
 Chosen = tuple[Tensor, Tensor]
 
 
@@ -59,7 +40,7 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any)
         params: `draft_len` and `accept_threshold`, of all requests.
 
     Raises:
-        InvalidInput: the library is missing or lacks what is used of it, or something is asked for that is not there.
+        InvalidInput: the library is missing or another release, or something is asked for that is not there.
     """
     if params.method != "mtad":
         raise InvalidInput("method", params.method, "the worker decides by mtad's rule; give mtad")
@@ -68,9 +49,7 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any)
     if options.get("tensor_parallel_size", 1) != 1:
         problem = "ranks are processes of their own, which do not get the worker; give 1"
         raise InvalidInput("tensor_parallel_size", options["tensor_parallel_size"], problem)
-    modules = {name: load(name, WORKER) for name in USED}
-    for name, used in USED.items():
-        check(modules[name], used, WORKER)
+    modules = {name: load(name, WORKER) for name in (INTERFACE, UTILS, API, PROCESS)}
     if not modules[PROCESS].enable_worker_single_process_for_tp1():
         problem = "not 1 when it was read; start Python with it set to 1, so that the model is in this process"
         raise InvalidInput("TLLM_WORKER_USE_SINGLE_PROCESS", None, problem)

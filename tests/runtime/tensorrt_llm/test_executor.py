@@ -72,24 +72,10 @@ def test_the_fake_has_the_recorded_signatures(name: str) -> None:
     assert str(plain) == fake.RECORDED[name]
 
 
-def test_what_is_passed_by_name_is_recorded_and_all_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    library.check(fake, library.EXECUTOR, "1.2.1")
-    monkeypatch.delattr(fake.Executor, "cancel_request")
-    monkeypatch.setattr(fake, "Request", fake._record("Request", "(input_token_ids, max_tokens)"))
-    with pytest.raises(InvalidInput) as caught:
-        library.check(fake, library.EXECUTOR, "1.2.1")
-    for words in ("Executor.cancel_request", "Request(end_id=)", "tensorrt-llm==1.2.1"):
-        assert words in str(caught.value)
-
-
-def test_parameters_of_functions_without_a_signature_are_read_from_their_docstring() -> None:
-    class Overloaded:
-        __signature__ = "not one"
-        __doc__ = "f(self, timeout: float | None = None) -> list\nf(self, ids: list[int], timeout: float = 0) -> list"
-
-        def __call__(self) -> None: ...
-
-    assert library.parameters(Overloaded()) == {"timeout", "ids"}
+def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "installed", lambda: "1.3.0")
+    with pytest.raises(InvalidInput, match=r"1\.3\.0.*another release.*tensorrt-llm==1\.2\.1"):
+        library.executor_bindings()
 
 
 def test_a_missing_library_is_one_clear_error() -> None:

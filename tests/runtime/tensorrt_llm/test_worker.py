@@ -13,6 +13,7 @@ import torch
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime.tensorrt_llm import compat
 from runtime.tensorrt_llm import worker as ours
 from tests.support import fake_spec_worker as fake
 from tests.support.fake_spec_worker import Loop, Request
@@ -141,8 +142,8 @@ def test_what_that_place_cannot_do_is_refused(values: dict[str, Any], options: d
 
 @pytest.mark.usefixtures("library")
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(fake.SpecWorkerBase, "_commit_occurrence_counts")
-    with pytest.raises(InvalidInput, match=r"SpecWorkerBase\._commit_occurrence_counts; install tensorrt-llm==1\.4"):
+    monkeypatch.setattr(compat, "installed", lambda: "1.4.0")
+    with pytest.raises(InvalidInput, match=r"1\.4\.0.*another release.*tensorrt-llm==1\.4\.0rc1"):
         ours.open_llm("target", "auxiliary", PARAMS)
 
 
