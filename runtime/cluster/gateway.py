@@ -27,10 +27,11 @@ from runtime.cluster.board import ClusterMetrics, ReplicaReport
 from runtime.cluster.replica import Head
 from runtime.cluster.router import prefix_keys
 from runtime.server.bodies import BodyReader
-from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.middleware import CLIENT, client_left
+from runtime.server.errors import ApiError, api_error, cancelled
+from runtime.server.middleware import CLIENT
 from runtime.server.responses import sent_event
 from runtime.server.routes import Endpoint
+from runtime.server.streaming import attended
 
 log = logging.getLogger(__name__)
 
@@ -122,20 +123,12 @@ class Gateway:
         body = await Request(scope, receive).body()
         head = {name: scope.get(name) for name in _HEAD}
         work = asyncio.create_task(self._answer(head, body, send))
-        gone = asyncio.create_task(client_left(receive))
         self._serving.add(work)
         try:
-            done, _ = await asyncio.wait({work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                raise timed_out(self._seconds)
-            if work in done:
-                if work.cancelled():  # by `close`
-                    raise cancelled()
-                work.result()
+            await attended(receive, asyncio.get_running_loop().time(), self._seconds, work)
+        except asyncio.CancelledError:  # by `close`
+            raise cancelled() from None
         finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.wait({work, gone})
             self._serving.discard(work)
 
     async def _answer(self, head: Head, body: bytes, send: Send) -> None:

@@ -46,13 +46,9 @@ def serve_cluster(
     log_level: str,
     access_log: bool,
 ) -> None:
-    """Serve a pair with several replicas on a bound socket, until drained.
+    """Serve a pair, which has one path on all machines, with several replicas on a bound socket, until drained.
 
-    Args:
-        pair: pair folder, at the same path on each machine of the cluster.
-
-    Raises:
-        InvalidInput: Ray cannot be reached, has too little for the replicas, or they do not start.
+    Raises InvalidInput if Ray cannot be reached, has too little for the replicas, or they do not start.
     """
     lost = threading.Event()
     try:
@@ -97,11 +93,7 @@ def serve_cluster(
 
 
 def watch_head(address: str, lost: threading.Event, pause: float = 1.0) -> None:
-    """Connect to Ray's head process again and again; once it is gone for good, say so and end the server.
-
-    Args:
-        pause: seconds between two attempts; three must fail.
-    """
+    """Connect to Ray's head process every `pause` seconds; once it failed three times, say so and end the server."""
     host, _, port = address.rpartition(":")
     failed = 0
     while failed < 3:

@@ -71,10 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """A command's entry point: bad input becomes one line on stderr and exit code 2, never a traceback.
-
-    What broke while it ran (`Failed`) is one line and exit code 1.
-    """
+    """A command's entry point: bad input is one line on stderr and exit code 2, never a traceback; `Failed` is code 1."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -101,11 +98,9 @@ _Target = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def add_options(parser: _Target, config: type, only: Collection[str] = (), but: Collection[str] = ()) -> None:
-    """Add an option for each field of a dataclass. Those that are not given leave no trace in the parsed namespace.
+    """Add an option for each field of a dataclass, described in its docstring. Those not given leave no trace.
 
-    Args:
-        config: the dataclass; its docstring describes the fields under "Attributes:".
-        only: names of the fields to offer, in this order; by default, all.
+    `only`: names of the fields to offer, in this order; by default, all.
     """
     known, hints, texts = {field.name: field for field in fields(config)}, get_type_hints(config), describe(config)
     for name in only or known:

@@ -24,11 +24,7 @@ _LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could ov
 
 
 class ConstraintFailed(InvalidInput):
-    """A request's text reached a point where its own constraints allow no token, or take too long.
-
-    Args:
-        cause: which of its fields is wrong, and where.
-    """
+    """A request's text reached a point where its own constraints, of which `cause` names one, allow no token."""
 
     def __init__(self, name: object, cause: InvalidInput) -> None:
         self.name = name
@@ -36,11 +32,7 @@ class ConstraintFailed(InvalidInput):
 
 
 class Constrainer:
-    """Makes the constraints of one pair's requests. Safe to share between threads.
-
-    Args:
-        tokenizer: the pair's; looked at when the first request with a grammar comes.
-    """
+    """Makes the constraints of one pair's requests. Safe to share between threads."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int], device: torch.device | str = "cpu"
@@ -53,10 +45,7 @@ class Constrainer:
         self._words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
 
     def check(self, params: DecodingParams) -> Grammar | None:
-        """Refuse constraints that cannot be kept; to be called before a request is queued.
-
-        Returns:
-            the compiled language of a constrained request.
+        """The compiled language of a constrained request that is going to be queued.
 
         Raises:
             InvalidInput: a biased token does not exist; a bad word has no tokens; a number would overflow; or as in
@@ -66,12 +55,7 @@ class Constrainer:
         return self.grammars.compile(params) if params.constrained else None
 
     async def check_soon(self, params: DecodingParams) -> Grammar | None:
-        """The same, without a thread that waits for a compilation; see `Grammars.compile_soon`.
-
-        Raises:
-            InvalidInput: as `check`.
-            Stopped: `grammars` was closed.
-        """
+        """The same, without a thread that waits for a compilation; raises as `Grammars.compile_soon`."""
         self._check_numbers(params)
         return await self.grammars.compile_soon(params) if params.constrained else None
 
@@ -91,11 +75,7 @@ class Constrainer:
     def constraint(
         self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
     ) -> Constraint | None:
-        """The constraint of a request that starts to run; None if it asks for nothing.
-
-        Args:
-            grammar: what `check` returned; None asks it again.
-        """
+        """The constraint of a request that starts to run, with what `check` returned; None if it asks for nothing."""
         asks = params.logit_bias or params.min_tokens or params.bad_words
         if not (params.constrained or asks or _penalises(params)):
             return None
@@ -146,9 +126,7 @@ class Constraint:
     def advance(self, tokens: Sequence[int]) -> None:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
 
-        Raises:
-            ConstraintFailed: the text came to a dead end of its grammar (`runtime.constraints.grammar.Follower`). The
-                request must be finished with this error; others are not affected.
+        Raises ConstraintFailed at a dead end of the grammar; then the request, and no other, is to end with this error.
         """
         self.generated += len(tokens)
         if self.words:

@@ -24,8 +24,7 @@ TopTokens = list[list[tuple[int, float]]]
 class OutputProcessor:
     """Owns the detokenizer, the constraint and the figures of every request that has begun.
 
-    Args:
-        unrecorded: counts the blocks that a device ran without a CUDA graph, by reason; part of the totals.
+    `unrecorded`, part of the totals, counts the blocks that a device ran without a CUDA graph, by reason.
     """
 
     def __init__(

@@ -8,10 +8,7 @@ from functools import lru_cache
 class StopStrings:
     """An automaton that finds all of several strings in one pass (Aho and Corasick, doi 10.1145/360825.360855).
 
-    A state stands for the longest end of the text that some string begins with.
-
-    Args:
-        strings: none of them empty.
+    A state stands for the longest end of the text that some string begins with. No string is empty.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:

@@ -96,9 +96,7 @@ class Statistics(Counts):
     ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
 
-        Args:
-            accepted: drafted tokens that became part of the text.
-            seconds: draft, score, commit.
+        `accepted` are drafted tokens that became part of the text, `seconds` those of draft, score and commit.
         """
         self.add(drafted, accepted, tokens, passes)
         self.draft_seconds += seconds[0] if drafted else 0.0
@@ -124,10 +122,9 @@ class Statistics(Counts):
 
 @dataclass
 class Histogram:
-    """Counts of values by upper bound, as Prometheus keeps them (but not cumulated).
+    """Counts of values by upper bound, inclusive and ascending, as Prometheus keeps them (but not cumulated).
 
-    Attributes:
-        bounds: upper bounds, inclusive, ascending; one more bucket holds what is above.
+    One more bucket holds what is above.
     """
 
     bounds: tuple[float, ...]

@@ -16,10 +16,9 @@ from starlette.types import ASGIApp
 
 from runtime.async_llm import AsyncLLM
 from runtime.server.middleware import Guard
-from runtime.server.openapi import ERRORS, document
 from runtime.server.options import ServerOptions
 from runtime.server.response_request import ResponseRequest
-from runtime.server.routes import Endpoint
+from runtime.server.routes import ERRORS, Endpoint, document
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from runtime.server.service import Service
 
@@ -28,14 +27,7 @@ _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosni
 
 
 def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
-    """The ASGI application. It starts the engine, and stops it in the end.
-
-    Args:
-        engine: an engine that has not been started; nobody else uses it.
-
-    Raises:
-        InvalidInput: an option cannot be honoured.
-    """
+    """The ASGI application of an engine that it starts, and stops in the end; raises `InvalidInput` for an option."""
     return application(Service(engine, options))
 
 

@@ -31,11 +31,7 @@ SMALL = 32 * 1024
 
 
 def check_body(data: bytes) -> None:
-    """Refuse a body that has too many values; takes 1 ms per MiB.
-
-    Raises:
-        ApiError: 413.
-    """
+    """Refuse a body that has too many values, with `ApiError` 413; takes 1 ms per MiB."""
     values = len(data) - len(data.translate(None, b",[{"))
     if values > MOST_VALUES:
         problem = f"the body has {values} commas and opening brackets, and the server reads at most {MOST_VALUES}"
@@ -43,10 +39,7 @@ def check_body(data: bytes) -> None:
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """A body as a JSON object; an empty one if it is something else, or too much.
-
-    For those who only want to look at a request; whether it is one, `Body` says.
-    """
+    """A body as a JSON object, to look at before `Body` checks it; empty if it is something else, or too much."""
     try:
         check_body(data)
         values = from_json(data)

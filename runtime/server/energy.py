@@ -12,12 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Counter(NamedTuple):
-    """One counter.
+    """One counter: `gpu`, `cpu` or `dram`; of which GPU or processor package, as drivers count them; how to read it.
 
-    Attributes:
-        kind: `gpu`, `cpu` or `dram`.
-        number: of the GPU or processor package, as its driver counts them.
-        read: millijoules so far, since some time in the past.
+    What is read are millijoules since some time in the past.
     """
 
     kind: str

@@ -55,12 +55,7 @@ def cancelled() -> ApiError:
 
 
 def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """What a client is told about an exception.
-
-    Args:
-        error: whatever was raised while a request was served.
-        names: what fields of `DecodingParams` are called in the request, where it differs.
-    """
+    """What a client is told about an exception; `names`: what fields of `DecodingParams` are called in its request."""
     match error:
         case ApiError():
             return error

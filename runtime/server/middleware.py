@@ -28,23 +28,14 @@ _CLOSE = {"connection": "close"}
 
 
 class Client(NamedTuple):
-    """Who sent a request.
-
-    Attributes:
-        name: for fairness: one per API key, or per address where no keys are used.
-        key: stands for the API key, without being it; empty where no keys are used.
-    """
+    """Who sent a request: a name for fairness, of its key or address; what stands for its key, empty without one."""
 
     name: str
     key: str = ""
 
 
 class Guard:
-    """ASGI middleware.
-
-    Args:
-        responded: called with the path and status of each response.
-    """
+    """ASGI middleware; calls `responded` with the path and status of each response."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
         self._app, self._options, self._responded = app, options, responded
@@ -162,9 +153,3 @@ def _network(address: str) -> str:
         return address
     six = IPv6Address(address)
     return str(six.ipv4_mapped or IPv6Address(int(six) >> 64 << 64))
-
-
-async def client_left(receive: Receive) -> None:
-    """Return when the client has gone away; after its request was received."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

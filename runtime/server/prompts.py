@@ -18,11 +18,7 @@ class Prompts:
         self._engine, self._template = engine, template
 
     async def of(self, body: Body, chat: Chat | None, size: int) -> list[Prompt]:
-        """What a request continues.
-
-        Args:
-            chat: what it continues, if it is a chat.
-        """
+        """What a request continues: `chat`, if it is one."""
         found: list[Prompt]
         if chat:
             tools = () if chat.choice == "none" else chat.tools

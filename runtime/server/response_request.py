@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.server.formats import JsonSchema, ResponseFormat
 from runtime.server.messages import (
     MOST_TOOLS,
     Arguments,
@@ -23,7 +22,7 @@ from runtime.server.messages import (
     ToolCall,
     ToolChoice,
 )
-from runtime.server.schema import DESCRIPTIONS, Body
+from runtime.server.schema import DESCRIPTIONS, Body, JsonSchema, ResponseFormat
 from runtime.server.strict import Items, StrictModel
 
 
@@ -51,11 +50,7 @@ class Item(StrictModel):
 
     @property
     def message(self) -> Message:
-        """The same as a message of a chat.
-
-        Raises:
-            InvalidInput: something is missing.
-        """
+        """The same as a message of a chat; InvalidInput if something is missing."""
         needed = {
             "message": ("role", "content"),
             "function_call": ("call_id", "name", "arguments"),

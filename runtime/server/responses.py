@@ -24,8 +24,7 @@ from runtime.server.schema import Body, CompletionRequest
 class Origins:
     """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
 
-    Attributes:
-        begun: where text of an origin begins, as far as it has not ended: (character, origin).
+    `begun` says where text of an origin begins, as far as it has not ended: (character, origin).
     """
 
     begun: list[tuple[int, str]] = field(default_factory=list)

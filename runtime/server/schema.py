@@ -20,7 +20,6 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
-from runtime.server.formats import ResponseFormat, StreamOptions
 from runtime.server.messages import Chat, Message, ToolChoice, Tools
 from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
 from runtime.server.translation import translate
@@ -37,7 +36,6 @@ _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "json_schema": str | dict[str, Any],
 }
 
-
 DESCRIPTIONS = describe(DecodingParams)
 PARAMETERS = [one.name for one in fields(DecodingParams)]
 
@@ -49,6 +47,39 @@ def _of_json(hint: Any) -> Any:
     if isinstance(hint, UnionType):
         return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
     return hint
+
+
+class StreamOptions(StrictModel):
+    """What a stream has beside its choices."""
+
+    include_usage: bool = Field(False, description="a last chunk with the usage of the whole request")
+    continuous_usage_stats: bool = Field(False, description="the usage so far, in every chunk")
+    include_obfuscation: bool = Field(False, description="taken and not heeded: chunks are not padded")
+
+
+class JsonSchema(StrictModel):
+    """A JSON schema that the text must satisfy, in OpenAI's envelope."""
+
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool = Field(True, description="the text always satisfies the schema: false cannot be told from true")
+
+
+class ResponseFormat(StrictModel):
+    """Which texts are allowed: any, JSON objects, or those of a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def language(self) -> str | None:
+        """The JSON schema it comes to, as JSON text."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise InvalidInput("response_format", self.type, "give `json_schema` with the type json_schema, only there")
+        if self.type == "text":
+            return None
+        return json.dumps(self.json_schema.schema_) if self.json_schema else '{"type": "object"}'
 
 
 LONGEST = ("max_completion_tokens", "max_output_tokens")
@@ -122,11 +153,7 @@ class Body(_Parameters):
         return wanted
 
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
-        """The decoding parameters it asks for, on top of the pair's.
-
-        Raises:
-            InvalidInput: they cannot be used, or contradict each other.
-        """
+        """What it asks for, on top of the pair's; InvalidInput if that cannot be used, or contradicts itself."""
         values = {name: getattr(self, name) for name in self.model_fields_set.intersection(PARAMETERS)}
         values["top_logprobs"] = self.alternatives or 0
         for name in self.model_fields_set.intersection(LONGEST):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -44,18 +44,8 @@ from runtime.server.tracing import Span, Tracing
 
 Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
 
-
-class Asked(NamedTuple):
-    """What a request asks for.
-
-    Attributes:
-        calling: how answers may call functions; None if they may not.
-    """
-
-    body: Body
-    params: DecodingParams
-    chat: Chat | None
-    calling: Calling | None
+Asked = tuple[DecodingParams, Chat | None, Calling | None]
+"""What a request asks for: its parameters, the chat that it continues, and how answers may call functions."""
 
 
 class Service:
@@ -84,7 +74,7 @@ class Service:
             span.read(body)
             asked = await self._bodies.run(await request.body(), self._asked, body)
             # a grammar may take its time to be compiled
-            submitted = self._submit(asked, request, span, arrived)
+            submitted = self._submit(body, asked, request, span, arrived)
             return await attended(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
@@ -168,10 +158,10 @@ class Service:
         calling = Calling.of(chat, self._template.source(chat.tools)) if chat else None
         if calling:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
-        return Asked(body, params, chat, calling)
+        return params, chat, calling
 
-    async def _submit(self, asked: Asked, request: Request, span: Span, arrived: float) -> Responder:
-        body, params, chat, calling = asked
+    async def _submit(self, body: Body, asked: Asked, request: Request, span: Span, arrived: float) -> Responder:
+        params, chat, calling = asked
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.statistics import Histogram
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
-from runtime.server.middleware import client_left
 from runtime.server.responses import OpenAIResponse, sent_event
 from runtime.server.tracing import Span
 
@@ -27,17 +26,18 @@ _EVENTS = [
 ]
 
 
-async def attended(receive: Receive, arrived: float, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def client_left(receive: Receive) -> None:
+    """Return when the client has gone away; after its request was received."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def attended(receive: Receive, arrived: float, seconds: float, work: Awaitable[T]) -> T:
     """What `work` returns, for as long as somebody waits for it; else it is cancelled.
 
-    Args:
-        arrived: when it came, on the event loop's clock.
-
-    Raises:
-        ClientDisconnect: the client went away.
-        ApiError: time is up.
+    `arrived` is on the event loop's clock. Raises ClientDisconnect if the client went away, ApiError if time is up.
     """
-    task, gone = asyncio.create_task(work), asyncio.create_task(client_left(receive))
+    task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left(receive))
     try:
         left = max(0.0, arrived + seconds - asyncio.get_running_loop().time())
         done, _ = await asyncio.wait({task, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)

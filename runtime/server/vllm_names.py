@@ -35,11 +35,7 @@ VALUES = {"cancelled": "abort"}
 
 
 class WithVllmNames(Collector):
-    """All metrics of a collector, and those of `NAMES` once more.
-
-    Args:
-        model: the name that is served, vLLM's label `model_name`.
-    """
+    """All metrics of a collector, and those of `NAMES` once more, labelled with the model's name."""
 
     def __init__(self, source: Collector, model: str) -> None:
         self._source, self._model = source, model

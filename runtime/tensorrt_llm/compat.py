@@ -20,8 +20,7 @@ def executor_bindings() -> Any:
 def load(name: str, release: str) -> Any:
     """Import a module of the library, of one `release`: what is used of it has other parameters in others.
 
-    Raises:
-        InvalidInput: the library is not installed, is another release, or cannot be loaded on this machine.
+    Raises InvalidInput if it is not installed, is another release, or cannot be loaded on this machine.
     """
     found, remedy = installed(), f"pip install tensorrt-llm=={release} from NVIDIA's package index"
     remedy += " (docs/tensorrt-llm.md)"

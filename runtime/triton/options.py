@@ -53,20 +53,12 @@ class TritonOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TritonOptions:
-        """Options from plain values.
-
-        Raises:
-            InvalidInput: an option is unknown, missing or unusable; it is named.
-        """
+        """Options from plain values; InvalidInput names one that is unknown, missing or unusable."""
         own = cls.__dataclass_fields__.keys() - {"engine"}
         engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
         return cls(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)
 
 
 def read_options(file: Path) -> TritonOptions:
-    """Read `model.yaml`.
-
-    Raises:
-        InvalidInput: it cannot be read, is not a mapping, or an option is wrong.
-    """
+    """Read `model.yaml`; InvalidInput if it is not a mapping, or an option is wrong."""
     return TritonOptions.from_dict(read_mapping("model.yaml", file))

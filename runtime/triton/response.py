@@ -22,11 +22,9 @@ PADDING = -1
 
 
 class TritonResponse:
-    """The responses to one request.
+    """The responses to one request, which `arrived` at a `time.monotonic_ns()`.
 
-    Args:
-        echo: the prompt's text, where it is to stand before each choice.
-        arrived: `time.monotonic_ns()` when the request came.
+    `echo` is the prompt's text, where it is to stand before each choice.
     """
 
     def __init__(

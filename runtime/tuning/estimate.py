@@ -37,11 +37,7 @@ REPEATS = 7
 
 
 class Costs(NamedTuple):
-    """What steps cost, as shares of a target's step over one token.
-
-    Attributes:
-        token: each further token that the target scores.
-    """
+    """What steps cost, as shares of a target's step over one token; `token`: each further one that it scores."""
 
     auxiliary: float
     token: float

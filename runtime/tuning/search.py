@@ -59,11 +59,7 @@ def grid_of(method: Method) -> dict[str, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is looked for; see the module's description. Bounds are relative to `sample`, `min_speed` to `speculative`.
-
-    Raises:
-        InvalidInput: a value is not usable.
-    """
+    """What is looked for, bounded relative to `sample`, `min_speed` to `speculative`; InvalidInput for a bad value."""
 
     goal: Literal["speed", "quality"] = "speed"
     max_perplexity: float = 1.0
