@@ -103,7 +103,7 @@ class RuntimeConfig:
 
     @property
     def placement(self) -> Placement:
-        """Where the engines run; no provider where it is still to be chosen. InvalidInput if there is no such device."""
+        """Where the engines run; no provider where it is yet to be chosen. InvalidInput if there is no such device."""
         from engines.placement import Placement, cores
 
         threads = cores() if self.threads is None else self.threads
