@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.constraints.follower import Grammar
 from runtime.constraints.trials import Stopped
 from runtime.llm import LLM, Prompt
 from runtime.output.stream import Choice, OutputDelta, Stream
@@ -71,9 +69,7 @@ class AsyncLLM:
         self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.close(drain=error is None)
 
     def start(self) -> None:
@@ -115,7 +111,9 @@ class AsyncLLM:
             self._check_open()
             raise
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
-        requests = await self.in_thread(size, self._prepare, prompts, params, priority, grammar, others)
+        requests = await self.in_thread(
+            size, self._prepare, prompts, params, {"priority": priority, "grammar": grammar, **others}
+        )
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
@@ -175,21 +173,13 @@ class AsyncLLM:
         return self._inbox.state == "open" and self.llm.loop.planner is not None
 
     def _prepare(
-        self,
-        prompts: Sequence[Prompt],
-        params: DecodingParams | None,
-        priority: int,
-        grammar: Grammar | None,
-        others: dict[str, Any],
+        self, prompts: Sequence[Prompt], params: DecodingParams | None, others: dict[str, Any]
     ) -> list[Request]:
-        requests: list[Request] = []
         n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
         if len(prompts) * n > most:
             problem = f"at most {most // n} fit with n = {n} (max_waiting)"
             raise InvalidInput("prompt", f"{len(prompts)} prompts", problem)
-        for prompt in prompts:
-            requests += self.llm.requests(prompt, params, priority, grammar=grammar, **others)
-        return requests
+        return [request for prompt in prompts for request in self.llm.requests(prompt, params, **others)]
 
     def _check_open(self) -> None:
         if self._inbox.state != "open":

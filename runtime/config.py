@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,16 +18,13 @@ if TYPE_CHECKING:
 AT_OPENING = ("device", "threads", "provider", "compute", "kv_cache", "attention", "tensor_parallel", "rows", "memory")
 """Options that decide how the engines are opened; they cannot change for an open pair."""
 
-_LEAST = {
-    "threads": 1,
-    "tensor_parallel": 1,
-    "rows": 1,
-    "max_draft_len": 1,
-    "max_beam_width": 1,
-    "max_prefill_tokens": 1,
-    "prefix_tokens": 0,
-    "max_waiting": 1,
-}
+
+def check_least(options: object, **least: float) -> None:
+    """Refuse an option that is given, and smaller than the `least` of its name or infinite, with InvalidInput."""
+    for name, low in least.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value < math.inf:
+            raise InvalidInput(name, value, f"give at least {low:g}")
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ class RuntimeConfig:
             if type(value) not in allowed:
                 words = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
                 raise InvalidInput(field.name, value, f"give {words}")
-            if value is not None and field.name in _LEAST and value < _LEAST[field.name]:
-                raise InvalidInput(field.name, value, f"give at least {_LEAST[field.name]}")
+        check_least(self, threads=1, tensor_parallel=1, rows=1, max_draft_len=1, max_beam_width=1, max_prefill_tokens=1)
+        check_least(self, prefix_tokens=0, max_waiting=1)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:
@@ -136,10 +134,8 @@ def read_text(field: str, path: Path) -> str:
     """The text of a file that an option names; InvalidInput if it cannot be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def read_mapping(field: str, path: Path) -> dict[str, Any]:

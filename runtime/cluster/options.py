@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtad.errors import InvalidInput
+from runtime.config import check_least
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,6 @@ class ClusterOptions:
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("replica_cpus", 0), ("replica_gpus", 0)):
-            if getattr(self, name) < least:
-                raise InvalidInput(name.replace("_", "-"), getattr(self, name), f"give at least {least}")
+        check_least(self, replicas=1, replica_cpus=0, replica_gpus=0)
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise InvalidInput("max-replicas", self.max_replicas, f"give at least --replicas, {self.replicas}")

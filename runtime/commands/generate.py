@@ -84,7 +84,3 @@ def _read_standard_input() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidInput("file", "standard input", f"cannot be read: {error}") from None
-
-
-if __name__ == "__main__":
-    main()

@@ -47,7 +47,8 @@ def _run() -> None:
     else:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "see mtad --help"
-        sys.exit(_refuse(f"{name!r} is not a command; {hint}"))
+        print(f"mtad: error: {name!r} is not a command; {hint}", file=sys.stderr)
+        sys.exit(2)
 
 
 def table_of_contents() -> str:
@@ -64,11 +65,6 @@ def table_of_contents() -> str:
             "mtad COMMAND --help describes a command; mtad --version prints the version.",
         ]
     )
-
-
-def _refuse(problem: str) -> int:
-    print(f"mtad: error: {problem}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

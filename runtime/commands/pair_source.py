@@ -52,7 +52,7 @@ def open_llm(folder: Path, config: RuntimeConfig) -> LLM:
 
     from engines.placement import cores
 
-    if _format(folder) == "tensorrt-llm":
+    if _target(folder).get("format") == "tensorrt-llm":
         from runtime.tensorrt_llm.llm import ExecutorLLM
 
         torch.set_num_threads(cores())  # the engines need none, and the loop's tensors are as wide as the vocabulary
@@ -71,7 +71,7 @@ def check_pair(folder: Path, executors: bool = False) -> None:
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
     if (folder / "pair.json").is_file():
-        if not executors and _format(folder) == "tensorrt-llm":
+        if not executors and _target(folder).get("format") == "tensorrt-llm":
             problem = "engines of TensorRT-LLM, which only mtad generate and mtad serve run (docs/tensorrt-llm.md)"
             raise InvalidInput("pair", str(folder), problem)
         return
@@ -87,19 +87,15 @@ def check_pair(folder: Path, executors: bool = False) -> None:
 
 def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
     """Refuse, without torch, more new tokens than fit behind even the shortest prompt, with CapacityExceeded."""
-    capacity = _target(folder).get("capacity")
-    if isinstance(capacity, int) and _format(folder) != "tensorrt-llm" and max_tokens >= capacity - config.nodes:
+    target = _target(folder)
+    capacity = target.get("capacity")
+    if isinstance(capacity, int) and target.get("format") != "tensorrt-llm" and max_tokens >= capacity - config.nodes:
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
 
 
-def _format(folder: Path) -> str | None:
-    """What a pair's engines are made for; None where that cannot be read: opening the pair says what is wrong."""
-    return _target(folder).get("format")
-
-
 def _target(folder: Path) -> dict[str, Any]:
-    """What a pair says of its target; nothing where that cannot be read."""
+    """What a pair says of its target; nothing where that cannot be read: opening the pair says what is wrong."""
     try:
         values = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

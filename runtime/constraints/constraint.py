@@ -42,7 +42,7 @@ class Constrainer:
         self.zeros = torch.zeros(vocab_size, device=device)
         self.unseen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.grammars = Grammars(tokenizer, vocab_size, eos)
-        self._words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
+        self.words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
 
     def check(self, params: DecodingParams) -> Grammar | None:
         """The compiled language of a constrained request that is going to be queued.
@@ -70,7 +70,7 @@ class Constrainer:
             problem = f"give a number from {1 / _LARGEST_REPETITION:g} to {_LARGEST_REPETITION:g}"
             raise InvalidInput("repetition_penalty", params.repetition_penalty, problem)
         if params.bad_words:
-            self._words(params.bad_words)
+            self.words(params.bad_words)
 
     def constraint(
         self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
@@ -79,11 +79,7 @@ class Constrainer:
         asks = params.logit_bias or params.min_tokens or params.bad_words
         if not (params.constrained or asks or _penalises(params)):
             return None
-        follower, words = None, self._words(params.bad_words) if params.bad_words else None
-        if params.constrained:
-            grammar = grammar or self.grammars.compile(params)
-            follower, words = Follower(grammar, self.vocab_size, self.grammars.eos, params, words), None
-        return Constraint(name, params, prompt, follower, words, self)
+        return Constraint(name, params, prompt, grammar, self)
 
 
 class Constraint:
@@ -99,15 +95,16 @@ class Constraint:
     """
 
     def __init__(
-        self,
-        name: object,
-        params: DecodingParams,
-        prompt: Sequence[int],
-        follower: Follower | None,
-        words: BadWords | None,
-        constrainer: Constrainer,
+        self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None, maker: Constrainer
     ) -> None:
-        self.name, self.params, self.follower, self.words, self.constrainer = name, params, follower, words, constrainer
+        self.name, self.params, self.constrainer = name, params, maker
+        words = maker.words(params.bad_words) if params.bad_words else None
+        self.follower: Follower | None = None
+        if params.constrained:
+            grammar = grammar or maker.grammars.compile(params)
+            self.follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, words)
+            words = None
+        self.words = words
         self.generated = 0
         self.tail: tuple[int, ...] = ()
         self.bias: Tensor | None = None
@@ -115,11 +112,11 @@ class Constraint:
         self.seen: Tensor | None = None
         self.distinct: dict[int, None] = {}
         if params.logit_bias or words:
-            self.bias = constrainer.zeros.clone()
+            self.bias = maker.zeros.clone()
             self.bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values())).to(self.bias)
             self.bias[words.single_tokens if words else []] = -math.inf
         if _penalises(params):
-            self.counts, self.seen = constrainer.zeros.clone(), constrainer.unseen.clone()
+            self.counts, self.seen = maker.zeros.clone(), maker.unseen.clone()
             self.seen[list(prompt)] = True
             self.distinct.update(dict.fromkeys(prompt))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -163,24 +161,18 @@ class Grammars:
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem)
-        library, plain = _llguidance(), copy.copy(self._tokenizer)
+        try:  # only now, so that all other requests are decoded without it
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            problem = f"it cannot be imported ({error}); pip install it, or leave {', '.join(LANGUAGES)} out"
+            raise InvalidInput("llguidance", "missing", problem) from error
+        plain = copy.copy(self._tokenizer)
         plain.no_padding()
         plain.no_truncation()
         text, size = plain.to_str(), max(self.vocab_size, plain.get_vocab_size(with_added_tokens=True))
         try:
-            made = library.LLTokenizer(text, n_vocab=size, eos_token=list(self.eos))
+            made = LLTokenizer(text, n_vocab=size, eos_token=list(self.eos))
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
         return made, Trials({"tokenizer": text, "vocab_size": size, "eos": list(self.eos)})
-
-
-def _llguidance() -> ModuleType:
-    """The library, imported by the first constrained request, so that all others decode without it."""
-    try:
-        return importlib.import_module("llguidance")
-    except ImportError as error:
-        problem = (
-            f"llguidance cannot be imported ({error}); pip install llguidance, or leave {', '.join(LANGUAGES)} out"
-        )
-        raise InvalidInput("llguidance", "missing", problem) from error

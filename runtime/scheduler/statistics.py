@@ -69,6 +69,12 @@ class Counts:
         """Accepted / drafted tokens; 0 without a draft."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and metrics."""
+        own = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        own |= {"block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
+        return {name: value.to_dict() if isinstance(value, Histogram) else value for name, value in own.items()}
+
 
 @dataclass
 class Statistics(Counts):
@@ -113,10 +119,6 @@ class Statistics(Counts):
             return None
         self.acceptance_alarm = alarm
         return alarm
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-        return {**own, "block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
 
 
 @dataclass
@@ -202,8 +204,3 @@ class Totals(Counts):
                 self.total.add(s.total_seconds)
                 if s.tokens > 1:
                     self.per_token.add((s.total_seconds - s.first_token_seconds) / (s.tokens - 1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and metrics."""
-        values = {k: v.to_dict() if isinstance(v, Histogram) else v for k, v in self.__dict__.items()}
-        return {**values, "block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from mtad.errors import InvalidInput
+from runtime.config import check_least
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class ServerOptions:
         model: name the pair is served under.
         api_keys: a request to `/v1/` must carry one of them; none leaves it open to all who can connect.
         chat_template: Jinja template in place of the tokenizer's own.
-        max_body_bytes: largest request body, > 0.
+        max_body_bytes: largest request body, >= 1.
         body_seconds: timeout for receiving a request's head, and then its body, in seconds, > 0.
         send_seconds: timeout for a client that does not read what it is sent, in seconds, > 0; then its connection is
             closed.
@@ -48,10 +48,5 @@ class ServerOptions:
             raise InvalidInput("model", self.model, "give a name")
         if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InvalidInput("api-key", "***", "a key is printable ASCII without spaces, at least one character")
-        for name in ("max_body_bytes", "max_connections", "max_choices"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(name.replace("_", "-"), getattr(self, name), "give at least 1")
-        for name in ("body_seconds", "send_seconds", "request_seconds", "drain_seconds"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and name != "drain_seconds"):
-                raise InvalidInput(name.replace("_", "-"), value, "give a positive number")
+        check_least(self, max_body_bytes=1, max_connections=1, max_choices=1, drain_seconds=0)
+        check_least(self, body_seconds=1e-3, send_seconds=1e-3, request_seconds=1e-3)

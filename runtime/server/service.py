@@ -30,11 +30,10 @@ from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import Echo, TokenNames, check_size
-from runtime.server.messages import Chat
+from runtime.server.messages import Chat, Message, Tool
 from runtime.server.metrics import Metrics
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
-from runtime.server.prompts import Prompts
 from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
@@ -56,7 +55,6 @@ class Service:
         pair = engine.llm.pair
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
-        self._prompts = Prompts(engine, self._template)
         self.metrics = Metrics(engine, options.model)
         self._tracing = Tracing(options.trace)
         self._created = int(time.time())
@@ -88,10 +86,9 @@ class Service:
         """Token ids of a text or of a chat, as vLLM's route of that name answers."""
         body = await self._read(request, TokenizeRequest)
         if body.prompt is not None:
-            ids = await self._prompts.tokenized(body.prompt, body.add_special_tokens is not False)
+            ids = await self._tokenized(body.prompt, body.add_special_tokens is not False)
         else:
-            size = len(await request.body())
-            ids = await self._prompts.chat(body.messages or [], body.add_special_tokens or False, size)
+            ids = await self._chat(request, body, body.messages or [])
         room = self.engine.llm.loop.scheduler.room_for_tokens
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": room})
 
@@ -171,12 +168,12 @@ class Service:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{count} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
-        prompts = await self._prompts.of(body, chat, len(await request.body()))
+        prompts = await self._prompts(request, body, chat)
         if body.alternatives is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(self._names.prepare)
         texts = prompts
         if params.prompt_logprobs is not None:
-            prompts = [await self._prompts.tokenized(prompt) for prompt in prompts]
+            prompts = [await self._tokenized(prompt) for prompt in prompts]
             check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
@@ -190,6 +187,35 @@ class Service:
         span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         seconds = self.options.request_seconds
         return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
+
+    async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
+        """What a request continues, made in threads: `chat`, if it is one."""
+        found: list[Prompt]
+        if chat:
+            found = [await self._chat(request, body, chat.messages, () if chat.choice == "none" else chat.tools)]
+        else:
+            assert isinstance(body, CompletionRequest)
+            found = list(body.prompts)
+            if body.add_special_tokens is not None or body.truncate_prompt_tokens is not None:
+                found = [await self._tokenized(prompt, body.add_special_tokens is not False) for prompt in found]
+        return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in found]
+
+    async def _chat(
+        self, request: Request, body: Body | TokenizeRequest, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[int]:
+        """Token ids of a chat's prompt, in which the model is told of the tools."""
+
+        def tokenize() -> list[int]:
+            told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+            text = self._template.render([message.plain() for message in messages], told)
+            return self.engine.llm.tokenize(text, body.add_special_tokens or False)
+
+        return await self.engine.in_thread(len(await request.body()), tokenize)
+
+    async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return await self.engine.in_thread(len(prompt), self.engine.llm.tokenize, prompt, special_tokens)
 
     def _echoes(self, prompts: Sequence[Prompt], requests: Sequence[EngineRequest]) -> list[Echo]:
         """What is repeated of prompts, each with the first of its requests."""

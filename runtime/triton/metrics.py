@@ -21,24 +21,20 @@ class TritonMetrics:
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, list[float]]] = {}
 
     def update(self) -> None:
+        make = self._backend.MetricFamily
+        kinds = {"gauge": make.GAUGE, "counter": make.COUNTER}
         for family in self._source.collect():
-            if family.type not in ("gauge", "counter"):
-                continue
-            for sample in family.samples:
-                self._set(family.type, sample.name, family.documentation, sample.labels, sample.value)
-
-    def _set(self, kind: str, name: str, words: str, labels: dict[str, str], value: float) -> None:
-        labels = {"model": self._model, **labels}
-        key = name, tuple(sorted(labels.items()))
-        if name not in self._families:
-            make = self._backend.MetricFamily
-            kinds = {"gauge": make.GAUGE, "counter": make.COUNTER}
-            self._families[name] = make(name=name, description=words, kind=kinds[kind])
-        if key not in self._metrics:
-            self._metrics[key] = self._families[name].Metric(labels=labels), [0.0]
-        metric, last = self._metrics[key]
-        if kind == "gauge":
-            metric.set(value)
-        elif value > last[0]:
-            metric.increment(value - last[0])
-        last[0] = value
+            for sample in family.samples if family.type in kinds else ():
+                labels = {"model": self._model, **sample.labels}
+                key = sample.name, tuple(sorted(labels.items()))
+                if sample.name not in self._families:
+                    own = make(name=sample.name, description=family.documentation, kind=kinds[family.type])
+                    self._families[sample.name] = own
+                if key not in self._metrics:
+                    self._metrics[key] = self._families[sample.name].Metric(labels=labels), [0.0]
+                metric, last = self._metrics[key]
+                if family.type == "gauge":
+                    metric.set(sample.value)
+                elif sample.value > last[0]:
+                    metric.increment(sample.value - last[0])
+                last[0] = sample.value

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mtad.errors import InvalidInput
 from runtime.config import RuntimeConfig, read_mapping
@@ -45,20 +43,9 @@ class TritonOptions:
         if self.engine.tensor_parallel != 1:
             raise InvalidInput("tensor_parallel", self.engine.tensor_parallel, "a Triton model is one process; give 1")
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `model.yaml` says, every option of the engine included."""
-        values = asdict(self)
-        engine: dict[str, Any] = values.pop("engine")
-        return values | engine
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TritonOptions:
-        """Options from plain values; InvalidInput names one that is unknown, missing or unusable."""
-        own = cls.__dataclass_fields__.keys() - {"engine"}
-        engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
-        return cls(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)
-
 
 def read_options(file: Path) -> TritonOptions:
-    """Read `model.yaml`; InvalidInput if it is not a mapping, or an option is wrong."""
-    return TritonOptions.from_dict(read_mapping("model.yaml", file))
+    """Read `model.yaml`; InvalidInput if it is not a mapping, or an option is unknown, missing or unusable."""
+    values, own = read_mapping("model.yaml", file), TritonOptions.__dataclass_fields__.keys() - {"engine"}
+    engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
+    return TritonOptions(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
@@ -50,7 +51,8 @@ def write_model(
     if folder.exists() and not _as_written(folder):
         problem = "exists and is not what mtad triton wrote; give another --model, or move it away"
         raise InvalidInput("repository", str(folder), problem)
-    values = {**options.to_dict(), "pair": _PAIR if copy else str(pair)}
+    values = asdict(options) | {"pair": _PAIR if copy else str(pair)}
+    values |= values.pop("engine")
     with write_folder(folder) as temporary:
         (temporary / "config.pbtxt").write_text(config(name, options, environment), encoding="utf-8")
         version = temporary / "1"
