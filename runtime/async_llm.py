@@ -111,9 +111,8 @@ class AsyncLLM:
             self._check_open()
             raise
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
-        requests = await self.in_thread(
-            size, self._prepare, prompts, params, {"priority": priority, "grammar": grammar, **others}
-        )
+        others |= {"priority": priority, "grammar": grammar}
+        requests = await self.in_thread(size, self._prepare, prompts, params, others)
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()

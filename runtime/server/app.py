@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 
 from jinja2 import Environment
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
@@ -57,28 +57,11 @@ def table(service: Service) -> list[Endpoint]:
         responses = {200: "OpenAI's object, or server-sent events of its chunks."} | ERRORS
         return Endpoint(path, partial(service.complete, body), summary, responses, body, methods=("POST",))
 
-    def page(path: str, name: str, media_type: str, label: str) -> Endpoint:
-        content = resources.files("runtime.server").joinpath("page", name).read_bytes()
-
+    def fixed(path: str, content: bytes | str, media_type: str, label: str, *more: str) -> Endpoint:
         async def read(_: Request) -> Response:
             return Response(content, media_type=media_type, headers=_HEADERS)
 
-        return Endpoint(path, read, label=label)
-
-    @cache
-    def described() -> Response:
-        return JSONResponse(document(rows))
-
-    @cache
-    def documented() -> Response:
-        source = resources.files("runtime.server").joinpath("page", "docs.html").read_text("utf-8")
-        return HTMLResponse(Environment(autoescape=True).from_string(source).render(document(rows)), headers=_HEADERS)
-
-    def made(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
-        async def read(_: Request) -> Response:
-            return await asyncio.to_thread(make)  # the first one takes a tenth of a second
-
-        return read
+        return Endpoint(path, read, label=label, methods=("GET", *more))
 
     models = "The model that is served, its limits, and every parameter with its type and default."
     live, broken = "Whether the process should be left running.", {503: "The engine broke down; restart the server."}
@@ -98,10 +81,14 @@ def table(service: Service) -> list[Endpoint]:
         Endpoint("/health/ready", service.ready, ready, unready),
         Endpoint("/health", service.ready, ready, unready),
         Endpoint("/metrics", service.scrape, "What Prometheus scrapes."),
-        Endpoint("/openapi.json", made(described), methods=("GET", "HEAD"), label="other"),
-        Endpoint("/docs", made(documented)),
-        page("/", "page.html", "text/html", "/"),
-        page("/page.js", "page.js", "text/javascript", "other"),
-        page("/page.css", "page.css", "text/css", "other"),
     ]
-    return rows
+    described, pages = document(rows), resources.files("runtime.server").joinpath("page")
+    template = Environment(autoescape=True).from_string(pages.joinpath("docs.html").read_text("utf-8"))
+    return [
+        *rows,
+        fixed("/openapi.json", json.dumps(described), "application/json", "other", "HEAD"),
+        fixed("/docs", template.render(described), "text/html", "/docs"),
+        fixed("/", pages.joinpath("page.html").read_bytes(), "text/html", "/"),
+        fixed("/page.js", pages.joinpath("page.js").read_bytes(), "text/javascript", "other"),
+        fixed("/page.css", pages.joinpath("page.css").read_bytes(), "text/css", "other"),
+    ]
