@@ -42,11 +42,6 @@ class _Inbox:
     state: str = "new"  # -> open -> draining or cancelling -> stopped
     cause: BaseException | None = None
 
-    @property
-    def requests(self) -> int:
-        """Requests handed over and not yet queued."""
-        return sum(len(stream.requests) for stream in self.submitted)
-
 
 class AsyncLLM:
     """A pair of engines that serves many requests at once, in a thread of its own, to which the loop of `llm` belongs.
@@ -135,7 +130,8 @@ class AsyncLLM:
         """Running totals, and the requests that hold a row and that wait just now."""
         scheduler = self.llm.loop.scheduler
         with self._inbox.changed:  # no request is handed over between the two counts
-            waiting = len(scheduler.waiting) + self._inbox.requests
+            handed = sum(len(stream.requests) for stream in self._inbox.submitted)
+            waiting = len(scheduler.waiting) + handed
         return {"running": len(scheduler.holders), "waiting": waiting, **self.llm.loop.totals.to_dict()}
 
     async def close(self, drain: bool = True) -> None:

@@ -38,13 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def serve_cluster(
-    pair: Path,
-    config: RuntimeConfig,
-    options: ServerOptions,
-    cluster: ClusterOptions,
-    bound: socket.socket,
-    log_level: str,
-    access_log: bool,
+    pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions, sock: socket.socket, **logs: Any
 ) -> None:
     """Serve a pair, which has one path on all machines, with several replicas on a bound socket, until drained.
 
@@ -82,7 +76,7 @@ def serve_cluster(
         guarded = Guard(gateway, options, lambda path, status: None)
         watch = threading.Thread(target=watch_head, args=(ray.get_runtime_context().gcs_address, lost), daemon=True)
         watch.start()
-        serve_http(guarded, gateway, bound, options, log_level, access_log)
+        serve_http(guarded, gateway, sock, options, **logs)
         if not lost.is_set():
             serve.delete(options.model)
     finally:

@@ -53,18 +53,14 @@ def _run() -> None:
 
 def table_of_contents() -> str:
     """The text of `mtad --help`."""
-    lines = [f"  {name:10} {words}" for name, (_, words) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: mtad COMMAND ...",
-            "",
-            "Multi-token assisted decoding: an auxiliary model drafts, the target verifies many tokens per pass.",
-            "",
-            *lines,
-            "",
-            "mtad COMMAND --help describes a command; mtad --version prints the version.",
-        ]
-    )
+    commands = "\n".join(f"  {name:10} {words}" for name, (_, words) in COMMANDS.items())
+    return f"""usage: mtad COMMAND ...
+
+Multi-token assisted decoding: an auxiliary model drafts, the target verifies many tokens per pass.
+
+{commands}
+
+mtad COMMAND --help describes a command; mtad --version prints the version."""
 
 
 if __name__ == "__main__":

@@ -129,13 +129,14 @@ def main() -> None:
     if options.chat_template:
         template = read_template(options.chat_template, open_tokenizer(folder / "target"))
         settings = replace(settings, chat_template=template)
+    logs = {"log_level": options.log_level, "access_log": options.access_log}
     if cluster:
         if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
             # a Ray of this machine's own listens on the loopback address only; it reads this when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         from runtime.cluster.run import serve_cluster
 
-        serve_cluster(folder, config, settings, cluster, bound, options.log_level, options.access_log)
+        serve_cluster(folder, config, settings, cluster, bound, **logs)
         return
     engine = AsyncLLM(open_llm(folder, config))
     scheduler = engine.llm.loop.scheduler
@@ -145,8 +146,7 @@ def main() -> None:
         scheduler.room_for_tokens,
         scheduler.rows * scheduler.capacity,
     )
-    app = create_app(engine, settings)
-    serve(app, engine, bound, settings, options.log_level, options.access_log)
+    serve(create_app(engine, settings), engine, bound, settings, **logs)
     if engine.cause is not None:
         sys.exit(f"mtad serve: failed: the engine stopped: {engine.cause}")
 

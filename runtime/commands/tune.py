@@ -82,8 +82,7 @@ def main() -> None:
 
     methods = options.method.split(",")
     for method in methods:
-        if method not in METHODS:
-            raise InvalidInput("method", method, f"unknown; choose one of {', '.join(METHODS)}")
+        DecodingParams.from_dict({"method": method})
     for name in ("limit", "seeds"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name, getattr(options, name), "give at least 1")

@@ -84,8 +84,17 @@ class OutputProcessor:
         seconds = block.drafted - began, block.scored - block.drafted, now - block.scored
         self.totals.record_block(*seconds)
         for (row, request), count in zip(kept, gained, strict=True):
-            if request not in failures:
-                self._account(request, params[row], block, row, count, seconds, now)
+            if request in failures:
+                continue
+            drafted = block.levels[row] if block.levels else params[row].drafted
+            passes, accepted = 1, max(0, min(block.lengths[row], count))
+            if not params[row].assisted:  # what the target drafts itself costs a pass per level, and is not judged
+                passes, drafted, accepted = 1 + drafted, 0, 0
+            if alarm := request.statistics.record_block(drafted, accepted, count, seconds, passes):
+                self.totals.alarm(request.id, alarm)
+            if count and request.statistics.first_token_seconds is None:
+                request.statistics.first_token_seconds = now - request.arrived
+            self.totals.add(drafted, accepted, count, passes)
         return failures
 
     def record_prefill(self, request: Request, began: float) -> None:
@@ -125,28 +134,6 @@ class OutputProcessor:
         request.blocks += 1
         if request.id in self._constraints:
             self._constraints[request.id].advance(request.tokens[before:])
-
-    def _account(
-        self,
-        request: Request,
-        params: DecodingParams,
-        block: Block,
-        row: int,
-        gained: int,
-        seconds: tuple[float, float, float],
-        now: float,
-    ) -> None:
-        """Figures of one row's block. What the target drafts itself costs a pass per level, and is not judged."""
-        drafted = block.levels[row] if block.levels else params.drafted
-        passes, accepted = 1, max(0, min(block.lengths[row], gained))
-        if not params.assisted:
-            passes, drafted, accepted = 1 + drafted, 0, 0
-        alarm = request.statistics.record_block(drafted, accepted, gained, seconds, passes)
-        if alarm:
-            self.totals.alarm(request.id, alarm)
-        if gained and request.statistics.first_token_seconds is None:
-            request.statistics.first_token_seconds = now - request.arrived
-        self.totals.add(drafted, accepted, gained, passes)
 
 
 def _top_tokens(requests: Iterable[Request], logits: Tensor, path: Tensor) -> list[TopTokens]:

@@ -88,9 +88,8 @@ class OpenAIResponse:
         }
         self._chunk_frame = {**self._frame, "object": f"{kind}.chunk" if self._chat else kind}
         options = body.stream_options
-        self._usage_wanted, self._always = bool(options and options.include_usage), False
-        if options and options.continuous_usage_stats:
-            self._usage_wanted = self._always = True
+        self._always = bool(options and options.continuous_usage_stats)
+        self._usage_wanted = self._always or bool(options and options.include_usage)
         self._tokens = 0
         # all chunks of an answer are the same but for the choice: they are put together around it
         self._head = b"data: " + to_json({**self._chunk_frame, "choices": []}).removesuffix(b"]}")

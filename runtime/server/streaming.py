@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -50,6 +51,7 @@ async def attended(receive: Receive, arrived: float, seconds: float, work: Await
         await asyncio.wait({task, gone})
 
 
+@dataclass(eq=False)
 class Responder:
     """The response of one submitted request, as `events` or whole; owns its stream from now on.
 
@@ -57,86 +59,81 @@ class Responder:
     are free by the engine's next block. Times between two deltas of a choice are added to `gaps`.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        response: OpenAIResponse,
-        events: bool,
-        span: Span,
-        gaps: Histogram,
-        arrived: float,
-        seconds: float,
-    ) -> None:
-        self._stream, self._response, self._send = stream, response, self._events if events else self._whole
-        self._span, self._gaps, self._arrived, self._seconds = span, gaps, arrived, seconds
-        self._last: dict[int, float] = {}  # when each choice had its last delta
-        self._begun = False
+    stream: Stream
+    response: OpenAIResponse
+    events: bool
+    span: Span
+    gaps: Histogram
+    arrived: float
+    seconds: float
+    last: dict[int, float] = field(default_factory=dict)  # when each choice had its last delta
+    begun: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(client_left(receive))
-        gone.add_done_callback(lambda _: self._stream.cancel())  # its last deltas come with the engine's next block
+        gone.add_done_callback(lambda _: self.stream.cancel())  # its last deltas come with the engine's next block
         problem: str | None = None
         try:
-            async with asyncio.timeout_at(self._arrived + self._seconds):
+            async with asyncio.timeout_at(self.arrived + self.seconds):
                 try:  # a task of its own: each delta wakes it alone, not all the calls it was reached through
-                    await asyncio.create_task(self._send(send))
+                    await asyncio.create_task(self._events(send) if self.events else self._whole(send))
                 except Exception as error:
-                    shown = api_error(error, self._response.renamed)
+                    shown = api_error(error, self.response.renamed)
                     problem = "the client went away" if gone.done() else shown.message
                     await self._give_up(shown, scope, receive, send)
         except TimeoutError:
-            shown = timed_out(self._seconds)
+            shown = timed_out(self.seconds)
             problem = shown.message
             with contextlib.suppress(TimeoutError):  # the client may have stopped reading
                 async with asyncio.timeout(1):
                     await self._give_up(shown, scope, receive, send)
         finally:
-            self._stream.cancel()
+            self.stream.cancel()
             gone.cancel()
-            self._span.end(self._response.statistics, problem)
+            self.span.end(self.response.statistics, problem)
 
     async def _whole(self, send: Send) -> None:
-        while taken := await self._stream.take():
+        while taken := await self.stream.take():
             for delta in taken:
                 if delta.finish_reason == "cancelled":
                     raise cancelled()
                 self._clock(delta)
-        choices = self._stream.whole()
-        if len(choices) > 8 or any(one.top_logprobs or self._response.long(one) for one in choices):
-            data = await asyncio.to_thread(self._response.whole, choices)
+        choices = self.stream.whole()
+        if len(choices) > 8 or any(one.top_logprobs or self.response.long(one) for one in choices):
+            data = await asyncio.to_thread(self.response.whole, choices)
         else:
-            data = self._response.whole(choices)
+            data = self.response.whole(choices)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._begun = True
+        self.begun = True
         await send({"type": "http.response.body", "body": data})
 
     async def _events(self, send: Send) -> None:
         """An event per delta. What has come together is one write, and the end goes with the last delta."""
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-        self._begun = True
-        while not self._stream.ended:
-            taken, data = await self._stream.take(), b""
+        self.begun = True
+        while not self.stream.ended:
+            taken, data = await self.stream.take(), b""
             for delta in taken:
                 if delta.finish_reason == "cancelled":
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     raise cancelled()
                 self._clock(delta)
-                event = self._response.event
-                data += await asyncio.to_thread(event, delta) if self._response.long(delta) else event(delta)
-            ended = self._stream.ended
-            data += self._response.last_events() if ended else b""
+                event = self.response.event
+                data += await asyncio.to_thread(event, delta) if self.response.long(delta) else event(delta)
+            ended = self.stream.ended
+            data += self.response.last_events() if ended else b""
             await send({"type": "http.response.body", "body": data, "more_body": not ended})
 
     def _clock(self, delta: OutputDelta) -> None:
         now = time.perf_counter()
-        if delta.index in self._last:
-            self._gaps.add(now - self._last[delta.index])
-        self._last[delta.index] = now
+        if delta.index in self.last:
+            self.gaps.add(now - self.last[delta.index])
+        self.last[delta.index] = now
 
     async def _give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """An error, as the last event of what has begun."""
-        if self._begun:
+        if self.begun:
             await send({"type": "http.response.body", "body": sent_event(error.body)})
         else:
             await error.response(scope, receive, send)

@@ -109,11 +109,9 @@ def freeze() -> None:
     gc.freeze()
 
 
-def serve(
-    app: Any, engine: Closable, bound: socket.socket, options: ServerOptions, log_level: str, access_log: bool
-) -> None:
-    """Serve on a bound socket until drained; returns when the last response is out."""
-    config = configure(app, options, log_level=log_level, access_log=access_log)
+def serve(app: Any, engine: Closable, bound: socket.socket, options: ServerOptions, **logs: Any) -> None:
+    """Serve on a bound socket until drained; returns when the last response is out. `logs` are options of uvicorn."""
+    config = configure(app, options, **logs)
     freeze()
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(DrainingServer(config, engine, options.drain_seconds).serve(sockets=[bound]))
