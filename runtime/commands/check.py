@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from runtime.config import check_least
 
 if TYPE_CHECKING:
     from export.verification.check import Check
@@ -38,8 +39,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    if options.threads < 1:
-        raise InvalidInput("threads", options.threads, "give at least 1")
+    check_least(options, threads=1)
     if not 0 <= options.seed < 2**63:
         raise InvalidInput("seed", options.seed, "give 0 to 2**63 - 1")
     if options.tolerance is not None and not options.tolerance >= 0:

@@ -16,7 +16,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config
-from runtime.config import RuntimeConfig, use_torch
+from runtime.config import RuntimeConfig, check_least, use_torch
 
 if TYPE_CHECKING:
     from runtime.tuning.measure import Point
@@ -83,9 +83,7 @@ def main() -> None:
     methods = options.method.split(",")
     for method in methods:
         DecodingParams.from_dict({"method": method})
-    for name in ("limit", "seeds"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise InvalidInput(name, getattr(options, name), "give at least 1")
+    check_least(options, limit=1, seeds=1)
     given = options.params
     for name in ("method", "seed", "n", "draft_len", "beam_width", "accept_threshold", "draft_confidence"):
         if name in given:

@@ -116,12 +116,6 @@ class Grammars:
             self._kept.move_to_end(key)
             return known
 
-    def _keep(self, key: tuple[str, str], grammar: Grammar) -> None:
-        with self._keeping:
-            self._kept[key] = grammar
-            while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
-
     def _compile(self, params: DecodingParams, trial: Trial, seconds: float, wait: float | None = None) -> Grammar:
         """Try a grammar out, compile it and keep it, unless somebody else has just done so."""
         known = self._find(params)
@@ -142,7 +136,10 @@ class Grammars:
         if problem is not None:
             raise InvalidInput(field, short(text), f"no text satisfies it: {problem.problem}; {REMEDY[field]}")
         grammar.empty = self._follow(grammar, replace(params, min_tokens=1)).failure(()) is not None
-        self._keep((field, text), grammar)
+        with self._keeping:
+            self._kept[field, text] = grammar
+            while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
         return grammar
 
     def _follow(self, grammar: Grammar, params: DecodingParams) -> Follower:

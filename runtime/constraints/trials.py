@@ -81,9 +81,8 @@ class Trials:
         """
         if len(text) > _LONGEST:
             raise InvalidInput(field, shown, f"it has {len(text)} characters; give at most {_LONGEST}")
-        answer = (
-            b"" if trial.stopped else self._ask(trial, {"field": field, "text": text, "seconds": seconds, "wait": wait})
-        )
+        asked = {"field": field, "text": text, "seconds": seconds, "wait": wait}
+        answer = b"" if trial.stopped else self._ask(trial, asked)
         if trial.stopped:
             raise Stopped("nobody waits for this grammar any more")
         if not answer:

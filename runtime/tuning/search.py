@@ -1,18 +1,9 @@
 """Choosing draft length, beam width and acceptance threshold for a pair, on prompts like those it will get.
 
 Every setting is measured against `sample` and `speculative` in the same run, all of them in turns on each prompt, one
-request at a time. Its figures are paired ratios to these two, so that what was measured in one sweep can be compared
-with what was measured in another. Two goals:
-
-* `speed`: the most tokens/s, among settings whose perplexity is at most `max_perplexity` times `sample`'s, whose
-  accuracy (where right answers are known) is at most `accuracy_loss` below `sample`'s, and whose distinct-2 is at least
-  `min_distinct` times `sample`'s.
-* `quality`: the highest accuracy where right answers are known, else the lowest perplexity, among settings at least
-  `min_speed` times as fast as `speculative` and within `min_distinct`. Low perplexity may be repetition: look at
-  distinct-2, or bound it.
-
-The search goes by the figures themselves. What it chooses is then compared with the pair's present default on texts
-that the search has not seen, and replaces it only if it leads by more than twice the standard error (`Decision`).
+request at a time: paired ratios to these two can be compared between sweeps. Goal `speed` is the most tokens/s within
+bounds on quality; goal `quality` the highest accuracy or, where no right answers are known, the lowest perplexity,
+within a bound on speed. Low perplexity may be repetition: look at distinct-2, or bound it.
 """
 
 from __future__ import annotations
@@ -26,6 +17,7 @@ from typing import Any, Literal
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS, Method, Rule
 from runtime import LLM, DecodingParams
+from runtime.config import check_least
 from runtime.tuning.measure import Point, Progress, Right, Run, Values, compare, measure
 
 GRID: dict[str, tuple[Any, ...]] = {
@@ -70,10 +62,7 @@ class Objective:
     def __post_init__(self) -> None:
         if self.goal not in ("speed", "quality"):
             raise InvalidInput("goal", self.goal, "give speed or quality")
-        for name, low in (("max_perplexity", 1e-9), ("accuracy_loss", 0.0), ("min_speed", 0.0), ("min_distinct", 0.0)):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= low):
-                raise InvalidInput(name, value, f"give a number {'above' if low else 'of at least'} 0")
+        check_least(self, max_perplexity=1e-9, accuracy_loss=0, min_speed=0, min_distinct=0)
 
     def excess(self, point: Point) -> float:
         """How far a point is beyond the bounds, as a share of them; 0 within."""
