@@ -45,11 +45,9 @@ RETRY_SECONDS = 1.0
 
 
 class Gateway:
-    """Routes requests to replicas.
+    """Routes requests to replicas, and gives one up after `seconds`; replicas have the same limit, if it reaches one.
 
-    Args:
-        seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
-        rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
+    On SIGHUP, `rollout` replaces all replicas by new ones, one after another.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,11 @@ def serve_cluster(
             application = deployment.bind(str(pair.absolute()), config, inner, board, next(generations))
             return serve.run(application, name=options.model, route_prefix=None)
 
-        async def rollout() -> None:
-            await asyncio.to_thread(deploy)
-
-        async def reports() -> Any:
-            return await board.reports.remote()
-
         try:
             handle = deploy()
         except RuntimeError as error:
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = Gateway(handle, reports, options.request_seconds, rollout)
+        gateway = Gateway(handle, board.reports.remote, options.request_seconds, partial(asyncio.to_thread, deploy))
         guarded = Guard(gateway, options, lambda path, status: None)
         watch = threading.Thread(target=watch_head, args=(ray.get_runtime_context().gcs_address, lost), daemon=True)
         watch.start()

@@ -58,7 +58,8 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
     graph: dict[str, Any] = {"operators": None, "opsets": None}
     if (folder / "model.onnx").is_file():
         model = _read_graph(folder)
-        graph["operators"] = dict(Counter(map(_operator, model.graph.node)).most_common())
+        names = (f"{one.domain}.{one.op_type}" if one.domain else one.op_type for one in model.graph.node)
+        graph["operators"] = dict(Counter(names).most_common())
         graph["opsets"] = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
         parameters: int | None = _graph_parameters(model.graph)
     else:
@@ -80,10 +81,6 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
         "files": files,
         "size": sum(files.values()),
     }
-
-
-def _operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
 
 
 def _read_graph(folder: Path) -> onnx.ModelProto:

@@ -98,10 +98,8 @@ class Service:
         size, tokenizer = self.engine.llm.pair.vocab_size, self.engine.llm.pair.tokenizer.backend_tokenizer
         if wrong := next((token for token in body.tokens if token >= size), None):
             raise InvalidInput("tokens", wrong, f"token ids are integers from 0 to {size - 1}")
-        text = await self.engine.in_thread(
-            len(body.tokens), partial(tokenizer.decode, skip_special_tokens=False), body.tokens
-        )
-        return JSONResponse({"prompt": text})
+        decode = partial(tokenizer.decode, skip_special_tokens=False)
+        return JSONResponse({"prompt": await self.engine.in_thread(len(body.tokens), decode, body.tokens)})
 
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})

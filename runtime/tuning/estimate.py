@@ -59,11 +59,9 @@ class DraftEstimate:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """What was found: the mean of 1 - TV over positions with its standard error over texts, and quantiles of it.
 
-    Attributes:
-        acceptance, acceptance_error: mean over positions of 1 - TV, and its standard error over texts.
-        quantiles: of the positions' 1 - TV: 10, 50 and 90 %.
+    The quantiles are those at 10, 50 and 90 %.
     """
 
     texts: int
@@ -92,14 +90,10 @@ def estimate(
     costs: Costs | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> Report:
-    """DraftEstimate the gain of drafts of every length and width.
+    """Estimate the gain of drafts of every length and width; `costs` of steps are measured if None.
 
-    Args:
-        texts: token ids, and the first position that counts: what is before it is context.
-        costs: of steps; measured with the two models if None.
-
-    Raises:
-        InvalidInput: there are fewer than two texts with a token that counts.
+    Of `texts`, token ids come with the first position that counts: what is before it is context. Raises InvalidInput if
+    fewer than two have a token that counts.
     """
     texts = [(ids, first) for ids, first in texts if first < len(ids)]
     if len(texts) < 2:

@@ -85,11 +85,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a search found.
+    """What a search found, and all points that it measured, in that order.
 
-    Attributes:
-        points: all that were measured, in the order they were.
-        fits: whether the choice keeps the bounds; if not, no point did, and it is the nearest.
+    If the choice does not fit the bounds, no point did, and it is the nearest.
     """
 
     choice: Point
