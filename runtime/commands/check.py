@@ -14,8 +14,6 @@ from runtime.config import check_least
 if TYPE_CHECKING:
     from export.verification.check import Check
 
-ENGINES = ("target", "auxiliary")
-
 
 @command
 def main() -> None:
@@ -87,7 +85,7 @@ def _folders(engine: Path, other: Path | None, checkpoint: str | None) -> list[t
         raise InvalidInput("checkpoint", checkpoint, "works on one engine; give the pair's target or auxiliary folder")
     if other is not None and not (other / "pair.json").is_file():
         raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
-    return [(engine / name, other and other / name) for name in ENGINES]
+    return [(engine / name, other and other / name) for name in ("target", "auxiliary")]
 
 
 def describe(found: Check) -> str:

@@ -127,15 +127,9 @@ def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:
 def _tensorrt_llm(options: Namespace, asked: ExportOptions) -> None:
     from export.tensorrt_llm.build import build_pair, plan_pair
 
-    plan = plan_pair(
-        asked,
-        draft_len=options.draft_len,
-        beam_width=options.beam_width,
-        drafting=options.drafting,
-        tensor_parallel=options.tensor_parallel,
-        quantization=options.quantize,
-        weights=not (options.plan or options.dry_run),
-    )
+    sizes = {name: getattr(options, name) for name in ("draft_len", "beam_width", "drafting", "tensor_parallel")}
+    weights = not (options.plan or options.dry_run)
+    plan = plan_pair(asked, **sizes, quantization=options.quantize, weights=weights)
     print(plan, file=sys.stderr)
     if options.plan:
         print(json.dumps(plan.to_dict()))

@@ -44,7 +44,7 @@ class StopStrings:
         return self._next[state][character]
 
     def read(self, state: int, text: str) -> tuple[int, int | None]:
-        """Go on from a state with more text: the state then, and where the earliest string begins of those that end in it.
+        """Go on from a state with more text: the state then, and where the earliest string begins that ends in it.
 
         That is in characters from the beginning of `text`, below 0 if it began before; None if none does.
         """
