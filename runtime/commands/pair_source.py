@@ -48,18 +48,16 @@ def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
 
 def open_llm(folder: Path, config: RuntimeConfig) -> LLM:
     """A pair of our own engines or of TensorRT-LLM, ready to decode; InvalidInput if it or an option is unusable."""
-    import torch
-
-    from engines.placement import cores
-
     if _target(folder).get("format") == "tensorrt-llm":
+        import torch
+
+        from engines.placement import cores
         from runtime.tensorrt_llm.llm import ExecutorLLM
 
         torch.set_num_threads(cores())  # the engines need none, and the loop's tensors are as wide as the vocabulary
         return ExecutorLLM(folder, config)
     from runtime.llm import LLM
 
-    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     return LLM(folder, config)
 
 

@@ -22,16 +22,8 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
-OWN = (
-    "body_seconds",
-    "send_seconds",
-    "request_seconds",
-    "drain_seconds",
-    "max_connections",
-    "max_choices",
-    "allow_priority",
-    "trace",
-)
+LIMITS = ("body_seconds", "send_seconds", "request_seconds", "drain_seconds", "max_connections", "max_choices")
+OWN = (*LIMITS, "allow_priority", "trace")
 """Fields of `ServerOptions` that are options of the command under the same names."""
 
 
@@ -66,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
-    add_options(watch, ServerOptions, only=OWN[-1:])
+    add_options(watch, ServerOptions, only=("trace",))
     watch.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
