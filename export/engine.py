@@ -179,8 +179,8 @@ def write_static_engine(
     names = set(dict(empty.named_parameters(remove_duplicate=False)))
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         own = Path(temporary)
-        products = product_names(source / "model.onnx", own / "products.onnx", names)
-        found = calibrate(own / "products.onnx", own, spec, products, texts)
+        plain = source / "model.onnx"
+        found = calibrate(plain, own, spec, product_names(plain, names), texts)
         trace(checkpoint, weights, spec, own / "half.onnx")
         write_quantized(own / "half.onnx", folder / "model.onnx", spec.precision, names, found)
     progress(f"{checkpoint.name}: verify")

@@ -94,29 +94,18 @@ def save(model: ir.Model, path: Path) -> None:
 
 
 def _reader(weights: Weights, name: str, dtype: torch.dtype) -> Read:
-    return lambda: _array(weights(name).to(dtype))
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor as numpy knows it, without a copy where there is one already."""
-    return ir.tensor(tensor.contiguous()).numpy() if tensor.dtype == torch.bfloat16 else tensor.contiguous().numpy()
+    return lambda: ir.tensor(weights(name).to(dtype).contiguous()).numpy()
 
 
 def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
     """What `node` computes from weights, by the reference implementation of its operator."""
-    inputs = inputs_of(node)
-    sources = [reads.get(value, partial(constant, value)) for value in inputs]
+    sources = {f"input_{n}": reads.get(value, partial(constant, value)) for n, value in enumerate(inputs_of(node))}
     attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
-    if node.op_type == "Transpose":
-        axes = attributes.get("perm")
-        return lambda: np.ascontiguousarray(sources[0]().transpose(axes))
-    names = [f"input_{number}" for number in range(len(inputs))]
-    proto = onnx.helper.make_node(node.op_type, names, ["output"], **attributes)
+    proto = onnx.helper.make_node(node.op_type, list(sources), ["output"], **attributes)
 
     def compute() -> np.ndarray:
-        evaluator = ReferenceEvaluator(proto)
-        (out,) = evaluator.run(None, dict(zip(names, (source() for source in sources), strict=True)))
-        return np.asarray(out)
+        (out,) = ReferenceEvaluator(proto).run(None, {name: source() for name, source in sources.items()})
+        return np.ascontiguousarray(out)
 
     return compute
 
@@ -162,7 +151,9 @@ def initializer(
 
 
 def substitute(graph: ir.Graph, node: ir.Node, nodes: Sequence[ir.Node]) -> None:
-    """Put `nodes` in the place of `node`: the last one's output takes the name, type, shape and uses of its output."""
+    """Put `nodes` in the place of `node`: they are of the same module, the last one's output is used as its output."""
+    for one in nodes:
+        one.metadata_props.update(node.metadata_props)
     output, (replaced,) = nodes[-1].outputs[0], node.outputs
     output.type, output.shape = replaced.type, replaced.shape
     output.name, replaced.name = replaced.name, None

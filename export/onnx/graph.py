@@ -21,7 +21,7 @@ from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_r
 from engines.quiet import quiet
 from engines.tensorrt_plan import RUNTIMES
 from export.checkpoint.weights import Weights
-from export.onnx.folding import fill, save, set_aside
+from export.onnx.folding import fill, inputs_of, save, set_aside, substitute
 
 OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
@@ -90,18 +90,14 @@ class _HalfAngles(torch.nn.Module):
 
 
 def _rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Stands in for `apply_rotary_pos_emb` and emits the operator (ONNX RotaryEmbedding-23) for [R, H, S, D] each."""
+    """Stands in for `apply_rotary_pos_emb`, by the operator RotaryEmbedding: query and key [R, H, S, D], cos [R, S, P].
+
+    The first 2 P dimensions of a head are rotated; the rest stays as it is.
+    """
 
     def rotated(x: Tensor) -> Tensor:
-        part = 2 * cos.shape[-1]  # of the head's dimensions; the rest stays as it is
-        return torch.onnx.ops.symbolic(
-            "RotaryEmbedding",
-            (x, cos, sin),
-            attrs={"rotary_embedding_dim": part} if part < x.shape[-1] else {},
-            dtype=x.dtype,
-            shape=x.shape,
-            version=23,
-        )
+        part = 2 * cos.shape[-1]
+        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part if part < x.shape[-1] else 0)
 
     return rotated(query), rotated(key)
 
@@ -112,14 +108,9 @@ def _rotates_halves(function: Callable[..., Any]) -> bool:
     query, key = torch.randn(2, 2, 3, 5, 8, generator=generator)
     angle = torch.randn(2, 5, 4, generator=generator)
     cos, sin = angle.cos(), angle.sin()
-
-    def rotated(x: Tensor) -> Tensor:
-        first, second, c, s = x[..., :4], x[..., 4:], cos[:, None], sin[:, None]
-        return torch.cat([first * c - second * s, second * c + first * s], -1)
-
     return _same(
         lambda: torch.stack(function(query, key, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))),
-        torch.stack([rotated(query), rotated(key)]),
+        torch.stack(_rotary(query, key, cos, sin)),
     )
 
 
@@ -235,8 +226,27 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
         )
         assert program is not None
         parameters = set_aside(program.model)
+        _split_gemm(program.model.graph)
         program.optimize()
     return program.model, parameters
+
+
+def _split_gemm(graph: ir.Graph) -> None:
+    """Make each Gemm a MatMul and an Add: ONNX Runtime's quantisers know no Gemm, and its optimizer makes one again."""
+    for node in [node for node in graph if node.op_type == "Gemm"]:
+        (a, b, *bias), how = inputs_of(node), node.attributes
+        if how.get_int("transA", 0) or how.get_float("alpha", 1.0) != 1.0 or how.get_float("beta", 1.0) != 1.0:
+            continue
+        nodes = []
+        if how.get_int("transB", 0):
+            nodes.append(ir.node("Transpose", [b], {"perm": [1, 0]}, name=f"{node.name}_transpose"))
+            turned = nodes[-1].outputs[0]
+            assert b.shape is not None
+            turned.type, turned.shape, b = b.type, ir.Shape(reversed(b.shape)), turned
+        nodes.append(ir.node("MatMul", [a, b], name=f"{node.name}_product"))
+        if bias:
+            nodes.append(ir.node("Add", [nodes[-1].outputs[0], bias[0]], name=f"{node.name}_sum"))
+        substitute(graph, node, nodes)
 
 
 def _dimensions(spec: EngineSpec) -> dict[str, tuple[str | int, ...]]:

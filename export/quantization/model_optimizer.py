@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
-from engines.base import KV_PAGE, EngineSpec
+from engines.base import INPUTS, EngineSpec, Step, named
 from export.onnx.folding import constant
 from mtad.errors import InvalidInput
 
@@ -92,7 +93,8 @@ def calibrate(
         "mode": MODES[spec.precision],
         "nodes": list(names),
         "texts": list(_cut(texts, min(LONGEST, spec.capacity))),
-        "cache": [spec.layers, spec.kv_heads, spec.capacity, spec.head_dim],
+        "capacity": spec.capacity,
+        "cache": [spec.layers, 2, 1, spec.kv_heads, spec.capacity, spec.head_dim],
     }
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", __name__]
@@ -136,21 +138,13 @@ def main() -> None:
     from modelopt.onnx.quantization import quantize
     from onnxruntime.quantization.calibrate import CalibrationDataReader
 
-    layers, kv_heads, capacity, head_dim = request["cache"]
-    empty = np.zeros((1, kv_heads, capacity, head_dim), np.float32)
+    cache = named("past", torch.zeros(request["cache"]))
 
     def feed(text: list[int]) -> dict[str, np.ndarray]:
         """A prompt in one step, from an empty cache."""
-        positions = np.arange(len(text))
-        columns = np.arange(-(-len(text) // KV_PAGE) * KV_PAGE)
-        return {
-            "tokens": np.array([text]),
-            "positions": positions[None],
-            "mask": (columns <= positions[:, None])[None, None],
-            "write_at": np.zeros(1, np.int64),
-            "keep": positions,
-            **{f"past_{kind}.{layer}": empty for kind in ("key", "value") for layer in range(layers)},
-        }
+        step = Step.causal(torch.tensor([text]), 0, request["capacity"], torch.arange(len(text)))
+        given = {name: getattr(step, name) for name in INPUTS} | cache
+        return {name: tensor.numpy() for name, tensor in given.items()}
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:

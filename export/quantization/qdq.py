@@ -24,12 +24,9 @@ QUANTIZED = "_quantized"
 """Ends the name of a weight in 8 bits."""
 
 
-def product_names(path: Path, copy: Path, parameters: Collection[str]) -> list[str]:
-    """Write a copy of a float32 graph in which every product with a parameter is a MatMul; returns their names."""
-    model = ir.load(path)
-    names = [str(node.name) for node in matrices(model.graph, parameters)]
-    save(model, copy)
-    return names
+def product_names(path: Path, parameters: Collection[str]) -> list[str]:
+    """Names of the nodes that `write_quantized` quantises."""
+    return [str(node.name) for node in matrices(ir.load(path).graph, parameters)]
 
 
 def write_quantized(

@@ -65,11 +65,10 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, quiet():
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        plain, dynamic = Path(folder, "plain.onnx"), Path(folder, "dynamic.onnx")
-        save(model, plain)
+        dynamic = Path(folder, "dynamic.onnx")
         # per column: one scale for a whole matrix loses an order of magnitude where columns differ
         quantize_dynamic(
-            plain,
+            source,
             dynamic,
             op_types_to_quantize=["MatMul"],
             nodes_to_quantize=[str(node.name) for node in products],
@@ -78,59 +77,18 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
             use_external_data_format=True,
         )
         model = ir.load(dynamic)
-        for value in model.graph.all_nodes():
-            for output in value.outputs:
+        for node in model.graph:
+            for output in node.outputs:
                 if not output.is_graph_output():
                     output.shape = None  # inferred meanwhile; the engine's dimensions are those of its inputs
         save(model, path)
 
 
 def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
-    """The products with one parameter each, all made MatMul: the quantisers know no Gemm.
-
-    Args:
-        graph: changed in place.
-        parameters: names of the model's parameters, which alone count.
-    """
-    found = []
-    for node in list(graph):
-        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-        if node.op_type == "Gemm" and plain and _parameter(node.inputs[1]) and not node.attributes.get_int("transA", 0):
-            node = _without_gemm(graph, node)
-        if node.op_type == "MatMul" and _parameter(node.inputs[1]):
-            name = str(node.inputs[1] and node.inputs[1].name).removesuffix(TRANSPOSED)
-            if name in parameters:
-                found.append(node)
-    return found
-
-
-def _parameter(value: ir.Value | None) -> bool:
-    """Whether it is a parameter, with its axes exchanged or as it is: a matrix of floating-point numbers."""
-    tensor = None if value is None else value.const_value
-    return tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
-
-
-def _without_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
-    a, b, *bias = inputs_of(node)
-    if node.attributes.get_int("transB", 0):
-        b = _transposed(graph, b)
-    product = ir.node("MatMul", [a, b], name=f"{node.name}_product")
-    nodes = [product]
-    if bias:
-        product.outputs[0].type, product.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-        nodes.append(ir.node("Add", [product.outputs[0], bias[0]], name=f"{node.name}_sum"))
-    substitute(graph, node, nodes)
-    return product
-
-
-def _transposed(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """An initializer with the axes of another exchanged; it takes its place if nobody else needs it."""
-    name, (rows, columns) = f"{value.name}{TRANSPOSED}", constant(value).shape
-    known = name in graph.initializers
-    found = initializer(graph, name, value.dtype, (columns, rows), lambda: np.ascontiguousarray(constant(value).T))
-    if not known and len(value.uses()) == 1:
-        del graph.initializers[str(value.name)]
-    return found
+    """The products with one of these parameters each, a matrix."""
+    products = [(node, inputs_of(node)[1]) for node in graph if node.op_type == "MatMul"]
+    own = [(node, w) for node, w in products if str(w.name).removesuffix(TRANSPOSED) in parameters]
+    return [node for node, weight in own if weight.shape is not None and len(weight.shape) == 2]
 
 
 def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -> None:
