@@ -40,9 +40,6 @@ _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version"
 ATTEMPTS = 3
 """Replicas that a request is tried on."""
 
-RETRY_SECONDS = 1.0
-"""A full group of replicas asks clients to wait so long."""
-
 
 class Gateway:
     """Routes requests to replicas, and gives one up after `seconds`; replicas have the same limit, if it reaches one.
@@ -147,7 +144,7 @@ class Gateway:
                         await send(message)
                 return
             except BackPressureError:
-                seconds = {"retry-after": f"{RETRY_SECONDS:.0f}", "retry-after-ms": f"{RETRY_SECONDS * 1000:.0f}"}
+                seconds = {"retry-after": "1", "retry-after-ms": "1000"}
                 raise ApiError(429, "all replicas and the queue are full", None, "queue_full", seconds) from None
             except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
                 if sent:

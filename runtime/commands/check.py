@@ -51,7 +51,7 @@ def main() -> None:
 
     quiet_transformers()
     torch.set_num_threads(options.threads)
-    checks = []
+    checks, asked = [], {name: getattr(options, name) for name in ("checkpoint", "layers", "seed", "threads")}
     for engine, other in folders:
         with tqdm(desc=f"check {engine.name}", unit="text", file=sys.stderr, disable=None, leave=False) as bar:
 
@@ -59,17 +59,7 @@ def main() -> None:
                 bar.total = total
                 bar.update(done)
 
-            found = check(
-                engine,
-                other,
-                checkpoint=options.checkpoint,
-                layers=options.layers,
-                allowed=options.tolerance,
-                seed=options.seed,
-                threads=options.threads,
-                progress=progress,
-            )
-        checks.append(found)
+            checks.append(check(engine, other, **asked, allowed=options.tolerance, progress=progress))
     same = all(found.same for found in checks)
     if options.json:
         print(json.dumps({"same": same, "checks": [found.to_dict() for found in checks]}, allow_nan=False))
