@@ -115,17 +115,11 @@ def tune(
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
 
-    Raises InvalidInput where the method has nothing to tune, or a prompt or value does not fit; nothing was run.
+    Raises InvalidInput where a prompt or value does not fit; nothing was run.
     """
-    if search not in ("coordinate", "grid"):
-        raise InvalidInput("search", search, "give coordinate or grid")
-    if seeds < 1 or len(prompts) < 2:
-        raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
     base = replace(base, n=1, seed=None)
     grid = grid_of(base.spec) if grid is None else grid
     names = [name for name in grid if name in (*GRID, "temperature") and base.spec.uses(name)]
-    if not names:
-        raise InvalidInput("method", base.method, "it has nothing to tune")
     every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
     for values in every:
         replace(base, **dict(values))  # refuses what is no value
