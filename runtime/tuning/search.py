@@ -106,7 +106,7 @@ def tune(
     right: Right = None,
     progress: Progress = lambda done, total: None,
 ) -> Tuning:
-    """Search for the best setting of `base.method`.
+    """Search for the best setting of `base.method`, which has something to tune, on two prompts or more.
 
     Args:
         llm: an idle pair, large enough for the grid's drafts.
