@@ -140,7 +140,8 @@ def grow(
     Args:
         above: the level above, B slots.
         sees: bool [R, 1, B, L], the mask of its step; of the root, `Begun.sees`.
-        logits: the auxiliary's logits after each of its slots, under the requests' constraints: float [R, B, V].
+        logits: the auxiliary's logits after each of its slots, under the requests' constraints: float [R, B, V]. Tables
+            refer to them (`Shape.keeps_logits`).
         noise: of the level.
         forms: of the rows' drafts.
         live: beams to go on with; None where no row has any.
@@ -150,7 +151,7 @@ def grow(
     """
     keeps_all = "branches" in forms or live is not None
     growing = above.growing if live is None else None  # of live beams, what they grow to be is known later
-    found = distributions(logits, rows, tables, "chain" in forms or keeps_all, growing, filters)
+    found = distributions(logits, rows, tables, growing, filters)
     levels = [expand(above, candidates, noise, rows, place, forms) for candidates in found]
     level = levels[0] if len(levels) == 1 else choose_rows(rows.tabulated, levels[1], levels[0])
     if live is not None:
@@ -166,18 +167,11 @@ def distributions(
     logits: Tensor,
     rows: Rows,
     tables: Sequence[bool],
-    keeps: bool,
     wanted: Tensor | None = None,
     filters: Filters = FILTERS,
 ) -> tuple[Distributions, ...]:
-    """The filtered distributions of the drafter's logits [R, B, V], of each of `tables`.
-
-    Args:
-        keeps: they are needed after the drafter's next step. On the host its logits then have memory of their own; on a
-            device the step takes the logits' memory.
-    """
-    kept = logits.clone() if keeps and True in tables and logits.device.type != "cpu" else logits
-    return tuple(filters.tables(kept, rows, wanted) if table else filters.lists(kept, rows) for table in tables)
+    """The filtered distributions of the drafter's logits [R, B, V], of each of `tables`."""
+    return tuple(filters.tables(logits, rows, wanted) if table else filters.lists(logits, rows) for table in tables)
 
 
 def finish(levels: Level, rows: Rows, selects: bool) -> tuple[TokenTree, Tensor]:

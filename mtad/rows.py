@@ -53,6 +53,11 @@ class Shape(NamedTuple):
     tables: tuple[bool, ...]
     blocks: int
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether tables of the drafter's logits are looked at behind its next step; those of mere beams are not."""
+        return True in self.tables and (self.live or self.forms != ("beams",))
+
 
 class Layout(NamedTuple):
     """In which cache column, behind the committed ones, each node of a padded tree lies.

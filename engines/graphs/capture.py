@@ -74,9 +74,11 @@ class CudaRecorder:
     def ordered(self) -> Iterator[None]:
         caller = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
-        with torch.cuda.stream(self._stream):
-            yield
-        caller.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            caller.wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
         """Run some work twice and record it the second time; returns what replays it.

@@ -143,7 +143,7 @@ def attend_cached(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    places: Tensor,
+    page_table: Tensor,
     mask: Tensor,
     write_at: Tensor,
     scale: float,
@@ -158,8 +158,8 @@ def attend_cached(
     Args:
         query: float32, float16 or bfloat16 [R, H, S, D]; D <= 256. Not copied, nor are the others, where
             the last axis is contiguous.
-        key, value: [KV, places x 64, D], of its dtype, the step's own included; H a multiple of KV.
-        places: int32 [R, >= L / 64], of each row's pages among those; last axis contiguous.
+        key, value: [KV, pages x 64, D], of its dtype, the step's own included; H a multiple of KV.
+        page_table: int32 [R, >= L / 64], of each row's pages among those; last axis contiguous.
         mask: bool [R, 1, S, L], L a multiple of 64; nothing behind a row's end is shown.
         write_at: int64 [R]; a row that writes behind the mask has no request and attends to nothing.
         scale: of scores.
@@ -181,7 +181,7 @@ def attend_cached(
     shown = mask.view(torch.uint8)
     positions = write_at[:, None].expand(rows, steps) if positions is None else positions.expand(rows, steps)
     assert length % KV_PAGE == 0, "masks are multiples of KV_PAGE"
-    assert places.stride(1) == 1, "places are contiguous"
+    assert page_table.stride(1) == 1, "page tables are contiguous"
     assert shown.stride(3) == 1, "masks are contiguous"
     assert window is None or positions.stride(1) == 1, "positions are contiguous"
 
@@ -193,11 +193,11 @@ def attend_cached(
     constants = {**tiling, "WINDOWED": window is not None, "SHORTEST": SHORTEST_SPLIT}
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current one
         kernels().attend_split[tiles, splits, pairs](
-            *(query, key, value, places, shown, write_at, positions, out, partial, statistics),
+            *(query, key, value, page_table, shown, write_at, positions, out, partial, statistics),
             *query.stride()[:3],
             *key.stride()[:2],
             *value.stride()[:2],
-            places.stride(0),
+            page_table.stride(0),
             *(shown.stride(0), shown.stride(2), write_at.stride(0), positions.stride(0)),
             *(kv_heads, steps, length, scale, softcap or 0.0, window or 0),
             **constants,

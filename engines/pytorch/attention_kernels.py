@@ -19,7 +19,7 @@ from engines.pytorch.layer_kernels import tanh
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels run in Triton's interpreter; decided when they were made."""
 
-VARYING = ("steps", "splits", "write_at_row", "positions_row", "places_row")
+VARYING = ("steps", "splits", "write_at_row", "positions_row", "page_table_row")
 """Arguments that change from step to step: kernels are not compiled again for those that are 1 or multiples of 16."""
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -58,12 +58,12 @@ def _split_columns(
     return (columns + COLUMNS - 1) // COLUMNS * COLUMNS
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at", "positions", "places"])
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["write_at", "positions", "page_table"])
 def attend_split(
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
-    places: tl.tensor,
+    page_table: tl.tensor,
     mask: tl.tensor,
     write_at: tl.tensor,
     positions: tl.tensor,
@@ -77,7 +77,7 @@ def attend_split(
     key_column: tl.tensor,
     value_head: tl.tensor,
     value_column: tl.tensor,
-    places_row: tl.tensor,
+    page_table_row: tl.tensor,
     mask_row: tl.tensor,
     mask_token: tl.tensor,
     write_at_row: tl.tensor,
@@ -106,8 +106,8 @@ def attend_split(
     units of log 2, sum of weights).
 
     Args:
-        query, key, value: [R, KV * GROUP, S, HEAD], [KV, places * PAGE, HEAD] twice; last axis contiguous.
-        places: int32 [R, >= L / PAGE], of each row's pages; last axis contiguous. COLUMNS divides PAGE.
+        query, key, value: [R, KV * GROUP, S, HEAD], [KV, pages * PAGE, HEAD] twice; last axis contiguous.
+        page_table: int32 [R, >= L / PAGE], of each row's pages; last axis contiguous. COLUMNS divides PAGE.
         mask: uint8 [R, S, L]; last axis contiguous, L a multiple of COLUMNS.
         write_at: int64 [R].
         positions: int64 [R, S]; last axis contiguous; read only with WINDOWED.
@@ -120,8 +120,8 @@ def attend_split(
         SHORTEST: columns of a split at least.
         WIDTH: HEAD rounded up to a power of two.
     """
-    tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, head = (place // kv_heads).to(tl.int64), (place % kv_heads).to(tl.int64)
+    tile, split, pair = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, head = (pair // kv_heads).to(tl.int64), (pair % kv_heads).to(tl.int64)
     write_at += row * write_at_row
     positions += row * positions_row
     first, end = _reach(write_at, positions, tile, steps, length, window, GROUP, QUERIES, COLUMNS, WINDOWED)
@@ -142,7 +142,7 @@ def attend_split(
     queries = tl.load(at[:, None] + dims[None, :], mask=real[:, None] & wide[None, :], other=0.0)
     key += head * key_head
     value += head * value_head
-    places += row * places_row
+    page_table += row * page_table_row
     sees = mask + row * mask_row + token * mask_token
     if WINDOWED:
         position = tl.load(positions + token, mask=real, other=0).to(tl.int32)
@@ -153,7 +153,7 @@ def attend_split(
     for start in range(first, end, COLUMNS):
         column = start + offsets
         inside = column < end
-        page = tl.load(places + start // PAGE).to(tl.int64) * PAGE + start % PAGE
+        page = tl.load(page_table + start // PAGE).to(tl.int64) * PAGE + start % PAGE
         # without `inside`, which would make it a load of single bytes: the mask reaches to the end of the block
         seen = tl.load(sees[:, None] + column[None, :], mask=real[:, None], other=0) != 0
         seen = seen & inside[None, :]
@@ -183,7 +183,7 @@ def attend_split(
         largest = above
 
     if SPLIT:
-        at = (place.to(tl.int64) * tl.num_programs(1) + split) * (tl.num_programs(0) * QUERIES) + member
+        at = (pair.to(tl.int64) * tl.num_programs(1) + split) * (tl.num_programs(0) * QUERIES) + member
         tl.store(partial + at[:, None] * WIDTH + dims[None, :], sums)
         tl.store(statistics + at * 2, largest)
         tl.store(statistics + at * 2 + 1, weights)
@@ -222,8 +222,8 @@ def combine_splits(
     Grid: (S * GROUP / MEMBERS, R * KV); MEMBERS divides QUERIES. Added in the order of the columns, CHUNK splits at a
     time; of a row that has but one split, the result is what it would be unsplit.
     """
-    block, place = tl.program_id(0), tl.program_id(1)
-    row, head = (place // kv_heads).to(tl.int64), (place % kv_heads).to(tl.int64)
+    block, pair = tl.program_id(0), tl.program_id(1)
+    row, head = (pair // kv_heads).to(tl.int64), (pair % kv_heads).to(tl.int64)
     tile = block * MEMBERS // QUERIES
     write_at += row * write_at_row
     positions += row * positions_row
@@ -232,7 +232,7 @@ def combine_splits(
     end = (end - first + columns - 1) // columns
     members, dims, offsets = block * MEMBERS + tl.arange(0, MEMBERS), tl.arange(0, WIDTH), tl.arange(0, CHUNK)
     queries = (steps * GROUP + QUERIES - 1) // QUERIES * QUERIES
-    base = place.to(tl.int64) * splits * queries + members
+    base = pair.to(tl.int64) * splits * queries + members
 
     largest = tl.full([CHUNK, MEMBERS], -float("inf"), tl.float32)
     for start in range(0, end, CHUNK):

@@ -15,7 +15,7 @@ from engines.base import EngineSpec, Step
 from engines.pytorch.attention import default_attention, require
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
-from engines.pytorch.paged import PagedEngine
+from engines.pytorch.paged_engine import PagedEngine
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class TorchEngine(PagedEngine):
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Tensor:
-        places = self.places[step.first_row : step.first_row + step.tokens.shape[0]]
-        return self.model.paged(step, self.kv, places)
+        page_table = self.page_table[step.first_row : step.first_row + step.tokens.shape[0]]
+        return self.model.paged(step, self.kv, page_table)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

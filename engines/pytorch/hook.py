@@ -43,7 +43,7 @@ def _attention(
     sliding_window: int | None = None,
     position_ids: Tensor | None = None,
     write_at: Tensor | None = None,
-    places: Tensor | None = None,
+    page_table: Tensor | None = None,
     *,
     name: str = NAME,
     **kwargs: Any,
@@ -51,17 +51,17 @@ def _attention(
     """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D].
 
     `name` is the one it is registered under; models pass on what `StepModel` gives them for `KERNEL`: `write_at` and
-    `places`. There, `key` and `value` are a layer's pool.
+    `page_table`. There, `key` and `value` are a layer's pool.
     """
     scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
     if name == KERNEL:
-        if write_at is None or places is None or (sliding_window is not None and position_ids is None):
-            problem = "the model does not pass write_at, places or position_ids on to its attention; give sdpa"
+        if write_at is None or page_table is None or (sliding_window is not None and position_ids is None):
+            problem = "the model does not pass write_at, page_table or position_ids on to its attention; give sdpa"
             raise InvalidInput("attention", "triton", problem)
         if rotation := getattr(module, "rotation", None):
             query = rotation.turned(query)
         more = scale, softcap, sliding_window, position_ids
-        return attend_cached(query, key, value, places, mask, write_at, *more), None
+        return attend_cached(query, key, value, page_table, mask, write_at, *more), None
     if sliding_window is not None:
         if position_ids is None:
             raise TypeError("the model has a sliding window, but does not tell its attention the positions")
@@ -226,13 +226,13 @@ class StepModel(torch.nn.Module):
         cache = kind(keys, values, write_at, mask.shape[-1], self.scatter)
         return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values
 
-    def paged(self, step: Step, pool: Tensor, places: Tensor) -> Tensor:
+    def paged(self, step: Step, pool: Tensor, page_table: Tensor) -> Tensor:
         """Logits [R, N, V] of the kept positions, over a cache as `PagedCache` has it, which is written in place."""
         given = self.model, step.tokens, step.positions, step.mask, step.keep
         kind = KernelCache if self.attention == KERNEL else PagedCache
-        cache = kind(pool, places, step.write_at, step.mask.shape[-1])
+        cache = kind(pool, page_table, step.write_at, step.mask.shape[-1])
         if not isinstance(cache, KernelCache):
             return _logits(*given, cache)
         cache.rotation = getattr(self.model, "rotation", cache.rotation)
         cache.rotation.waiting = None  # of a step that broke off
-        return _logits(*given, cache, write_at=step.write_at, places=places)
+        return _logits(*given, cache, write_at=step.write_at, page_table=page_table)

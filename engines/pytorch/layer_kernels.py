@@ -36,15 +36,15 @@ def rms_norm(
         offset: is added to the weight.
         WIDTH: SIZE rounded up to a power of two.
     """
-    place = tl.program_id(0)
+    vector = tl.program_id(0)
     dims = tl.arange(0, WIDTH)
     real = dims < SIZE
-    at = (place // third // second).to(tl.int64) * first_stride
-    at += (place // third % second).to(tl.int64) * second_stride + (place % third).to(tl.int64) * third_stride
+    at = (vector // third // second).to(tl.int64) * first_stride
+    at += (vector // third % second).to(tl.int64) * second_stride + (vector % third).to(tl.int64) * third_stride
     values = tl.load(x + at + dims, mask=real, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
     factor = tl.load(weight + dims, mask=real, other=0.0).to(tl.float32) + offset
-    at = place.to(tl.int64) * SIZE
+    at = vector.to(tl.int64) * SIZE
     tl.store(out + at + dims, (values * scale * factor).to(out.dtype.element_ty), mask=real)
 
 
@@ -97,21 +97,22 @@ def _rotated(
 
 
 @triton.jit(
-    do_not_specialize=["write_at_row", "places_row", "pages"], do_not_specialize_on_alignment=["write_at", "places"]
+    do_not_specialize=["write_at_row", "page_table_row", "pages"],
+    do_not_specialize_on_alignment=["write_at", "page_table"],
 )
 def store_columns(
     key: tl.tensor,
     value: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    places: tl.tensor,
+    page_table: tl.tensor,
     write_at: tl.tensor,
     query: tl.tensor,
     rotated: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
     write_at_row: tl.tensor,
-    places_row: tl.tensor,
+    page_table_row: tl.tensor,
     pages: tl.tensor,
     key_row: tl.tensor,
     key_head: tl.tensor,
@@ -141,8 +142,8 @@ def store_columns(
 
     Args:
         key, value: [R, KV, S, HEAD], last axis contiguous.
-        keys, values: [KV, places * PAGE, HEAD], last two axes contiguous: column write_at[r] + s of row r is written.
-        places: int32 [R, pages], last axis contiguous, of a row's pages; the last is that of all columns behind them.
+        keys, values: [KV, pages * PAGE, HEAD], last two axes contiguous: column write_at[r] + s of row r is written.
+        page_table: int32 [R, pages], last axis contiguous, of each row's pages, the last for all columns behind them.
         write_at: int64 [R].
         query: [R, H, S, HEAD], last axis contiguous.
         rotated: [R, S, H, HEAD], contiguous: where the turned queries go.
@@ -158,8 +159,8 @@ def store_columns(
         head = (block * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < kv_heads) & (dims < HEAD)
         column = tl.load(write_at + row * write_at_row) + token
-        place = tl.load(places + row * places_row + tl.minimum(column // PAGE, pages - 1)).to(tl.int64)
-        column = (place * PAGE + column % PAGE) * HEAD
+        page = tl.load(page_table + row * page_table_row + tl.minimum(column // PAGE, pages - 1)).to(tl.int64)
+        column = (page * PAGE + column % PAGE) * HEAD
         at = key + row * key_row + head * key_head + token * key_token
         turned = _rotated(at, cos, sin, dims, real, ROTARY)
         to = keys + head * keys_head + column + dims

@@ -68,7 +68,7 @@ def store_columns(
     value: Tensor,
     keys: Tensor,
     values: Tensor,
-    places: Tensor,
+    page_table: Tensor,
     write_at: Tensor,
     turn: Turn | None = None,
 ) -> Tensor | None:
@@ -77,8 +77,8 @@ def store_columns(
     One kernel.
 
     Args:
-        keys, values: [KV, places x 64, D], last two axes contiguous.
-        places: int32 [R, pages of a row + 1], last axis contiguous; the last is that of all columns behind the others.
+        keys, values: [KV, pages x 64, D], last two axes contiguous.
+        page_table: int32 [R, pages of a row + 1], last axis contiguous; the last is for all columns behind.
         turn: turn `key`, which is its key, on the way, and its queries.
 
     Returns:
@@ -96,11 +96,11 @@ def store_columns(
         out = query.new_empty(rows, steps, heads, dim)
     together = min(1 << (max(heads, kv_heads) - 1).bit_length(), max(1, CELLS // width))
     assert {x.stride()[1:] for x in (keys, values)} == {(dim, 1)}
-    assert places.stride(1) == 1
+    assert page_table.stride(1) == 1
     with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
         kernels("layer_kernels").store_columns[steps, rows, -(-kv_heads // together) - (-heads // together)](
-            *(key, value, keys, values, places, write_at, query, out, cos, sin),
-            *(write_at.stride(0), places.stride(0), places.shape[1]),
+            *(key, value, keys, values, page_table, write_at, query, out, cos, sin),
+            *(write_at.stride(0), page_table.stride(0), page_table.shape[1]),
             *key.stride()[:3],
             *value.stride()[:3],
             *(keys.stride(0), values.stride(0)),

@@ -52,46 +52,46 @@ class PagedCache(Cache):  # type: ignore[misc]
     """A step's rows of a pool of pages, for torch's attention: keys and values are scattered to pages, and gathered.
 
     Args:
-        pool: [layers, 2, H, places x 64, D].
-        places: int32 [R, pages of a row + 1], see `engines.pytorch.paged.PagedEngine`.
+        pool: [layers, 2, H, pages x 64, D].
+        page_table: int32 [R, pages of a row + 1], see `engines.pytorch.paged_engine.PagedEngine`.
         write_at: int64 [R].
         length: columns of the mask.
     """
 
-    def __init__(self, pool: Tensor, places: Tensor, write_at: Tensor, length: int) -> None:
+    def __init__(self, pool: Tensor, page_table: Tensor, write_at: Tensor, length: int) -> None:
         super().__init__(layers=[])
-        self.pool, self.places, self.write_at, self.length = pool, places, write_at, length
+        self.pool, self.page_table, self.write_at, self.length = pool, page_table, write_at, length
         self._to: Tensor | None = None
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
         if self._to is None:  # the same in all layers
             columns = self.write_at[:, None] + torch.arange(key.shape[2], device=key.device)
-            self._to = slots(self.places, columns)
+            self._to = slots(self.page_table, columns)
         for part, new in zip(self.pool[layer], (key, value), strict=True):
             part[:, self._to] = new.transpose(0, 1)
-        keys, values = gathered(self.pool[layer], self.places[:, : self.length // KV_PAGE])
+        keys, values = gathered(self.pool[layer], self.page_table[:, : self.length // KV_PAGE])
         return keys, values
 
     def __len__(self) -> int:
         return len(self.pool)
 
 
-def slots(places: Tensor, columns: Tensor) -> Tensor:
+def slots(page_table: Tensor, columns: Tensor) -> Tensor:
     """Where in a pool columns int64 [R, N] of rows lie, int64 [R, N]; what lies behind all pages is in the last one."""
-    page = (columns // KV_PAGE).clamp(max=places.shape[1] - 1)
-    return places.gather(1, page).long() * KV_PAGE + columns % KV_PAGE
+    page = (columns // KV_PAGE).clamp(max=page_table.shape[1] - 1)
+    return page_table.gather(1, page).long() * KV_PAGE + columns % KV_PAGE
 
 
-def gathered(pool: Tensor, places: Tensor) -> Tensor:
-    """The columns of rows, [.., R, H, P x 64, D], of a pool [.., H, places x 64, D]; their pages lie at `places`."""
-    rows, pages = places.shape
-    found = by_page(pool).flatten(-2).index_select(-2, places.flatten())  # whole pages: torch's indexing takes numbers
+def gathered(pool: Tensor, page_table: Tensor) -> Tensor:
+    """The columns of rows, [.., R, H, P x 64, D], of a pool [.., H, pages x 64, D]."""
+    rows, pages = page_table.shape
+    found = by_page(pool).flatten(-2).index_select(-2, page_table.flatten())  # pages, not numbers as by indexing
     return found.view(*pool.shape[:-2], rows, pages * KV_PAGE, pool.shape[-1]).transpose(-4, -3)
 
 
 def by_page(pool: Tensor) -> Tensor:
-    """A pool [.., places x 64, D] as [.., places, 64, D]."""
+    """A pool [.., pages x 64, D] as [.., pages, 64, D]."""
     return pool.view(*pool.shape[:-2], -1, KV_PAGE, pool.shape[-1])
 
 
@@ -105,10 +105,10 @@ class KernelCache(PagedCache):
     rotation: Rotation = Rotation()
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store [R, H, S, D] of one layer; return its whole pool, [H, places x 64, D] each."""
+        """Store [R, H, S, D] of one layer; return its whole pool, [H, pages x 64, D] each."""
         keys, values = self.pool[layer]
         turn = self.rotation.taken(key)
-        turned = store_columns(key, value, keys, values, self.places, self.write_at, turn)
+        turned = store_columns(key, value, keys, values, self.page_table, self.write_at, turn)
         if turn is not None and turned is not None:
             self.rotation.query = turn.query, turned
         return keys, values

@@ -185,10 +185,11 @@ def normaliser(logits: Tensor, wanted: Tensor) -> Tensor:
     return found
 
 
-def draw_one(table: Table, noise: Tensor, greedy: Tensor) -> Tensor:
-    """A token of each row of a table [R, 1], int64 [R]; the others as of `draw_from`."""
-    block, rest = descend(table.blocks.squeeze(1).exp(), noise, greedy)
-    own = table.entries(torch.zeros_like(block), block).squeeze(1).exp()
+def draw_one(table: Table, at: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
+    """A token of each row of a table [R, S] at position `at` [R, 1], int64 [R]; the others as of `draw_from`."""
+    blocks = table.blocks.gather(1, at[:, :, None].expand(-1, -1, table.blocks.shape[2]))
+    block, rest = descend(blocks.squeeze(1).exp(), noise, greedy)
+    own = table.entries(at, block).squeeze(1).exp()
     return (block * BLOCK + descend(own, rest, greedy)[0]).squeeze(1)
 
 

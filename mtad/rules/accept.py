@@ -133,16 +133,20 @@ def accept(
             assert ids is not None, "a list has weights"
             assert weights is not None, "a list has weights"
             return Decided(node, length, draw(ids, weights, noise.bonus), own)
+        every = None if adjusted.device.type == "cpu" else filters.tables(adjusted, rows, None)
         if tree is None:
             none = torch.full_like(rows.rule, -1)
             found = Decided(none, none + 1, none, None)
-        elif adjusted.device.type != "cpu" or SCALAR.issuperset(rules):
+        elif every is not None:
+            found = judged(every, number, _judge_table)
+        elif SCALAR.issuperset(rules):
             found = judged(filters.tables(adjusted, rows, has_children(tree)), number, _judge_table)
         else:
             found = judged(filters.tables(adjusted, rows, None), number, partial(by_row, _judge_table))
-        missing = found.bonus < 0
-        here = filters.tables(positions(adjusted, (found.node + 1)[:, None]), rows, missing[:, None])
-        return found._replace(bonus=torch.where(missing, draw_one(here, noise.bonus, rows.greedy), found.bonus))
+        missing, at = found.bonus < 0, (found.node + 1)[:, None]
+        if every is None:  # on the host, only the positions that are looked at are filtered
+            every, at = filters.tables(positions(adjusted, at), rows, missing[:, None]), torch.zeros_like(at)
+        return found._replace(bonus=torch.where(missing, draw_one(every, at, noise.bonus, rows.greedy), found.bonus))
 
     verdict = decided(0, tables[0])
     if len(tables) > 1:

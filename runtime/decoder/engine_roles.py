@@ -150,15 +150,13 @@ class Drafter(EngineRole):
         context = self._context(batch, shape.draft_len * shape.width)
         functions = self.functions.of(len(batch.committed), shape, len(context.columns))
         begun = functions.begin(context, rows)
-        # what is decided by a table looks at the logits of all levels; on a device they are copied in the graph
-        keeps = self.device.type == "cpu" and True in shape.tables and (shape.forms != ("beams",) or shape.live)
         logits = self._step(batch, begun.inputs, 1, 2)
         sees, levels = begun.sees, []
         paths = root_paths(len(batch.committed), self.device) if batch.constraints else None
         for depth in range(1, shape.draft_len + 1):
             if paths and batch.constraints:
                 logits = batch.constraints.adjust(logits, *paths, out=self._memory("adjusted", logits.shape))
-            if keeps:
+            if shape.keeps_logits:  # the next step takes the memory that they lie in
                 logits = self._memory("kept", (shape.draft_len, *logits.shape))[depth - 1].copy_(logits)
             noise, place = batch.noise.levels[depth - 1], batch.places[depth - 1]
             grown = functions.grow(depth, (level, sees, logits, noise, place, begun.holds, context, rows), batch.live)

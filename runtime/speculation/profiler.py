@@ -69,7 +69,7 @@ def measure_costs(
                 spent = 0.0
                 for rows, columns in [(rows, near) for rows in _points(spec.rows)] + [(spec.rows, spec.capacity)]:
                     work = _step(engine, rows, tokens, columns, memory)
-                    run = blocks.timed(work, again=False) if blocks else partial(_seconds, work)
+                    run = blocks.timed(work) if blocks else partial(_seconds, work)
                     run()
                     spent += run()
                     runs[name, rows, tokens, columns] = run

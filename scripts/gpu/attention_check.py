@@ -63,12 +63,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments of `engines.pytorch.attention.attend_cached`; `pool` is [2, KV, places x 64, D], keys and values."""
+    """Arguments of `engines.pytorch.attention.attend_cached`; `pool` is [2, KV, pages x 64, D], keys and values."""
 
     case: Case
     query: Tensor
     pool: Tensor
-    places: Tensor
+    page_table: Tensor
     mask: Tensor
     write_at: Tensor
     positions: Tensor
@@ -77,20 +77,20 @@ class Inputs:
     def cache(self) -> Tensor:
         """A view of the pool by rows, whose pages follow each other: [2, R, KV, C, D]."""
         pair, heads, _, dim = self.pool.shape
-        return self.pool.view(pair, heads, len(self.places), -1, dim).transpose(1, 2)
+        return self.pool.view(pair, heads, len(self.page_table), -1, dim).transpose(1, 2)
 
     def attend(self) -> Tensor:
         """What the kernels give."""
         keys, values = self.pool
         more = (SCALE, self.case.softcap, self.case.window, self.positions)
-        return attend_cached(self.query, keys, values, self.places, self.mask, self.write_at, *more)
+        return attend_cached(self.query, keys, values, self.page_table, self.mask, self.write_at, *more)
 
     def reference(self) -> Tensor:
         """The same in float64, [R, S, H, D]; a query that sees nothing gets zeros."""
         seen, columns = self.mask, torch.arange(self.case.length, device=self.mask.device)
         if self.case.window is not None:
             seen = seen & (self.positions[:, None, :, None] - columns < self.case.window)
-        held = gathered(self.pool, self.places)[..., : self.case.length, :]
+        held = gathered(self.pool, self.page_table)[..., : self.case.length, :]
         keys, values = held.double().repeat_interleave(self.case.group, 2)
         scores = SCALE * (self.query.double() @ keys.transpose(2, 3))
         if self.case.softcap is not None:
@@ -121,7 +121,7 @@ def make(case: Case, device: str = "cpu", spare: int = 64) -> Inputs:
     query = values(rows, steps, heads, case.head_dim).transpose(1, 2)
     pages = (case.length + spare) // KV_PAGE
     pool = values(2, case.kv_heads, rows * pages * KV_PAGE, case.head_dim)
-    places = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
+    page_table = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
     write_at = torch.tensor(case.starts)
     tree = ancestors_of(random_tree(rows, steps - 1, generator))
     shown = torch.zeros(rows, steps, case.length + steps, dtype=torch.bool)
@@ -132,7 +132,7 @@ def make(case: Case, device: str = "cpu", spare: int = 64) -> Inputs:
     mask = shown[:, None, :, : case.length].contiguous()
     mask, write_at, positions = (x.to(device) for x in (mask, write_at, positions))
     write_at = torch.stack([write_at, write_at - 1], 1)[:, 0]  # as a draft's first step has it: a column of a table
-    return Inputs(case, query, pool, places, mask, write_at, positions)
+    return Inputs(case, query, pool, page_table, mask, write_at, positions)
 
 
 RAGGED = Case((900, 0, 333, 64), kv_heads=2, length=1024)
@@ -192,7 +192,7 @@ def time_attention(device: str, cases: Sequence[Case] = TIMED) -> list[dict[str,
     records = []
     for case in cases:
         inputs = make(case, device)
-        more: dict[str, Any] = {"scaling": SCALE, "write_at": inputs.write_at, "places": inputs.places}
+        more: dict[str, Any] = {"scaling": SCALE, "write_at": inputs.write_at, "page_table": inputs.page_table}
         shown = inputs.cache[:, :, :, : case.length]
         calls = {NAME: (inputs.query, *shown, inputs.mask), KERNEL: (inputs.query, *inputs.pool, inputs.mask)}
         milliseconds = {

@@ -54,7 +54,7 @@ def compile_kernel(
     constants |= changes
     pointers = ("query", "key", "value", "keys", "values", "out", "rotated", "cos", "sin", "x", "weight")
     kinds = dict.fromkeys(pointers, f"*{dtype}")
-    kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "places": "*i32"}
+    kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "page_table": "*i32"}
     kinds |= {"partial": "*fp32", "statistics": "*fp32"}
     kinds |= {
         "scale": "fp32",
@@ -65,7 +65,7 @@ def compile_kernel(
     }
     signature = {argument: kinds.get(argument, "i32") for argument in kernel.arg_names}
     single = {"write_at", "write_at_row", "positions", "positions_row", "kv_heads", "steps", "splits", "window"}
-    single |= {"places", "places_row", "pages", "scale", "softcap", "eps", "offset", "second", "third", "heads"}
+    single |= {"page_table", "page_table_row", "pages", "scale", "softcap", "eps", "offset", "second", "third", "heads"}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, argument in enumerate(kernel.arg_names)

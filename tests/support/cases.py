@@ -129,9 +129,8 @@ def run_block(
         level, levels, first, beams = root(rows, shape), [], [], start
         for depth in range(1, shape.draft_len + 1):
             logits = logits_after([case.drafter for case in cases], cases, beams)
-            found = distributions(
-                constraints.adjust(logits, *points) if constraints else logits, rows, shape.tables, True
-            )
+            adjusted = constraints.adjust(logits, *points) if constraints else logits
+            found = distributions(adjusted, rows, shape.tables)
             assert not any(candidates.log_prob.isnan().any() for candidates in found[:1])
             place, before = places(rows, shape)[depth - 1], level
             drawn = [expand(before, one, noise.levels[depth - 1], rows, place, shape.forms) for one in found]
@@ -173,10 +172,10 @@ def run_block(
         own[row : row + len(weights), among[0]] = weights / weights.sum(-1, keepdim=True)
         return draw_from(weights, noise, greedy)
 
-    def note_one(after: Table, noise: Tensor, greedy: Tensor) -> Tensor:
-        found = after.log_prob.squeeze(1).exp()
+    def note_one(after: Table, at: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
+        found = after.pick(at).log_prob.squeeze(1).exp()
         own.copy_(torch.where(found.sum(-1, keepdim=True) > 0, found, own))
-        return draw_one(after, noise, greedy)
+        return draw_one(after, at, noise, greedy)
 
     with (
         patch.multiple(mtad.rules.accept, draw=note, draw_from=note_table, draw_one=note_one),

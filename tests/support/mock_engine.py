@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engines import Engine, EngineSpec, Step
 from engines.base import index_columns
-from engines.pytorch.paged import PagedEngine
 from engines.pytorch.paged_cache import gathered, slots
+from engines.pytorch.paged_engine import PagedEngine
 from tests.support.steps import change
 
 VOCAB = 12
@@ -114,9 +114,9 @@ class PagedMock(MockEngine, PagedEngine):
         return MockEngine.step(self, step) if self.faults else self.run(step)
 
     def exchange(self, rows: slice, columns: Tensor, pairs: Tensor) -> Tensor:
-        places, (pool,) = self.places[rows], self.kv[0, 0]
-        pool[slots(places, columns)] = pairs
-        return gathered(pool[None], places[:, :-1])[:, 0]
+        page_table, (pool,) = self.page_table[rows], self.kv[0, 0]
+        pool[slots(page_table, columns)] = pairs
+        return gathered(pool[None], page_table[:, :-1])[:, 0]
 
 
 def spoiled(values: Tensor) -> Tensor:

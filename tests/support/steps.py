@@ -9,8 +9,8 @@ import torch
 
 from engines import Engine, Step
 from engines.base import KV_PAGE, mask_length
-from engines.pytorch.paged import PagedEngine
 from engines.pytorch.paged_cache import gathered, slots
+from engines.pytorch.paged_engine import PagedEngine
 
 LENGTHS = [70, 5, 33, 1]
 """Tokens in the cache rows that the tests start from."""
@@ -54,7 +54,7 @@ def alone_and_together(engine: Engine) -> Iterator[tuple[torch.Tensor, torch.Ten
 
 def columns_of(engine: Engine) -> torch.Tensor:
     """What the columns of all rows hold, [layers, 2, rows, kv_heads, capacity, head_dim]; of pages, a copy."""
-    return gathered(engine.kv, engine.places[:, :-1]) if isinstance(engine, PagedEngine) else engine.kv
+    return gathered(engine.kv, engine.page_table[:, :-1]) if isinstance(engine, PagedEngine) else engine.kv
 
 
 def change(engine: Engine, row: int, columns: slice, by: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -63,5 +63,5 @@ def change(engine: Engine, row: int, columns: slice, by: Callable[[torch.Tensor]
         engine.kv[:, :, row, :, columns] = by(engine.kv[:, :, row, :, columns])
         return
     start, end, _ = columns.indices(int(engine.table.owned[row]) * KV_PAGE)
-    at = slots(engine.places[row : row + 1], torch.arange(start, end)[None])[0]
+    at = slots(engine.page_table[row : row + 1], torch.arange(start, end)[None])[0]
     engine.kv[:, :, :, at] = by(engine.kv[:, :, :, at])

@@ -140,12 +140,8 @@ class DeviceBlocks:
                 if key not in self._blocks:
                     self.run_block(self._dummy(*batches[key]))
 
-    def timed(self, step: Callable[[], object], again: bool) -> Callable[[], float]:
-        """A step of an engine, recorded if blocks are, that gives the seconds until it is done.
-
-        Args:
-            again: time the second of two in a row.
-        """
+    def timed(self, step: Callable[[], object]) -> Callable[[], float]:
+        """A step of an engine, recorded if blocks are, that gives the seconds until it is done."""
 
         def work() -> None:
             step()
@@ -157,9 +153,6 @@ class DeviceBlocks:
 
         def run() -> float:
             with self._recorder.ordered():
-                if again:
-                    launch()
-                    self._recorder.wait()
                 started = time.perf_counter()
                 launch()
                 self._recorder.wait()

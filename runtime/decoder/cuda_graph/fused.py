@@ -141,7 +141,7 @@ class FusedBlock(BlockFunctions):
         shape = self._shape
         above, sees, logits, noise, place, holds, context, rows = given
         keeps_all = "branches" in shape.forms or live is not None
-        found = block.distributions(logits, rows, shape.tables, keeps_all or "chain" in shape.forms, None, self.filters)
+        found = block.distributions(logits, rows, shape.tables, None, self.filters)
         (count, beams), size, device = above.tokens.shape, logits.shape[2], logits.device
         width, columns = place.bias.shape[1], sees.shape[3]
 

@@ -121,7 +121,7 @@ def test_a_row_in_one_split_has_the_bits_of_one_that_is_not_split(split: Callabl
     split(1024)
     for row in range(2):
         part = slice(row, row + 1)
-        names = ("query", "places", "mask", "write_at", "positions")
+        names = ("query", "page_table", "mask", "write_at", "positions")
         alone = replace(inputs, **{name: getattr(inputs, name)[part] for name in names})
         assert torch.equal(alone.attend()[0], whole[row]), "nor do other rows"
 
@@ -155,7 +155,7 @@ def test_a_steps_keys_and_values_are_stored_as_scattering_does(case: Case) -> No
     inputs = make(case)
     new = torch.randn(2, 2, case.steps, case.kv_heads, case.head_dim).to(case.dtype).transpose(2, 3)
     expected = [scatter_copy(inputs.cache[part], new[part], inputs.write_at) for part in range(2)]
-    store_columns(new[0], new[1], inputs.pool[0], inputs.pool[1], inputs.places, inputs.write_at)
+    store_columns(new[0], new[1], inputs.pool[0], inputs.pool[1], inputs.page_table, inputs.write_at)
     assert torch.equal(inputs.cache, torch.stack(expected))
 
 
@@ -163,15 +163,15 @@ def test_a_steps_keys_and_values_are_stored_as_scattering_does(case: Case) -> No
 def test_where_in_the_pool_pages_lie_changes_no_bit(window: int | None, split: Callable[..., None]) -> None:
     split(64)
     inputs = make(Case((180, 66, 3), kv_heads=2, group=2, length=256, window=window))
-    places = torch.randperm(inputs.places.numel(), generator=torch.Generator().manual_seed(0))
+    moves = torch.randperm(inputs.page_table.numel(), generator=torch.Generator().manual_seed(0))
     pool = torch.empty_like(inputs.pool)
-    by_page(pool)[:, :, places] = by_page(inputs.pool)
-    moved = replace(inputs, pool=pool, places=places[inputs.places].int())
+    by_page(pool)[:, :, moves] = by_page(inputs.pool)
+    moved = replace(inputs, pool=pool, page_table=moves[inputs.page_table].int())
     assert torch.equal(moved.attend(), inputs.attend())
     new = torch.randn(2, 3, 5, 2, 64).transpose(2, 3)
     for one in (inputs, moved):
-        store_columns(new[0], new[1], one.pool[0], one.pool[1], one.places, torch.tensor([62, 10**6, 0]))
-    ours, theirs = (gathered(one.pool, one.places) for one in (moved, inputs))
+        store_columns(new[0], new[1], one.pool[0], one.pool[1], one.page_table, torch.tensor([62, 10**6, 0]))
+    ours, theirs = (gathered(one.pool, one.page_table) for one in (moved, inputs))
     assert torch.equal(ours, theirs)
     assert torch.equal(ours[0, 0, :, 62:67], new[0, 0])
     spare = slice(10**6 % KV_PAGE + 4 * KV_PAGE, None)

@@ -40,14 +40,14 @@ def runner(model: PreTrainedModel, attention: str = KERNEL, length: int = 64, st
     layers, heads, dim, _ = cache_shape(AutoModelForCausalLM.from_config(model.config))
     runs = StepModel(model, attention=attention)
     pool = torch.zeros(layers, 2, heads, 2 * length, dim, dtype=model.dtype)
-    places = torch.arange(2 * length // KV_PAGE, dtype=torch.int32).view(2, -1)
+    page_table = torch.arange(2 * length // KV_PAGE, dtype=torch.int32).view(2, -1)
     tokens = torch.randint(300, (2, steps), generator=torch.Generator().manual_seed(1))
     step = Step.causal(tokens, 0, length, torch.arange(steps))
     step = replace(step, mask=torch.nn.functional.pad(step.mask, (0, length - step.mask.shape[3])))
 
     @torch.inference_mode()
     def run() -> Tensor:
-        return runs.paged(step, pool, places)
+        return runs.paged(step, pool, page_table)
 
     return run
 

@@ -239,7 +239,7 @@ def test_a_block_has_static_shapes_and_no_branch_on_data(listed: int) -> None:
     first, above = [], []
     for depth in range(1, shape.draft_len + 1):
         logits = torch.empty(len(params), level.tokens.shape[1], vocab, device="meta")
-        found = distributions(logits, rows, shape.tables, keeps=True)
+        found = distributions(logits, rows, shape.tables)
         place, number = places(rows, shape)[depth - 1], noise.levels[depth - 1]
         drawn = [expand(level, one, number, rows, place, shape.forms) for one in found]
         level = choose_rows(rows.tabulated, drawn[-1], drawn[0])

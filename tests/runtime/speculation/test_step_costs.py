@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.base import KV_PAGE
 from engines.graphs.capture import Work
-from engines.pytorch.paged import PagedEngine
+from engines.pytorch.paged_engine import PagedEngine
 from mtad.errors import InvalidInput
 from runtime import LLM
 from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
-from tests.runtime.decoder.test_cuda_graph import Device
+from tests.support.device_loop import Device
 from tests.support.replayed import ReplayRecorder
 
 TABLE = StepTable((1, 4, 8), (1, 2, 5), ((2.0, 3.0, 3.5), (4.0, 5.0, 9.0), (7.0, 9.0, 16.0)), 64, (0.01, 0.02, 0.05))

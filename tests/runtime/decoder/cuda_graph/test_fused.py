@@ -104,9 +104,8 @@ def test_a_level_launches_at_most_six_kernels(rows: list[DecodingParams]) -> Non
                     depth, (above, sees, logits, noise, place, begun.holds, context, batch.rows), batch.live
                 )
                 functions.hold_back(grown, batch.rows)
-            kinds, keeps = len(batch.shape.tables), batch.shape.forms != ("beams",) or batch.shape.live
-            copied = True in batch.shape.tables and keeps
-            assert counts.total() == 2 * kinds + copied + 1 <= 6, counts
+            copied = batch.shape.keeps_logits  # by the drafter, before it gives them to `grow`
+            assert counts.total() == 2 * len(batch.shape.tables) + 1 <= 6 - copied, counts
             above, sees = grown.level, grown.inputs.mask
         logits = torch.empty(ROWS, 1 + LEVELS * batch.shape.score_width, REAL, device=gpu)
         for filtered in (filter_lists, filter_tables):
@@ -331,7 +330,7 @@ def test_blocks_with_fused_functions_give_every_request_the_tokens_it_gets_alone
 ) -> None:
     """Lists and tables, padded rows, beside rows that join and leave."""
     from engines.graphs.capture import NoRecorder
-    from tests.runtime.decoder.test_cuda_graph import Device, alone_on_the_host, pool
+    from tests.support.device_loop import Device, alone_on_the_host, pool
 
     chosen = [entry[:2] for entry in pool() if len(entry[2]) < 12][:9]
     for module in ("runtime.decoder.cuda_graph.block_runner", "tests.runtime.test_schedules"):

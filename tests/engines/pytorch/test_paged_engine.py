@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.base import KV_PAGE
+from engines.base import KV_PAGE, Step
 from engines.buffers import sent
-from engines.pytorch.paged import EMPTY, OWN, PagedEngine
+from engines.folder import read_spec
+from engines.pytorch.engine import TorchEngine
+from engines.pytorch.paged_cache import by_page
+from engines.pytorch.paged_engine import EMPTY, OWN, SPARE, PagedEngine
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
 from tests.support.mock_engine import PagedMock, mock_spec
@@ -67,8 +70,20 @@ def test_a_prompt_that_begins_alike_and_a_row_that_moves_share_pages() -> None:
     assert not columns_of(engine)[:, :, 2, :, 90:].any()
     engine.free_row(0)
     engine.free_row(2)
-    assert (engine.places[:, :-1] == EMPTY).all()
+    assert (engine.page_table[:, :-1] == EMPTY).all()
     engine.check_integrity()
+
+
+def test_what_others_left_in_the_pool_reaches_no_row(pair_folders: Callable[[str], Path]) -> None:
+    """What a mask hides counts 0 times, and 0 times NaN is NaN."""
+    folder = pair_folders("torch") / "target"
+    engine, tokens = TorchEngine(folder, read_spec(folder), "sdpa"), torch.arange(3, 8)[None]
+    step = Step.causal(tokens, 0, engine.spec.capacity, torch.arange(5))
+    expected = engine.step(step)
+    engine.reserve([(0, 100)])
+    by_page(engine.kv)[:, :, :, SPARE:] = torch.nan  # of padded rows, and of a prompt that was cancelled
+    engine.free_row(0)
+    assert torch.equal(engine.step(step), expected)
 
 
 def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +96,10 @@ def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pyte
         uploads.append(given)
         return sent(given, device)
 
-    monkeypatch.setattr("engines.pytorch.paged.sent", counted)
+    monkeypatch.setattr("engines.pytorch.paged_engine.sent", counted)
     assert prefixes.restore(1, tokens) == 384
     assert len(uploads) == 1
-    assert torch.equal(engine.places[1, :6], engine.places[0, :6])
+    assert torch.equal(engine.page_table[1, :6], engine.page_table[0, :6])
     assert prefixes.restore(2, tokens[:64], 64) == 64, "what the row has is left alone"
     assert len(uploads) == 1
     prefixes.check_integrity()

@@ -17,8 +17,8 @@ from engines.prefix_cache import PrefixCache
 from engines.pytorch.paged_cache import by_page, slots
 
 EMPTY, SPARE, OWN = range(3)
-"""Places in the pool: of the page that stands for those a row does not have, which is zero and is never written; of the
-one that takes what padded rows write, which no mask reaches; of the first page that rows can have."""
+"""Numbers of pages: of the one in place of those that a row does not have, which is zero and is never written; of the
+one that takes what padded rows write, which no mask reaches; of the first one that rows can have."""
 
 
 class PagedEngine(Engine):
@@ -32,8 +32,8 @@ class PagedEngine(Engine):
 
     Attributes:
         table: the pages that each row holds, on the host.
-        places: int32 [rows, capacity / 64 + 1], where in the pool each row's pages are, on the device; the last column
-            is that of `SPARE`, for all columns behind the capacity.
+        page_table: int32 [rows, capacity / 64 + 1], the numbers of each row's pages as kernels read them; the last
+            column is `SPARE`, for all columns behind the capacity.
     """
 
     page_columns = KV_PAGE
@@ -41,8 +41,8 @@ class PagedEngine(Engine):
     def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
         self.spec = spec
         self.page_bytes = spec.kv_bytes * KV_PAGE // (spec.rows * spec.capacity)
-        self.places = torch.zeros(spec.rows, spec.capacity // KV_PAGE + 1, dtype=torch.int32, device=device)
-        self.places[:, -1] = SPARE
+        self.page_table = torch.zeros(spec.rows, spec.capacity // KV_PAGE + 1, dtype=torch.int32, device=device)
+        self.page_table[:, -1] = SPARE
         self._kv: Tensor | None = None
         self._prefixes: PagedPrefixCache | None = None
         self._lent = False
@@ -54,11 +54,11 @@ class PagedEngine(Engine):
 
     @property
     def device(self) -> torch.device:
-        return self.places.device
+        return self.page_table.device
 
     @property
     def kv(self) -> Tensor:  # type: ignore[override] # its axes are not those of a cache of rows
-        """The pool, [layers, 2, kv_heads, places x 64, head_dim]; allocated, with zeros, when it is first needed."""
+        """The pool, [layers, 2, kv_heads, pages x 64, head_dim]; allocated, with zeros, when it is first needed."""
         spec, columns = self.spec, (OWN + len(self.table.pages.users)) * KV_PAGE
         before = self._kv
         if before is None or before.shape[3] < columns:
@@ -98,10 +98,13 @@ class PagedEngine(Engine):
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
         if self._lent:
             return
-        copies = list[tuple[int, int]]()
+        copies, new = list[tuple[int, int]](), list[int]()
         for number in np.flatnonzero(self._missing(spans, first_row)).tolist():
-            copies += self.table.make_writable(first_row + number, *spans[number])
-            self._show(first_row + number)
+            row = first_row + number
+            owned = self.table.owned[row]
+            copies += self.table.make_writable(row, *spans[number])
+            new += self.table.table[row, owned : self.table.owned[row]].tolist()
+            self._show(row)
         if copies:
             source, to = sent(np.array(copies).T + OWN, self.device)
             pages = by_page(self.kv)
@@ -124,12 +127,11 @@ class PagedEngine(Engine):
             page = int(self.table.table[row, whole - 1])
             if self.table.pages.users[page] == 1:  # of one that is shared, the row has written nothing
                 by_page(self.kv)[:, :, :, OWN + page, start % KV_PAGE :] = 0
-        if gone := self.table.cut(row, whole * KV_PAGE):
-            by_page(self.kv).index_fill_(3, sent(gone, self.device) + OWN, 0)
+        self.table.cut(row, whole * KV_PAGE)
         self._show(row)
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
-        rows = self.places[: len(source)]
+        rows = self.page_table[: len(source)]
         self.kv[:, :, :, slots(rows, to)] = self.kv[:, :, :, slots(rows, source)]
 
     @contextlib.contextmanager
@@ -143,7 +145,7 @@ class PagedEngine(Engine):
         for part in columns:
             start, end, _ = part.indices(self.spec.capacity)
             shown[:, start // KV_PAGE : -(-end // KV_PAGE)] = SPARE
-        self.places[:, :-1] = sent(shown, self.device)
+        self.page_table[:, :-1] = sent(shown, self.device)
         self._lent = True
         try:
             yield
@@ -154,9 +156,9 @@ class PagedEngine(Engine):
 
     def check_integrity(self) -> None:
         """The device's table is the host's; raises AssertionError."""
-        owned = np.arange(self.places.shape[1] - 1) < self.table.owned[:, None]
+        owned = np.arange(self.page_table.shape[1] - 1) < self.table.owned[:, None]
         expected = np.where(owned, self.table.table + OWN, EMPTY)
-        assert np.array_equal(self.places[:, :-1].cpu().numpy(), expected), "kernels read another table"
+        assert np.array_equal(self.page_table[:, :-1].cpu().numpy(), expected), "kernels read another table"
 
     def _adopt(self, row: int, start: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
         self.table.adopt(row, start, pages)
@@ -166,4 +168,4 @@ class PagedEngine(Engine):
         """Let the device know a row's pages, behind what it was given before and without waiting for it."""
         shown = self.table.table[row] + OWN
         shown[self.table.owned[row] :] = EMPTY
-        self.places[row, :-1] = sent(shown, self.device)
+        self.page_table[row, :-1] = sent(shown, self.device)

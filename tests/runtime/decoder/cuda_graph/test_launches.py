@@ -1,0 +1,83 @@
+"""Kernels that a block launches, counted where there is no GPU, for the shapes of Llama-3.1-8B with Llama-3.2-1B."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engines import EngineSpec
+from engines.buffers import Slab
+from engines.pytorch.engine import TorchEngine
+from engines.pytorch.fusion import fuse
+from mtad.params import DecodingParams
+from runtime.decoder.batch_builder import BatchBuilder
+from runtime.decoder.buckets import Buckets
+from runtime.decoder.cuda_graph.captured_block import RecordedBlock
+from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
+from runtime.decoder.cuda_graph.fused import FusedFunctions
+from runtime.decoder.eager import TorchFunctions
+from tests.support.fake_gpu import fake_gpu
+from tests.support.launches import counted
+
+VOCAB, CAPACITY, PROCESSORS = 128_256, 4096, 132
+TARGET, AUXILIARY = 32, 16
+"""Layers of Llama-3.1-8B and of Llama-3.2-1B; heads are as many, and narrower."""
+
+
+def engine_of(layers: int, fused: bool) -> TorchEngine:
+    """A Llama of random weights, on the GPU that computes nothing."""
+    mode, gpu = fake_gpu()
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16, "hidden_size": 32}
+    config = LlamaConfig(**heads, vocab_size=VOCAB, intermediate_size=64, num_hidden_layers=layers)
+    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    if fused:
+        fuse(model)  # looks at numbers
+    with mode, torch.inference_mode():
+        for module in model.modules():
+            for name, tensor in module._parameters.items():
+                if tensor is not None:
+                    own = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
+                    module._parameters[name] = torch.nn.Parameter(own, False)
+            for name, tensor in module._buffers.items():
+                if tensor is not None:
+                    module._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
+        spec = EngineSpec("Any", layers, 8, 16, VOCAB, "bfloat16", 1, CAPACITY, (0,), "torch", "", {})
+        return TorchEngine(model, spec, "triton", str(gpu), fused)
+
+
+def counts_of(method: str, layers: tuple[int, int], fused: bool) -> int:
+    """Launches of a block of one row, of a pair with so many layers."""
+    mode, gpu = fake_gpu()
+    functions = FusedFunctions() if fused else TorchFunctions()
+    target, auxiliary = (engine_of(count, fused) for count in layers)
+    buckets = Buckets(1, CAPACITY, pad=True, pinned=False, reads_mask=False)
+    batches = BatchBuilder(VOCAB, (0,), buckets, draw=functions.draw_noise)
+    batch = batches.build([DecodingParams(method=method)], [(1, 2)], [9], [(0, 0)])
+    assert batch.padded
+    with mode, torch.inference_mode():
+        roles = DeviceAuxiliary(auxiliary, VOCAB, functions, target, gpu), DeviceTarget(target, VOCAB, functions, gpu)
+        memory = torch.empty(len(batch.padded.memory), dtype=torch.uint8, device=gpu)
+        block = RecordedBlock(memory, batch, *roles, Slab(gpu))
+        for _ in range(2):  # the first time makes constants
+            with counted() as counts:
+                block()
+    return counts.total()
+
+
+def launches(method: str, fused: bool) -> int:
+    """Launches of a block of the pair: each of a model's layers launches the same."""
+    one, deep, wide = (counts_of(method, layers, fused) for layers in ((1, 1), (2, 1), (1, 2)))
+    return one + (TARGET - 1) * (deep - one) + (AUXILIARY - 1) * (wide - one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "most"), [("sample", 420), ("speculative", 1330), ("mtad", 1350), ("mmtad", 1400)])
+def test_a_block_launches_about_a_third_of_what_torchs_layers_and_functions_launch(
+    method: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.pytorch.attention.INTERPRETER_PROCESSORS", PROCESSORS)
+    ours, theirs = launches(method, fused=True), launches(method, fused=False)
+    print(f"{method}: {theirs} launches, fused {ours}")
+    assert ours <= most
+    assert theirs > 2.8 * ours

@@ -1,0 +1,68 @@
+"""`LLM` on a real pair, as it runs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime import LLM, RuntimeConfig
+from runtime.pair import Pair, open_pair
+from scripts.evaluation.decoders import Ours
+from tests.support.noise import device_numbers
+from tests.support.replayed import ReplayRecorder
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for device in ("cuda", "cuda:3", "gpu", "mps", ""):
+        with pytest.raises(InvalidInput, match="device"):
+            LLM(tmp_path / "nothing", RuntimeConfig(device=device))
+
+
+@pytest.fixture(scope="module")
+def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
+    """The random Llama pair."""
+    return open_pair(pair_folders("torch"))
+
+
+def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torch_pair: Pair) -> None:
+    llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
+    setting = Ours("sample", llm, DecodingParams(method="sample", max_tokens=60, ignore_eos=True))
+    setting.warm_up([[5] * 20])
+    assert llm.blocks
+    before = llm.blocks.recorded
+    assert len(setting.run([[5] * 20], [1])()[0].tokens) == 60
+    assert llm.blocks.recorded == before
+
+
+@pytest.mark.slow
+def test_recorded_blocks_of_a_llama_pair_give_the_tokens_of_unrecorded_ones(torch_pair: Pair) -> None:
+    """`LLM` as it runs on a GPU, on memory of the host."""
+    base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
+    prompts = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4]
+    params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "dsbd"))]
+    with device_numbers():
+        expected = LLM(torch_pair, RuntimeConfig(prefix_tokens=0)).generate(prompts, params)
+    device = LLM(torch_pair, RuntimeConfig(max_prefill_tokens=16), recorder=ReplayRecorder(), record=())
+    found = device.generate(prompts, params)
+    assert [result.token_ids for result in found] == [result.token_ids for result in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert device.blocks
+    assert device.blocks.recorded > 2
+    assert not device.blocks.unrecorded
+    asked = replace(base, top_logprobs=2)
+    with device_numbers():
+        tops = [
+            llm.generate(prompts[:3], asked)[2].top_logprobs
+            for llm in (device, LLM(torch_pair, RuntimeConfig(prefix_tokens=0)))
+        ]
+    assert [[pair[0] for pair in row] for row in tops[0]] == [[pair[0] for pair in row] for row in tops[1]]
+    device.measure(again=True)
+    adaptive = replace(base, method="speculative", temperature=0.0, speculation="adaptive")
+    greedy = replace(base, method="sample", temperature=0.0)
+    assert device.generate(prompts[0], adaptive)[0].token_ids == device.generate(prompts[0], greedy)[0].token_ids
