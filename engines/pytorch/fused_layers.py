@@ -74,6 +74,13 @@ class RmsNorm(torch.nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
+class PostponedNorm(RmsNorm):
+    """One of queries or keys, which they go through when they are turned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class Gated(torch.nn.Module):
     """A gated feed-forward block."""
 

@@ -7,7 +7,8 @@ recognised stays as it is. Replaced are
 * linear layers of one module that are given the same tensor (queries, keys and values; gate and up): one product;
 * root mean square norms, and activations that a model spells out;
 * a gated feed-forward block: two products, and one kernel for its activation and the multiplication;
-* rotary positions: queries and keys are turned by the kernel that stores the keys and values.
+* rotary positions: queries and keys are turned, and norms of theirs applied before, by the kernel that stores the keys
+  and values.
 
 Outputs are those of the checkpoint up to rounding: a fused kernel rounds once.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import permutations
 from types import FunctionType, MethodType
@@ -28,8 +29,17 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel, activations
 from transformers.masking_utils import AttentionMaskInterface
 
-from engines.pytorch.fused_layers import ACTIVATIONS, Activation, Gated, JoinedLinear, JoinedPart, RmsNorm
+from engines.pytorch.fused_layers import (
+    ACTIVATIONS,
+    Activation,
+    Gated,
+    JoinedLinear,
+    JoinedPart,
+    PostponedNorm,
+    RmsNorm,
+)
 from engines.pytorch.hook import run_once
+from engines.pytorch.layer_ops import Norms
 from engines.pytorch.paged_cache import Rotation
 
 log = logging.getLogger(__name__)
@@ -46,28 +56,49 @@ class _Look:
     Attributes:
         found: whether the model's own function is rotary positions as `layer_kernels` has them, and both go to
             attention untouched.
+        norms: names of the norms that queries and keys come from, head by head; none if they also go elsewhere.
     """
 
     def __init__(self, theirs: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.found, self._theirs = False, theirs
+        self.norms: list[str] = []
         self._given: tuple[Tensor, ...] = ()
+        self._normed: dict[int, tuple[str, Tensor]] = {}
         self._known = False
+
+    def mark(self, name: str, norm: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """A norm's output, such that what is made of it wants gradients."""
+        marked = output.detach().requires_grad_()
+        self._normed[marked.data_ptr()] = name, marked
+        return marked
 
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> Any:
         theirs = self._theirs(query, key, cos, sin, *more, **named)
         ours = _turned(query, cos, sin), _turned(key, cos, sin)
         self._known = all(map(_alike, ours, theirs)) and not more and not named
         self._given = query, key
+        known = ((*self._normed.get(x.data_ptr(), ("", x[:0])), x) for x in (query, key))
+        self.norms = [
+            name for name, normed, x in known if (normed.numel(), normed.shape[-1]) == (x.numel(), x.shape[-1])
+        ]
         return query, key
 
-    def look(self, query: Tensor, key: Tensor) -> None:
+    def look(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Attention is given these."""
         self.found = self._known and query is self._given[0] and key is self._given[1]
+        self.leave(self, (), (value,))
+
+    def leave(self, attention: object, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+        """This is made beside queries and keys."""
+        if outputs[0].requires_grad:
+            self.norms = []
 
 
-def _look(module: torch.nn.Module, query: Tensor, key: Tensor, *more: Any, **named: Any) -> tuple[Tensor, None]:
+def _look(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any
+) -> tuple[Tensor, None]:
     if isinstance(rotation := getattr(module, "rotation", None), _Look):
-        rotation.look(query, key)
+        rotation.look(query, key, value)
     return torch.zeros_like(query.transpose(1, 2)), None
 
 
@@ -86,15 +117,22 @@ def fuse(model: PreTrainedModel) -> None:
         return  # it is fused
     attentions = {name: module for name, module in model.named_modules() if _calls_rope(module)}
     looks = {name: _Look(_globals(module)[ROPE]) for name, module in attentions.items()}
+    model.requires_grad_(False)
+    hooks = []
     for name, module in attentions.items():
-        _call_instead(module, looks[name])
+        _call_instead(module, looks[name], looks[name])
+        norms = ((child, norm) for child, norm in module.named_children() if _norm(norm))
+        hooks += [norm.register_forward_hook(partial(looks[name].mark, child)) for child, norm in norms]
+        hooks.append(module.register_forward_hook(looks[name].leave))
     together = _together(model)
+    for hook in hooks:
+        hook.remove()
     for module in attentions.values():
         del module.forward, module.rotation
     if attentions and all(look.found for look in looks.values()):
         model.rotation = Rotation()
-        for module in attentions.values():
-            _call_instead(module, model.rotation)
+        for name, module in attentions.items():
+            _call_instead(module, _with_norms(module, looks[name].norms, model.rotation), model.rotation)
     fused = Counter({"rotary positions": len(attentions) if hasattr(model, "rotation") else 0})
     for names in together:
         layers = [model.get_submodule(name) for name in names]
@@ -129,7 +167,8 @@ def _together(model: PreTrainedModel) -> list[list[str]]:
         if _is_plain(module) and weights[module.weight.data_ptr()] == 1
     ]
     try:
-        run_once(model, PROBE)
+        with torch.enable_grad():  # for the marks of `_Look`
+            run_once(model, PROBE)
     finally:
         for hook in hooks:
             hook.remove()
@@ -151,10 +190,21 @@ def _calls_rope(module: torch.nn.Module) -> bool:
     return plain and ROPE in forward.__code__.co_names and ROPE in forward.__globals__
 
 
-def _call_instead(module: torch.nn.Module, rotation: Rotation | _Look) -> None:
-    """Let this module, and no other of its class, call `rotation` where it would call the function named `ROPE`."""
+def _with_norms(module: torch.nn.Module, names: Sequence[str], rotation: Rotation) -> Callable[..., Any]:
+    """What an attention is to call: `rotation`, after the norms of queries and keys if it has both of one kind."""
+    found = [norm for name in names if (norm := _norm(module.get_submodule(name)))]
+    if len(found) < 2 or len({(norm.eps, norm.offset) for norm in found}) > 1:
+        return rotation
+    query, key = found
+    for name, norm in zip(names, found, strict=True):
+        module.set_submodule(name, PostponedNorm(norm.weight, norm.eps, norm.offset))
+    return partial(rotation, norms=Norms(query.weight, key.weight, query.eps, query.offset))
+
+
+def _call_instead(module: torch.nn.Module, called: Callable[..., Any], rotation: Rotation | _Look) -> None:
+    """Let this module, and no other of its class, call `called` where it would call the function named `ROPE`."""
     theirs = type(module).forward
-    names = {**_globals(module), ROPE: rotation}
+    names = {**_globals(module), ROPE: called}
     own = FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__, theirs.__closure__)
     own.__kwdefaults__ = theirs.__kwdefaults__
     module.forward, module.rotation = MethodType(own, module), rotation  # type: ignore[assignment]

@@ -83,14 +83,30 @@ def gate(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, ACTIVATION: tl.conste
 
 @triton.jit
 def _rotated(
-    x: tl.tensor, cos: tl.tensor, sin: tl.tensor, dims: tl.tensor, real: tl.tensor, ROTARY: tl.constexpr
+    x: tl.tensor,
+    weight: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    dims: tl.tensor,
+    real: tl.tensor,
+    HEAD: tl.constexpr,
+    ROTARY: tl.constexpr,
+    NORMED: tl.constexpr,
 ) -> tl.tensor:
-    """Vectors at `x`, of which entries i and i + ROTARY / 2 are turned against each other."""
+    """Vectors at `x`, of which entries i and i + ROTARY / 2 are turned, with NORMED after `rms_norm`."""
     values = tl.load(x + dims, mask=real, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(values * values, 1) / HEAD + eps)[:, None]
+        values *= scale * (tl.load(weight + dims, mask=dims < HEAD, other=0.0).to(tl.float32) + offset)
     if ROTARY:
         half: tl.constexpr = ROTARY // 2
         turns = real & (dims < ROTARY)
-        others = tl.load(x + tl.where(dims < half, dims + half, dims - half), mask=turns, other=0.0).to(tl.float32)
+        partner = tl.where(dims < half, dims + half, dims - half)
+        others = tl.load(x + partner, mask=turns, other=0.0).to(tl.float32)
+        if NORMED:
+            others *= scale * (tl.load(weight + partner, mask=dims < ROTARY, other=0.0).to(tl.float32) + offset)
         values *= tl.load(cos + dims, mask=turns, other=1.0).to(tl.float32)
         values += tl.where(dims < half, -others, others) * tl.load(sin + dims, mask=turns, other=0.0).to(tl.float32)
     return values
@@ -111,6 +127,8 @@ def store_columns(
     rotated: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    query_weight: tl.tensor,
+    key_weight: tl.tensor,
     write_at_row: tl.tensor,
     page_table_row: tl.tensor,
     pages: tl.tensor,
@@ -129,10 +147,13 @@ def store_columns(
     turn_token: tl.tensor,
     heads: tl.tensor,
     kv_heads: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
     HEAD: tl.constexpr,
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     ROTARY: tl.constexpr,
+    NORMED: tl.constexpr,
     PAGE: tl.constexpr,
 ) -> None:
     """Write a step's keys and values into the cache and, with ROTARY, turn queries and keys by their positions.
@@ -148,6 +169,7 @@ def store_columns(
         query: [R, H, S, HEAD], last axis contiguous.
         rotated: [R, S, H, HEAD], contiguous: where the turned queries go.
         cos, sin: [R, S, ROTARY], last axis contiguous, of the same strides.
+        query_weight, key_weight, eps, offset: with NORMED, of the norm of each head, see `rms_norm`; [HEAD].
         write_at_row .. turn_token: strides in elements.
     """
     token, row, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -162,7 +184,7 @@ def store_columns(
         page = tl.load(page_table + row * page_table_row + tl.minimum(column // PAGE, pages - 1)).to(tl.int64)
         column = (page * PAGE + column % PAGE) * HEAD
         at = key + row * key_row + head * key_head + token * key_token
-        turned = _rotated(at, cos, sin, dims, real, ROTARY)
+        turned = _rotated(at, key_weight, eps, offset, cos, sin, dims, real, HEAD, ROTARY, NORMED)
         to = keys + head * keys_head + column + dims
         tl.store(to, turned.to(keys.dtype.element_ty), mask=real)
         new = tl.load(value + row * value_row + head * value_head + token * value_token + dims, mask=real)
@@ -171,6 +193,6 @@ def store_columns(
         head = ((block - stores) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < heads) & (dims < HEAD)
         at = query + row * query_row + head * query_head + token * query_token
-        turned = _rotated(at, cos, sin, dims, real, ROTARY)
+        turned = _rotated(at, query_weight, eps, offset, cos, sin, dims, real, HEAD, ROTARY, NORMED)
         to = rotated + ((row * tl.num_programs(0) + token) * heads + head) * HEAD + dims
         tl.store(to, turned.to(rotated.dtype.element_ty), mask=real)

@@ -48,6 +48,15 @@ def gate(x: Tensor, activation: str) -> Tensor:
     return out
 
 
+class Norms(NamedTuple):
+    """Root mean square norms of each head: weights [D] of queries and keys, `eps` and `offset` as of `rms_norm`."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    offset: float
+
+
 class Turn(NamedTuple):
     """Queries and keys that are yet to be turned by their positions.
 
@@ -55,12 +64,14 @@ class Turn(NamedTuple):
         query: [R, H, S, D].
         key: [R, KV, S, D].
         cos, sin: [R, S, T], T <= D even: entries i and i + T / 2 of a head are turned against each other.
+        norms: what both go through before.
     """
 
     query: Tensor
     key: Tensor
     cos: Tensor
     sin: Tensor
+    norms: Norms | None = None
 
 
 def store_columns(
@@ -88,8 +99,10 @@ def store_columns(
     rows, kv_heads, steps, dim = key.shape
     width, heads, rotary = padded(dim), 0, 0
     query = out = cos = sin = key
+    norms = Norms(key, key, 0.0, 0.0)
     if turn is not None:
         query, cos, sin = map(contiguous_last, (turn.query, turn.cos, turn.sin))
+        norms = turn.norms or norms
         heads, rotary = query.shape[1], cos.shape[2]
         cos, sin = (x.expand(rows, steps, rotary) for x in (cos, sin))
         assert cos.stride() == sin.stride()
@@ -99,18 +112,19 @@ def store_columns(
     assert page_table.stride(1) == 1
     with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
         kernels("layer_kernels").store_columns[steps, rows, -(-kv_heads // together) - (-heads // together)](
-            *(key, value, keys, values, page_table, write_at, query, out, cos, sin),
+            *(key, value, keys, values, page_table, write_at, query, out, cos, sin, norms.query, norms.key),
             *(write_at.stride(0), page_table.stride(0), page_table.shape[1]),
             *key.stride()[:3],
             *value.stride()[:3],
             *(keys.stride(0), values.stride(0)),
             *query.stride()[:3],
             *cos.stride()[:2],
-            *(heads, kv_heads),
+            *(heads, kv_heads, norms.eps, norms.offset),
             HEAD=dim,
             WIDTH=width,
             HEADS=together,
             ROTARY=rotary,
+            NORMED=turn is not None and turn.norms is not None,
             PAGE=KV_PAGE,
         )
     return out.transpose(1, 2) if turn is not None else None

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Cache
 
 from engines.base import KV_PAGE
-from engines.pytorch.layer_ops import Turn, store_columns
+from engines.pytorch.layer_ops import Norms, Turn, store_columns
 from mtad.errors import InvalidInput
 
 
@@ -25,10 +25,12 @@ class Rotation:
         self.waiting: Turn | None = None
         self.query: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, norms: Norms | None = None
+    ) -> tuple[Tensor, Tensor]:
         if self.waiting is not None:
             raise InvalidInput("attention", "triton", "a fused model runs in its engine only; load it again elsewhere")
-        self.waiting = Turn(query, key, cos, sin)
+        self.waiting = Turn(query, key, cos, sin, norms)
         return query, key
 
     def taken(self, key: Tensor) -> Turn | None:

@@ -46,6 +46,7 @@ def compile_kernel(
         "PAGE": KV_PAGE,
         "SHORTEST": SHORTEST_SPLIT,
         "ROTARY": head_dim,
+        "NORMED": True,
         "SIZE": 4096,
         "ACTIVATION": "gelu_tanh",
         "BLOCK": 1024,
@@ -53,7 +54,7 @@ def compile_kernel(
     constants |= {"WIDTH": 4096} if name == "rms_norm" else {}
     constants |= changes
     pointers = ("query", "key", "value", "keys", "values", "out", "rotated", "cos", "sin", "x", "weight")
-    kinds = dict.fromkeys(pointers, f"*{dtype}")
+    kinds = dict.fromkeys((*pointers, "query_weight", "key_weight"), f"*{dtype}")
     kinds |= {"mask": "*u8", "write_at": "*i64", "positions": "*i64", "page_table": "*i32"}
     kinds |= {"partial": "*fp32", "statistics": "*fp32"}
     kinds |= {

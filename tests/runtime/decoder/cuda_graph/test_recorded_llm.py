@@ -12,6 +12,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import Pair, open_pair
+from runtime.speculation.step_costs import StepCosts, StepTable
 from scripts.evaluation.decoders import Ours
 from tests.support.noise import device_numbers
 from tests.support.replayed import ReplayRecorder
@@ -30,10 +31,15 @@ def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
 
 
 def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torch_pair: Pair) -> None:
-    llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
-    setting = Ours("sample", llm, DecodingParams(method="sample", max_tokens=60, ignore_eos=True))
+    """Also those of drafts that adaptive speculation does not choose in a short answer."""
+    table = StepTable((1, 8), (1, 64), ((1.0, 1.0), (1.0, 1.0)), 64)
+    costs = StepCosts(table, replace(table, seconds=((0.1, 0.1), (0.1, 0.1))))
+    llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), costs=costs, recorder=ReplayRecorder(), record=())
+    params = DecodingParams(method="speculative", speculation="adaptive", max_tokens=60, ignore_eos=True)
+    setting = Ours("adaptive", llm, params)
     setting.warm_up([[5] * 20])
     assert llm.blocks
+    assert {key.shape.draft_len for key in llm.blocks.keys} == {0, 1, 2, 4}
     before = llm.blocks.recorded
     assert len(setting.run([[5] * 20], [1])()[0].tokens) == 60
     assert llm.blocks.recorded == before
