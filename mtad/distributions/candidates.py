@@ -93,10 +93,10 @@ def invert(weights: Tensor, noise: Tensor) -> Tensor:
             positive weight, which is the most likely one.
 
     Returns:
-        index of the entry, int64 [R, 1].
+        index of the entry, int64 [R, 1]; any below K where no weight is positive, or where one is not a number.
     """
     mass = weights.cumsum(-1)
-    return (mass <= noise[:, None] * mass[:, -1:]).sum(-1, keepdim=True)
+    return (mass <= noise[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=weights.shape[1] - 1)
 
 
 def alternatives(logits: Tensor, path: Tensor, count: int) -> tuple[Tensor, Tensor]:

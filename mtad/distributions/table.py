@@ -190,7 +190,7 @@ def draw_one(table: Table, at: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
     blocks = table.blocks.gather(1, at[:, :, None].expand(-1, -1, table.blocks.shape[2]))
     block, rest = descend(blocks.squeeze(1).exp(), noise, greedy)
     own = table.entries(at, block).squeeze(1).exp()
-    return (block * BLOCK + descend(own, rest, greedy)[0]).squeeze(1)
+    return _token(block, descend(own, rest, greedy)[0], table.logits.shape[-1]).squeeze(1)
 
 
 def draw_from(weights: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
@@ -204,12 +204,17 @@ def draw_from(weights: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
     blocks = pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
     block, rest = descend(torch.where(greedy, blocks.amax(-1), blocks.sum(-1)), noise, greedy)
     own = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-    return block * BLOCK + descend(own, rest, greedy)[0]
+    return _token(block, descend(own, rest, greedy)[0], weights.shape[1])
+
+
+def _token(block: Tensor, entry: Tensor, size: int) -> Tensor:
+    """A block's entry as a token; one of the vocabulary also where weights are not numbers."""
+    return (block * BLOCK + entry).clamp(max=size - 1)
 
 
 def descend(mass: Tensor, noise: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor]:
     """The entry of `mass` [R, N] that is drawn, int64 [R, 1], and what is left of the noise to draw within it, [R]."""
-    entry = torch.where(greedy, mass.argmax(-1, keepdim=True), invert(mass, noise)).clamp(max=mass.shape[1] - 1)
+    entry = torch.where(greedy, mass.argmax(-1, keepdim=True), invert(mass, noise))
     before = torch.where(index(mass.shape[1], mass.device) < entry, mass, 0.0).sum(-1)
     rest = (noise * mass.sum(-1) - before) / mass.gather(1, entry).squeeze(1).clamp(min=1e-30)
     return entry, rest.clamp(0, 1 - 2.0**-24)

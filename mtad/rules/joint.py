@@ -36,7 +36,7 @@ def joint_sample(scored: Scored, rows: Rows) -> Verdict:
     deepest = _deepest(scored, rows, passes)
     score = joint_p.masked_fill(~deepest, -math.inf)
     weights = (score - score.amax(-1, keepdim=True)).exp().masked_fill(~deepest, 0.0)
-    drawn = invert(weights, scored.noise.accept[:, 0]).squeeze(1).clamp(max=score.shape[1] - 1)
+    drawn = invert(weights, scored.noise.accept[:, 0]).squeeze(1)
     return _of_node(scored, deepest, torch.where(rows.drawn, drawn, score.argmax(-1)))
 
 

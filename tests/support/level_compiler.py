@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mtad.rows import BLOCK, LISTED
 from runtime.decoder.cuda_graph import draw_kernels, list_kernels, noise_kernels, table_kernels
 from runtime.decoder.cuda_graph.fused import CELLS, CHUNK, COLUMNS, NUMBERS, TILE, warps
-from tests.support.attention_compiler import resources
+from tests.support.attention_compiler import compile_source, resources
 
 LEVEL = {"LISTS": True, "TABLES": True, "CHILDREN": 0, "LIVE": False, "WIDTH": 4, "SLOTS": 4, "BEAMS": 4}
 CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
@@ -81,8 +79,8 @@ def compile_kernel(name: str, capability: int, constants: dict[str, Any]) -> dic
     every = {key: value for key, value in every.items() if key in kernel.arg_names}
     count = 16 if name == "settle_tables" else warps(constants["WIDTH"]) if name == "draw_level" else 8
     source = ASTSource(kernel, signature, every, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": count})
-    found = {"shared": compiled.metadata.shared, "warps": count, **resources(compiled.asm["cubin"])}
+    compiled, seconds = compile_source(source, capability, {"num_warps": count})
+    found = {"seconds": seconds, "shared": compiled.metadata.shared, "warps": count, **resources(compiled.asm["cubin"])}
     return {"name": name, "capability": capability, **constants, **found}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from mtad.distributions.candidates import Candidates, draw, process
+from mtad.distributions.candidates import Candidates, draw, invert, process
+from mtad.distributions.table import draw_from
 from mtad.params import DecodingParams
 from mtad.stacking import block_shape, stack_rows
 
@@ -100,3 +102,11 @@ def test_a_draw_inverts_the_cumulative_distribution() -> None:
     mass = weights.double().cumsum(-1)
     index = torch.searchsorted(mass, (middle.double() * mass[:, -1])[:, None], right=True)
     assert torch.equal(draw(ids, weights, middle), ids.gather(1, index)[:, 0])
+
+
+@pytest.mark.parametrize("weight", [0.0, math.nan])
+def test_weights_that_are_not_numbers_give_an_entry_all_the_same(weight: float) -> None:
+    """A device gathers it before the host sees that something is wrong; one out of range would break a GPU."""
+    weights, noise = torch.full((2, 300), weight), torch.tensor([0.0, 0.9])
+    assert (invert(weights, noise) < 300).all()
+    assert (draw_from(weights, noise, torch.tensor([[False], [False]])) < 300).all()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engines.pytorch.paged_cache import by_page
+from engines.pytorch.paged_engine import SPARE, PagedEngine
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
@@ -43,6 +46,27 @@ def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torc
     before = llm.blocks.recorded
     assert len(setting.run([[5] * 20], [1])()[0].tokens) == 60
     assert llm.blocks.recorded == before
+
+
+@pytest.mark.slow
+def test_what_padded_rows_left_breaks_no_recording_no_measurement_and_no_text(torch_pair: Pair) -> None:
+    """Both run on the page that padded rows write, which may hold what is not a number."""
+    engines = [engine for engine in (torch_pair.target, torch_pair.auxiliary) if isinstance(engine, PagedEngine)]
+    methods = ("sample", "speculative", "mtad", "mmtad_sample", "specinfer", "dsbd")
+    base = DecodingParams(max_tokens=8, ignore_eos=True, speculation="fixed")
+    params = [replace(base, method=m, seed=n, top_k=k) for n, m in enumerate(methods) for k in (40, 0)]
+    texts = []
+    for left in (0.0, math.nan):
+        llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
+        for engine in engines:
+            by_page(engine.kv)[:, :, :, SPARE] = left
+        llm.record(params)
+        texts.append([result.token_ids for result in llm.generate(["SELECT name"] * len(params), params)])
+        llm.measure(again=True)
+        assert all(by_page(engine.kv)[:, :, :, SPARE].isnan().any() == math.isnan(left) for engine in engines)
+    assert texts[0] == texts[1]
+    for engine in engines:
+        by_page(engine.kv)[:, :, :, SPARE] = 0.0
 
 
 @pytest.mark.slow
