@@ -105,6 +105,8 @@ class PagedEngine(Engine):
             copies += self.table.make_writable(row, *spans[number])
             new += self.table.table[row, owned : self.table.owned[row]].tolist()
             self._show(row)
+        if new and self.reads_mask:  # what others left in them may not be numbers: masked, it would still spread
+            by_page(self.kv).index_fill_(3, sent(new, self.device) + OWN, 0)
         if copies:
             source, to = sent(np.array(copies).T + OWN, self.device)
             pages = by_page(self.kv)
