@@ -129,7 +129,8 @@ class PagedEngine(Engine):
             page = int(self.table.table[row, whole - 1])
             if self.table.pages.users[page] == 1:  # of one that is shared, the row has written nothing
                 by_page(self.kv)[:, :, :, OWN + page, start % KV_PAGE :] = 0
-        self.table.cut(row, whole * KV_PAGE)
+        if gone := self.table.cut(row, whole * KV_PAGE):
+            by_page(self.kv).index_fill_(3, sent(gone, self.device) + OWN, 0)
         self._show(row)
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
