@@ -63,7 +63,6 @@ def test_what_padded_rows_left_breaks_no_recording_no_measurement_and_no_text(to
         llm.record(params)
         texts.append([result.token_ids for result in llm.generate(["SELECT name"] * len(params), params)])
         llm.measure(again=True)
-        assert all(by_page(engine.kv)[:, :, :, SPARE].isnan().any() == math.isnan(left) for engine in engines)
     assert texts[0] == texts[1]
     for engine in engines:
         by_page(engine.kv)[:, :, :, SPARE] = 0.0
