@@ -147,7 +147,6 @@ class Engine(ABC):
         reproducible: whether a row's logits are the same bits whatever the other rows are.
         page_columns, page_bytes: columns and bytes of a page, where rows share a pool of pages; else 0.
         pages: of the pool, those for kept prefixes not counted.
-        spec: what the engine's folder says of it.
         kv: [layers, 2, rows, kv_heads, capacity, head_dim], keys at index 0 of the second axis; zeroed at allocation (a
             NaN in a masked column would poison its row). Per-layer views of it are bound in place.
     """

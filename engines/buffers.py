@@ -39,9 +39,8 @@ class Slab:
     """One piece of memory that blocks of every shape use, one after another.
 
     A block's shape decides where in it each tensor lies; nothing outlives the block, so shapes need no memory of their
-    own, however many there are. It grows to what the largest block needs and is then left alone. Views of it from
-    before it grew stay what they are, on the smaller memory it had; as it grows by half at least, that of all of them
-    together is at most twice what it has now.
+    own. It grows to what the largest block needs, by half at least. Views of it from before it grew stay what they are,
+    on the smaller memory it had, all of which together is at most twice what it has now.
 
     Args:
         pinned: memory of the host that a GPU copies from and to without the host's help.

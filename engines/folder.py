@@ -82,11 +82,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise InvalidInput(name, str(path), "not a valid description; export again") from None
     if version != VERSION:
-        raise InvalidInput(
-            f"{name} version",
-            version,
-            f"this package reads version {VERSION}; export again, or install the matching package",
-        )
+        problem = f"this package reads version {VERSION}; export again, or install the matching package"
+        raise InvalidInput(f"{name} version", version, problem)
     return values
 
 
@@ -109,14 +106,9 @@ def read_spec(folder: Path) -> EngineSpec:
     """
     values = read_json(folder, "engine.json")
     if values.get("format") == "tensorrt-llm":
-        raise InvalidInput(
-            "engine.json format", "tensorrt-llm", "an engine of TensorRT-LLM; see runtime.tensorrt_llm.llm"
-        )
-    values = {f.name: f.default for f in fields(EngineSpec) if f.default is not MISSING} | values
-    names = {f.name for f in fields(EngineSpec)}
-    if set(values) != names:
-        wrong = sorted(set(values) ^ names)
-        raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
+        problem = "an engine of TensorRT-LLM; see runtime.tensorrt_llm.llm"
+        raise InvalidInput("engine.json format", "tensorrt-llm", problem)
+    values = described(EngineSpec, values, folder)
     for name in _SIZES:
         if not isinstance(values[name], int) or values[name] < 1:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
@@ -126,12 +118,8 @@ def read_spec(folder: Path) -> EngineSpec:
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
     if values["dtype"] != PRECISIONS[values["precision"]]:
-        raise InvalidInput(
-            "engine.json dtype", values["dtype"], f"not that of precision {values['precision']}; export again"
-        )
-    ends = values["eos_token_ids"]
-    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
-        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
+        problem = f"not that of precision {values['precision']}; export again"
+        raise InvalidInput("engine.json dtype", values["dtype"], problem)
     plan = values["plan"]
     if (plan is not None) != (values["format"] in RUNTIMES) or not isinstance(plan, dict | None):
         raise InvalidInput("engine.json plan", plan, f"does not match the format {values['format']}; export again")
@@ -140,8 +128,22 @@ def read_spec(folder: Path) -> EngineSpec:
         sharded = file == "model.onnx.data" and shards and len(shards) == int(shards[0][1])
         if not (sharded or (folder / file).is_file()):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
-    values |= {"eos_token_ids": tuple(ends), "plan": None if plan is None else TensorRtPlan.from_dict(plan)}
-    return EngineSpec(**values)
+    return EngineSpec(**values | {"plan": None if plan is None else TensorRtPlan.from_dict(plan)})
+
+
+def described(kind: type[Any], values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The fields of a data class that an `engine.json` describes; those that it may lack have their defaults.
+
+    Raises:
+        InvalidInput: a field is missing or unknown, or `eos_token_ids` are not what they are to be.
+    """
+    values = {f.name: f.default for f in fields(kind) if f.default is not MISSING} | values
+    if wrong := sorted(values.keys() ^ {f.name for f in fields(kind)}):
+        raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
+    ends = values["eos_token_ids"]
+    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
+        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
+    return values | {"eos_token_ids": tuple(ends)}
 
 
 def open_engine(folder: Path | str, placement: Placement = ONE_CORE, rows: int | None = None) -> Engine:

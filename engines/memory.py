@@ -66,11 +66,10 @@ class Memory:
         rows, capacity, page = target.rows, target.capacity, sum(page_bytes)
         row = sum(one.kv_bytes for one, paged in zip((target, auxiliary), page_bytes, strict=True) if not paged) // rows
         logits = 2 * nodes * target.vocab_size * 4
-        kept = row * prefix_tokens // capacity
-        if not page:
-            return cls(rows, capacity, weights, row, logits, kept, recorded * GRAPH)
-        kept += prefix_tokens // page_columns * page
-        pool = rows * capacity // page_columns
+        kept, pool = row * prefix_tokens // capacity, 0
+        if page:
+            kept += prefix_tokens // page_columns * page
+            pool = rows * capacity // page_columns
         return cls(rows, capacity, weights, row, logits, kept, recorded * GRAPH, page_columns, page, pool)
 
     @property

@@ -68,11 +68,10 @@ class Placement:
             for folder, spec in engines.items():
                 read_graph(folder / "model.onnx", spec)
         except InvalidInput as refused:
-            return replace(
-                self, provider="cpu"
-            ), f"provider cpu, because openvino does not work here: {refused.problem}"
-        why = "provider openvino, because it is installed and knows both models; cpu is the exact reference"
-        return replace(self, provider="openvino"), why
+            found, why = "cpu", f"openvino does not work here: {refused.problem}"
+        else:
+            found, why = "openvino", "it is installed and knows both models; cpu is the exact reference"
+        return replace(self, provider=found), f"provider {found}, because {why}"
 
     def check(self, spec: EngineSpec) -> None:
         """Whether what is asked for is something that an engine of this format has.

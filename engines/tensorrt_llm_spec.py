@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.folder import read_json, write_json
+from engines.folder import described, read_json, write_json
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
@@ -92,14 +92,7 @@ def read_executor_spec(folder: Path) -> ExecutorSpec:
     values: dict[str, Any] = read_json(folder, "engine.json")
     if values.get("format") != FORMAT:
         raise InvalidInput("engine.json format", values.get("format"), f"not {FORMAT}; open it with runtime.LLM")
-    names = {f.name for f in fields(ExecutorSpec)}
-    if set(values) != names:
-        wrong = ", ".join(sorted(set(values) ^ names))
-        raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {wrong}; export again")
-    ends = values["eos_token_ids"]
-    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
-        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
-    spec = ExecutorSpec(**{**values, "eos_token_ids": tuple(ends)})
+    spec = ExecutorSpec(**described(ExecutorSpec, values, folder))
     for name in ("config.json", *(f"rank{rank}.engine" for rank in range(spec.tensor_parallel))):
         if not (folder / name).is_file():
             raise InvalidInput("folder", str(folder), f"{name} is missing; export again")

@@ -1,9 +1,8 @@
 """What an engine is a function of, as one hash: an engine is built again when it changes, and only then.
 
 It covers the checkpoint's content, the options, the tokenizer's files, the versions of the packages and the code that
-makes engines. The code counts by its sources, not by a number that has to be raised by hand: forgetting to raise one
-keeps a wrong engine, while a hash that changes without need costs an export. Comments, docstrings and layout do not
-count. A new module of `export/` counts from its first day, unless it is named here as one that writes no engine.
+makes engines, by its sources: forgetting to raise a number by hand would keep a wrong engine, while a hash that changes
+without need costs an export. A new module of `export/` counts, unless it is named here as one that writes no engine.
 """
 
 from __future__ import annotations

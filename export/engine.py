@@ -106,8 +106,7 @@ def expectation(empty: PreTrainedModel, weights: Weights, spec: EngineSpec) -> E
 def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: PreTrainedModel) -> None:
     """Verify a bfloat16 graph, which no CPU runs, by its copy in float32 against the checkpoint with rounded weights.
 
-    What is compared is the very file: its nodes, its weights, its constants. What is left to the GPU is the rounding of
-    its arithmetic, which a plan that runs here is then verified with as well.
+    The rounding of its arithmetic is left to the GPU; a plan that runs here is then verified with that as well.
     """
     expected = expectation(empty, rounded(weights, spec.torch_dtype), spec)
     write_widened(folder / "model.onnx", folder / "wide.onnx")

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ FINISHED = "finished.json"
 """`engine.json` of an engine that is finished, while its pair is not."""
 
 
+@dataclass(frozen=True)
 class StagingFolder:
     """Where one export of a pair works.
 
@@ -34,8 +36,7 @@ class StagingFolder:
         path: the hidden folder, on the file system of the pair. Engines lie in it under their names.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def finished(self, name: str) -> bool:
         return (self.path / name / FINISHED).is_file()
@@ -144,15 +145,12 @@ def _take_over(folder: Path, work: StagingFolder, wanted: Mapping[str, str]) -> 
         with contextlib.suppress(Timeout, OSError):  # it runs; or another export was faster
             lock.acquire(timeout=0)
             _restore(left, folder)
-            for name, build_hash in wanted.items():
-                for part, marker in (
-                    (left / name, FINISHED),
-                    (left / "pair" / name, FINISHED),
-                    (left / "pair" / name, "engine.json"),
-                ):
-                    if not work.finished(name) and _build_hash(part, marker) == build_hash:
-                        part.rename(work.path / name)
-                        (work.path / name / marker).rename(work.path / name / FINISHED)
+            patterns = f"*/{FINISHED}", f"pair/*/{FINISHED}", "pair/*/engine.json"
+            for marker in [path for pattern in patterns for path in left.glob(pattern)]:
+                name = marker.parent.name
+                if name in wanted and not work.finished(name) and _build_hash(marker) == wanted[name]:
+                    marker.parent.rename(work.path / name)
+                    (work.path / name / marker.name).rename(work.path / name / FINISHED)
             shutil.rmtree(left, ignore_errors=True)
         lock.release()
 
@@ -163,9 +161,9 @@ def _restore(staging: Path, folder: Path) -> None:
         (staging / "previous").rename(folder)
 
 
-def _build_hash(folder: Path, marker: str) -> object:
+def _build_hash(description: Path) -> object:
     try:
-        return read_json(folder, marker).get("build_hash")
+        return read_json(description.parent, description.name).get("build_hash")
     except InvalidInput:
         return None
 

@@ -97,9 +97,8 @@ def runs_here(plan: TensorRtPlan, gpu: Gpu | None) -> bool:
 def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
     """Build the plan of an exported graph: strongly typed, with one optimization profile each for prompts and drafts.
 
-    TensorRT keeps the times of kernels it tried in the user's cache folder, one file per GPU and version: building
-    again is faster, and makes the same choice. In float32 there is no attention kernel: the operator is built as its
-    parts, which has to be asked for. With TensorRT: not executed.
+    TensorRT keeps the times of kernels it tried in the user's cache folder, so that building again is faster and makes
+    the same choice. In float32 attention has no kernel and is built as its parts. With TensorRT: not executed.
 
     Raises:
         InvalidInput: the parser or the builder refuses the graph; with what it said.
@@ -204,9 +203,8 @@ def _check_polygraphy(format: str) -> None:
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:
-        raise InvalidInput(
-            "to", format, f"{(set(RUNTIMES) - {format}).pop()} was built in this process; use another one"
-        )
+        problem = f"{(set(RUNTIMES) - {format}).pop()} was built in this process; use another one"
+        raise InvalidInput("to", format, problem)
 
 
 @contextlib.contextmanager

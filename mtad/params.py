@@ -144,9 +144,8 @@ class DecodingParams:
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
-            raise InvalidInput(
-                "branching", self.branching, "give the number of children per node, level by level, such as 4,2,2"
-            )
+            problem = "give the number of children per node, level by level, such as 4,2,2"
+            raise InvalidInput("branching", self.branching, problem)
         for children in self.branching:
             _integer("branching", children, 1, 64)
         if math.prod(self.branching) > 64:

@@ -86,26 +86,24 @@ class Binding:
 
     def input(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
         """Read `name` from `tensor`, seen as `shape` (default: its own)."""
-        if self._bound.get(name) is not tensor:
-            kept = tensor.contiguous()  # a copy, made anew each time, unless it is contiguous
-            self._bind(self._binding.bind_input, name, kept, shape)
-            self._bound[name] = kept
+        self._bind(self._binding.bind_input, name, tensor, shape)
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Write `name` to `tensor`, contiguous."""
-        if self._bound.get(name) is not tensor:
-            assert tensor.is_contiguous(), name
-            self._bind(self._binding.bind_output, name, tensor, None)
-            self._bound[name] = tensor
+        assert tensor.is_contiguous(), name
+        self._bind(self._binding.bind_output, name, tensor)
 
     def run(self, options: ort.RunOptions | None = None) -> None:
         self._session.run_with_iobinding(self._binding, options)
 
-    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None) -> None:
+    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        if self._bound.get(name) is tensor:
+            return
+        kept = self._bound[name] = tensor.contiguous()  # a copy, made anew each time, unless it is contiguous
         # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
-        address = tensor.data_ptr() or _SOMEWHERE.ctypes.data
-        place, sizes = tensor.device, tuple(tensor.shape if shape is None else shape)
-        bind(name, place.type, place.index or 0, _TYPES[tensor.dtype], sizes, address)
+        address = kept.data_ptr() or _SOMEWHERE.ctypes.data
+        place, sizes = kept.device, tuple(kept.shape if shape is None else shape)
+        bind(name, place.type, place.index or 0, _TYPES[kept.dtype], sizes, address)
 
 
 _SOMEWHERE = np.zeros(1)

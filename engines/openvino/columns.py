@@ -46,14 +46,19 @@ class Columns:
         Returns:
             pages to copy at once, (from, to).
         """
+        end = self._learn(row, start, tokens, positions)
+        self._stored[row] = min(self._stored[row], start)
+        self._base[row] = min(self._base[row], start)
+        self.waiting.add(row)
+        return self.table.make_writable(row, int(self._stored[row]), end)
+
+    def _learn(self, row: int, start: int, tokens: Ints, positions: Ints) -> int:
+        """Let a row end with tokens [S] from column `start` on, each of which sees all before it; returns its end."""
         end = start + len(tokens)
         self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
         self._lead[row, start:end] = np.arange(start, end) + 1
-        self._stored[row] = min(self._stored[row], start)
-        self._base[row] = min(self._base[row], start)
         self._known[row] = end
-        self.waiting.add(row)
-        return self.table.make_writable(row, int(self._stored[row]), end)
+        return end
 
     def follows(self, row: int, start: int) -> bool:
         """Whether a row holds all columns before `start`."""
@@ -228,18 +233,13 @@ class Columns:
         pages = self.pages_of(source, 0, stored)
         self.adopt(to, 0, pages, self._tokens[source, :stored], self._positions[source, :stored])
         rest = slice(stored, columns)  # is known, and is run again
-        self._tokens[to, rest], self._positions[to, rest] = self._tokens[source, rest], self._positions[source, rest]
-        self._lead[to, rest] = np.arange(stored, columns) + 1
-        self._known[to] = columns
+        self._learn(to, stored, self._tokens[source, rest], self._positions[source, rest])
 
     def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Ints, positions: Ints) -> None:
         """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""
         assert start <= self._stored[row], "columns would be missing before those that are adopted"
         self.table.adopt(row, start, pages)
-        end = start + len(tokens)
-        self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
-        self._lead[row, start:end] = np.arange(start, end) + 1
-        self._stored[row] = self._known[row] = self._base[row] = end
+        self._stored[row] = self._base[row] = self._learn(row, start, tokens, positions)
         self.waiting.discard(row)
 
     def cut(self, row: int, start: int) -> list[int]:

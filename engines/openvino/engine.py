@@ -182,20 +182,15 @@ class OpenVinoEngine(Engine):
             "max_context_len": (run.past + np.diff(run.begins)).max(),
         }
         for name, value in feeds.items():
-            self._feed(name, value)
+            held = self._feeds.get(name)
+            if held is None or held.shape != value.shape:  # else it takes the memory that OpenVINO knows
+                held = self._feeds[name] = np.empty_like(value)
+                self._request.set_tensor(name, self._ov.Tensor(held, shared_memory=True))
+            held[...] = value
         if logits is not self._logits:
             self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
             self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))
         self._request.infer()
-
-    def _feed(self, name: str, value: Array) -> None:
-        """Give an input; what has the shape it had before takes the same memory, which OpenVINO knows."""
-        held = self._feeds.get(name)
-        if held is not None and held.shape == value.shape:
-            held[...] = value
-        else:
-            held = self._feeds[name] = np.array(value)
-            self._request.set_tensor(name, self._ov.Tensor(held, shared_memory=True))
 
     def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, to in copies:

@@ -84,10 +84,8 @@ def check_launch(world: int, device: str) -> None:
         raise InvalidInput("device", device, problem)
     if device != "cpu":
         here = world if launched is None else int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        if torch.cuda.device_count() < here:
-            raise InvalidInput(
-                "tensor_parallel", world, f"there are {torch.cuda.device_count()} GPUs; each rank needs one"
-            )
+        if (count := torch.cuda.device_count()) < here:
+            raise InvalidInput("tensor_parallel", world, f"there are {count} GPUs; each rank needs one")
         if not dist.is_nccl_available():
             raise InvalidInput("tensor_parallel", world, "this build of torch has no NCCL")
 

@@ -145,15 +145,13 @@ class Checkpoint:
             InvalidInput: the model is of a kind that cannot become one, or has fewer positions than `capacity`.
         """
         if self.positions is not None and capacity > self.positions:
-            problem = (
-                f"the {self.name} has {self.positions} positions; give at most {self.positions // KV_PAGE * KV_PAGE}"
-            )
+            most = self.positions // KV_PAGE * KV_PAGE
+            problem = f"the {self.name} has {self.positions} positions; give at most {most}"
             raise InvalidInput("capacity", capacity, problem)
         window = getattr(self.config.get_text_config(), "sliding_window", None)
         if window is not None and window < KV_PAGE:  # of which drafts are never deeper
-            raise InvalidInput(
-                self.name, str(self.folder), f"its sliding window of {window} is below the minimum, {KV_PAGE}"
-            )
+            problem = f"its sliding window of {window} is below the minimum, {KV_PAGE}"
+            raise InvalidInput(self.name, str(self.folder), problem)
         layers, kv_heads, head_dim, vocab_size = self._shape()
         return EngineSpec(
             architecture=self.config.architectures[0],

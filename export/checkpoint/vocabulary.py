@@ -29,8 +29,8 @@ def common_vocabulary(
         )
         raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
     needed = int(max(ours.values())) + 1
-    for name, size in (("target", target_size), ("auxiliary", auxiliary_size)):
+    for name, tokenizer, size in (("target", target, target_size), ("auxiliary", auxiliary, auxiliary_size)):
         if size < needed:
             problem = f"its logits are {size} wide, but its tokenizer has ids up to {needed - 1}"
-            raise InvalidInput(name, getattr(target if name == "target" else auxiliary, "name_or_path", ""), problem)
+            raise InvalidInput(name, tokenizer.name_or_path, problem)
     return needed

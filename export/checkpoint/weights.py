@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -77,17 +78,15 @@ def stored_weights(folder: Path, model: PreTrainedModel) -> Weights | None:
         if found is None or files[found][1] != tuple(shapes[names[0]]):
             return None
         stored |= dict.fromkeys(names, (files[found][0], found))
-    loaded: dict[Path, Mapping[str, Tensor]] = {}
+    load_older = functools.cache(_load_older)
 
     def read(name: str) -> Tensor:
         path, key = stored[name]
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(key)
-            return tensor
-        if path not in loaded:
-            loaded[path] = _load_older(path)
-        return loaded[path][key]
+        if path.suffix != ".safetensors":
+            return load_older(path)[key]
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(key)
+        return tensor
 
     return read
 
@@ -108,25 +107,23 @@ def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
     for kind in INDEXED:
         index = folder / f"{kind}.index.json"
         if (folder / kind).is_file():
-            paths = [folder / kind]
+            names = [kind]
         elif index.is_file():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            for name in names:
-                if Path(name).name != name:
-                    raise InvalidInput(index.name, name, "not a file of the checkpoint's own folder; download it again")
-            paths = [folder / name for name in names]
         else:
             continue
-        found: dict[str, tuple[Path, tuple[int, ...]]] = {}
-        for path in paths:
-            if path.suffix == ".safetensors":
-                with safe_open(path, framework="pt") as file:
-                    shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            else:
-                shapes = {name: tuple(tensor.shape) for name, tensor in _load_older(path).items()}
-            found |= {name: (path, shape) for name, shape in shapes.items()}
-        return found
+        for name in names:
+            if Path(name).name != name:
+                raise InvalidInput(index.name, name, "not a file of the checkpoint's own folder; download it again")
+        return {name: (folder / file, shape) for file in names for name, shape in _shapes(folder / file).items()}
     return None
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    if path.suffix != ".safetensors":
+        return {name: tuple(tensor.shape) for name, tensor in _load_older(path).items()}
+    with safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

@@ -13,9 +13,10 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from engines.base import INPUTS, KV_PAGE, EngineSpec, input_shapes
+from engines.base import INPUTS, KV_PAGE, EngineSpec, Step, input_shapes
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.quiet import quiet
@@ -30,12 +31,10 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class _RMSNormalization(torch.nn.Module):
-    """Stands in for a model's RMSNorm and emits the operator (ONNX RMSNormalization-23) instead of its parts.
+    """Stands in for a model's RMSNorm and becomes the operator (ONNX RMSNormalization-23) instead of its parts.
 
     A weight that is kept as its distance from one multiplies in float32, as transformers' Gemma norms do: the sum has
-    too many bits for 16. Any other multiplies in the model's dtype: the standard and Llama round what is normalised
-    before that as well. ONNX Runtime's CPU kernel rounds the product alone, which is nearer to float32: in float16 by
-    2.1e-4 of a value instead of 2.9e-4 (root mean square, random numbers).
+    too many bits for 16. Any other multiplies in the model's dtype, as in the standard and in Llama.
     """
 
     def __init__(self, weight: Tensor, epsilon: float, distance: bool) -> None:
@@ -44,22 +43,11 @@ class _RMSNormalization(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         x, scale = (hidden.float(), 1.0 + self.weight.float()) if self.distance else (hidden, self.weight)
-        normalized: Tensor = torch.onnx.ops.symbolic(
-            "RMSNormalization",
-            (x, scale),
-            attrs={"axis": -1, "epsilon": self.epsilon, "stash_type": 1},
-            dtype=x.dtype,
-            shape=x.shape,
-            version=23,
-        )
-        return normalized.to(hidden.dtype)
+        return rms_norm(x, scale.shape, scale, self.epsilon).to(hidden.dtype)
 
 
 def _norm_operator(module: torch.nn.Module) -> _RMSNormalization | None:
-    """The operator that computes what `module` computes, if there is one; found by trying, not by its name.
-
-    Tried with a random weight on a copy of the module, so that the module itself needs none.
-    """
+    """The operator that computes what a copy of `module` does with a random weight, if there is one."""
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float) or hasattr(module, "bias"):
@@ -69,9 +57,7 @@ def _norm_operator(module: torch.nn.Module) -> _RMSNormalization | None:
     probe = copy.copy(module)
     probe._parameters = {"weight": torch.nn.Parameter(some[0], requires_grad=False)}
     for distance in (False, True):  # Gemma keeps the weight's distance from one
-        scale = some[0].float() + distance
-        expected = torch.nn.functional.rms_norm(sample.float(), weight.shape, scale, epsilon).to(weight.dtype)
-        if _same(lambda: probe(sample), expected):
+        if _same(lambda: probe(sample), _RMSNormalization(some[0], epsilon, distance)(sample)):
             return _RMSNormalization(weight, epsilon, distance)
     return None
 
@@ -186,21 +172,11 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
 
 def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dict[str, torch.dtype]]:
     """Return the graph of `write_graph` without the values of its parameters, and the dtypes of those by name."""
-    rows, steps, length = 2, 3, 2 * KV_PAGE
-
-    def buffers() -> list[Tensor]:
-        shape = (rows, spec.kv_heads, spec.capacity, spec.head_dim)
-        return [torch.zeros(shape, dtype=spec.torch_dtype) for _ in range(spec.layers)]
-
-    example = (
-        torch.zeros(rows, steps, dtype=torch.int64),
-        torch.arange(steps)[None].repeat(rows, 1),
-        torch.ones(rows, 1, steps, length, dtype=torch.bool),
-        torch.tensor([4, 9]),
-        torch.tensor([0, 2]),
-        buffers(),
-        buffers(),
-    )
+    rows, steps = 2, 3
+    step = Step.causal(torch.zeros(rows, steps, dtype=torch.int64), KV_PAGE, spec.capacity, torch.tensor([0, 2]))
+    buffer = torch.zeros(rows, spec.kv_heads, spec.capacity, spec.head_dim, dtype=spec.torch_dtype)
+    keys, values = ([buffer.clone() for _ in range(spec.layers)] for _ in range(2))
+    example = (*(getattr(step, name) for name in INPUTS), keys, values)
     dims = _dimensions(spec)
 
     def dynamic(name: str) -> dict[int, Any]:

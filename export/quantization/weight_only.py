@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -26,13 +26,10 @@ CONTRIBUTED = "com.microsoft"
 """Domain of MatMulNBits."""
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Weight-only quantisation in blocks along the axis that is summed over, each with a scale and a zero point.
+class Blocks(NamedTuple):
+    """Weight-only quantisation: `size` weights of `bits` each, along the axis that is summed over, share their scale.
 
-    Attributes:
-        bits: of a weight.
-        size: weights of a block. Smaller ones follow the weights better and cost more scales.
+    Smaller blocks follow the weights better and cost more scales and zero points.
     """
 
     bits: int
@@ -47,8 +44,7 @@ def quantize_graph(source: Path, path: Path, precision: str, parameters: Collect
     """Write a quantised copy of a float32 graph of `export.onnx.graph`.
 
     Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
-    are. Weight-only schemes hold the quantised weights and one float32 weight in memory. `quantize_dynamic` is not made
-    for that: it holds the float32 model several times (`export.estimate.COPIES`).
+    are. Weight-only schemes hold one float32 weight in memory, `quantize_dynamic` all (`export.estimate.COPIES`).
 
     Args:
         path: the file to write, in another folder.
@@ -177,8 +173,7 @@ def quantized_weights(path: Path, weights: Weights, model: PreTrainedModel) -> W
             if alias + suffix in matrices:
                 users = [name for name in names if name not in tables]
                 stand |= dict.fromkeys(users, (matrices.pop(alias + suffix), bool(suffix)))
-    if matrices:
-        raise ValueError(f"quantised matrices that are no parameters: {', '.join(matrices)}")
+    assert not matrices, "quantised matrices that are no parameters"
 
     def read(name: str) -> torch.Tensor:
         if name not in stand:

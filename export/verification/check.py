@@ -201,9 +201,8 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
     source = find("checkpoint", given or spec.source)
     architecture = source.config.architectures[0]
     if architecture != spec.architecture:
-        raise InvalidInput(
-            "checkpoint", str(source.folder), f"is a {architecture}, but the engine a {spec.architecture}"
-        )
+        problem = f"is a {architecture}, but the engine a {spec.architecture}"
+        raise InvalidInput("checkpoint", str(source.folder), problem)
     if given is None and source.digest != spec.checkpoint_hash:
         problem = "has changed since the engine was exported from it; give --checkpoint to compare anyway"
         raise InvalidInput("checkpoint", spec.source, problem)
@@ -212,11 +211,10 @@ def _find(folder: Path, spec: EngineSpec, given: str | None) -> Checkpoint:
 
 def _checkpoint(source: Checkpoint, spec: EngineSpec, layers: bool, each: Callable[[list[int]], None]) -> _Side:
     model = source.load(torch.float32)
-    if model.config.get_text_config().vocab_size != spec.vocab_size:
-        width = model.config.get_text_config().vocab_size
-        raise InvalidInput(
-            "checkpoint", str(source.folder), f"has {width} logits, but the engine has {spec.vocab_size}"
-        )
+    width = model.config.get_text_config().vocab_size
+    if width != spec.vocab_size:
+        problem = f"has {width} logits, but the engine has {spec.vocab_size}"
+        raise InvalidInput("checkpoint", str(source.folder), problem)
     model.set_attn_implementation("eager")
 
     def compute(case: Case) -> Outputs:
