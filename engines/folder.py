@@ -16,7 +16,7 @@ from typing import Any
 from engines.base import KV_PAGE, PRECISIONS, Engine, EngineSpec
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import RUNTIMES, TensorRtPlan
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 
 VERSION = 1
 """Of the layout of `engine.json` and `pair.json`; a reader refuses a newer one."""
@@ -167,7 +167,7 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
         InvalidInput: they are damaged, or do not run there.
     """
     placement.check(spec)
-    try:
+    with refused_as("folder", str(folder), "the model cannot be opened, export again"):
         if spec.format == "torch":
             from engines.pytorch.engine import TorchEngine
 
@@ -183,10 +183,6 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
         from engines.onnx.engine import open_onnxruntime
 
         return open_onnxruntime(folder, spec, placement)
-    except InvalidInput:
-        raise
-    except Exception as error:  # each runtime has its own errors for a damaged file
-        raise InvalidInput("folder", str(folder), f"the model cannot be opened, export again: {error}") from error
 
 
 @contextlib.contextmanager

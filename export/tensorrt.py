@@ -143,8 +143,7 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
             if spec.attention == "operator":
                 problem += "; --attention decomposed uses older operators"
             raise InvalidInput("to", spec.format, problem) from error
-    with path.open("wb") as file:
-        file.write(plan)
+    path.write_bytes(plan)
 
 
 def profile_shapes(spec: EngineSpec, plan: TensorRtPlan) -> list[dict[str, tuple[tuple[int, ...], ...]]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
+from collections.abc import Iterator
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 300
@@ -28,6 +30,17 @@ class InvalidInput(ValueError):
     def __init__(self, field: str, value: object, problem: str) -> None:
         self.field, self.value, self.problem = field, value, problem
         super().__init__(f"{field}: {problem}" if value is None else f"{field} = {shown(value)}: {problem}")
+
+
+@contextlib.contextmanager
+def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
+    """Whatever libraries raise inside, each in its own way, as an `InvalidInput` that says it behind the problem."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(field, value, f"{problem}: {error}") from error
 
 
 class CapacityExceeded(InvalidInput):

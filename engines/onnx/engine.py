@@ -25,7 +25,7 @@ from engines.onnx.providers import (
     load_onnxruntime,
 )
 from engines.placement import ONE_CORE, Placement
-from mtad.errors import InvalidInput
+from mtad.errors import refused_as
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -56,14 +56,10 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
         return OnnxRuntimeEngine(folder, spec, threads)
     recorder = SessionRecorder(device)
     options = cuda_options(device, recorder.stream, graphs)
-    try:
+    with refused_as("provider", provider, "ONNX Runtime cannot open the graph with it"):
         return OnnxRuntimeEngine(
             folder, spec, threads, device=device, options=options, recorder=recorder, graphs=graphs
         )
-    except InvalidInput:
-        raise
-    except Exception as error:  # ONNX Runtime's own, such as for a graph that cannot be recorded
-        raise InvalidInput("provider", provider, f"ONNX Runtime cannot open the graph with it: {error}") from error
 
 
 class SessionRecorder(CudaRecorder):

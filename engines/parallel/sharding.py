@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from engines.base import EngineSpec
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.hook import cache_shape
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
 """Divided by outputs, which are put together again; the two names are of different releases."""
@@ -214,24 +214,17 @@ def share(folder: Path, spec: EngineSpec, world: int) -> tuple[EngineSpec, int]:
     if spec.format != "torch":
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", world, problem)
-    try:
+    with refused_as("folder", str(folder), "its config.json cannot be read, export again"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # configurations check themselves, each in its own way
-        raise InvalidInput("folder", str(folder), f"its config.json cannot be read, export again: {error}") from error
     heads = config.get_text_config().num_attention_heads
     ranks = Ranks(0, world)
     for name, count in (("attention heads", heads), ("KV heads", spec.kv_heads)):
         _even(count, f"{name} of {spec.architecture}", ranks)
-    try:
-        with FakeTensorMode():
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            shard(model, ranks)
-            _, kv_heads, _, _ = cache_shape(model)
-            weights = sum(parameter.numel() for parameter in model.parameters()) * spec.torch_dtype.itemsize
-    except InvalidInput:
-        raise
-    except Exception as error:  # whatever a model may do that was never divided
-        raise InvalidInput("tensor_parallel", world, f"{spec.architecture} cannot be sharded: {error}") from error
+    with refused_as("tensor_parallel", world, f"{spec.architecture} cannot be sharded"), FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        shard(model, ranks)
+        _, kv_heads, _, _ = cache_shape(model)
+        weights = sum(parameter.numel() for parameter in model.parameters()) * spec.torch_dtype.itemsize
     return replace(spec, kv_heads=kv_heads), weights
 
 

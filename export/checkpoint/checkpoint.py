@@ -6,13 +6,11 @@ is found by running it once without weights through the hook, its engine is comp
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -35,7 +33,7 @@ from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ class Checkpoint:
         Raises:
             InvalidInput: the weights are damaged or not all there.
         """
-        with self._loading("weights"):
+        with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
             model, found = AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
@@ -103,7 +101,7 @@ class Checkpoint:
         Raises:
             InvalidInput: they are damaged or not all there.
         """
-        with self._loading("weights"):
+        with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
             found = stored_weights(self.folder, self.empty("float32"))
         if found is not None:
             return found
@@ -117,16 +115,8 @@ class Checkpoint:
         Raises:
             InvalidInput: it cannot be loaded.
         """
-        with self._loading("tokenizer"):
+        with refused_as(self.name, str(self.folder), "its tokenizer cannot be loaded"):
             return AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-
-    @contextlib.contextmanager
-    def _loading(self, what: str) -> Iterator[None]:
-        """Whatever the libraries raise for damaged files, each in its own way, as an `InvalidInput`."""
-        try:
-            yield
-        except Exception as error:
-            raise InvalidInput(self.name, str(self.folder), f"its {what} cannot be loaded: {error}") from error
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""
@@ -175,14 +165,10 @@ class Checkpoint:
 
     def _shape(self) -> tuple[int, int, int, int]:
         """`cache_shape` of the model, without its weights."""
-        try:
-            with quiet(), FakeTensorMode():
-                config = copy.deepcopy(self.config)
-                return cache_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
-        except Exception as error:  # whatever a model that was never tried may do
-            architecture = self.config.architectures[0]
-            problem = f"{architecture} does not run with an explicit cache, mask and positions: {error}"
-            raise InvalidInput(self.name, str(self.folder), problem) from error
+        problem = f"{self.config.architectures[0]} does not run with an explicit cache, mask and positions"
+        with refused_as(self.name, str(self.folder), problem), quiet(), FakeTensorMode():
+            config = copy.deepcopy(self.config)
+            return cache_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
 def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:

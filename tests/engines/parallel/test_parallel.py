@@ -297,7 +297,7 @@ def test_under_torchrun_one_process_prints_and_all_end(pair_folders: PairFolders
     params = DecodingParams(method="mtad", max_tokens=8, seed=2)
     options = ["--method", "mtad", "--max-tokens", "8", "--seed", "2", "--json", "--tensor-parallel", "2"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "runtime.commands.generate", str(pair_folders("torch")), "def largest", *options]
+    command = [*launch, "-m", "runtime.commands.main", "generate", str(pair_folders("torch")), "def largest", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
