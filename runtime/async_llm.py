@@ -15,9 +15,10 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.trials import Stopped
-from runtime.llm import LLM, Prompt
+from runtime.llm import LLM
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
+from runtime.prompts import Prompt
 from runtime.scheduler.request import Request, RequestFailed
 
 log = logging.getLogger(__name__)

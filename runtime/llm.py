@@ -9,7 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
 from engines.graphs.runner import MOST
-from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
@@ -36,6 +36,7 @@ from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop, RunBlock
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
+from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
 from runtime.speculation.cost_cache import CostCache, machine
@@ -44,9 +45,6 @@ from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # far from any small number: choices of requests with seeds 1, 2, .. do not meet
 
@@ -122,6 +120,7 @@ class LLM:
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
         )
+        self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         self.record([pair.defaults] if record is None else record)
         self.loop.planner = self._planner(costs) if costs else None
         self._ids = itertools.count()
@@ -231,7 +230,7 @@ class LLM:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidInput("priority", priority, "give an integer")
         grammar = grammar or self._constrainer.check(params)
-        ids = self._token_ids(prompt)
+        ids = self._prompts.token_ids(prompt)
         if fit and (left := self.loop.scheduler.room_for_tokens - len(ids)) > 0:
             params = replace(params, max_tokens=min(left, params.max_tokens) if self.pair.limited else left)
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -323,41 +322,11 @@ class LLM:
         return Result.of(request)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds to every text or without.
-
-        Safe for several threads at once; they are not in each other's way.
-
-        Raises:
-            CapacityExceeded: the text could not fit even if all its tokens were as long as the vocabulary's longest;
-                it is not tokenized then.
-        """
-        room = self.loop.scheduler.room_for_tokens
-        if len(text) > room * self._longest_token:
-            problem = f"give fewer than {room} tokens, of {self._longest_token} characters at most"
-            raise CapacityExceeded("prompt", f"{len(text)} characters", problem)
-        return list(self.pair.tokenizer.backend_tokenizer.encode(text, add_special_tokens=special_tokens).ids)
-
-    @cached_property
-    def _longest_token(self) -> int:
-        """Characters of the longest token; a byte-level vocabulary has a character per byte, so text has no more."""
-        return max(map(len, self.pair.tokenizer.get_vocab()))
+        """Token ids of a text, see `Prompts.tokenize`."""
+        return self._prompts.tokenize(text, special_tokens)
 
     def _checked(self, params: DecodingParams | None) -> DecodingParams:
         params = self.pair.defaults if params is None else params
         if not isinstance(params, DecodingParams):
             raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
         return params
-
-    def _token_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            ids = self.tokenize(prompt)
-        elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-            raise InvalidInput("prompt", prompt, "give text or a sequence of token ids")
-        else:
-            ids = list(cast("Sequence[int]", prompt))
-            for token in ids:
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.pair.vocab_size:
-                    raise InvalidInput("prompt", token, f"token ids are integers from 0 to {self.pair.vocab_size - 1}")
-        if not ids:
-            raise InvalidInput("prompt", prompt, "empty; give at least one token")
-        return ids

@@ -10,7 +10,7 @@ from mtad.params import DecodingParams
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
-    from runtime.llm import Prompt
+    from runtime.prompts import Prompt
     from runtime.scheduler.request import Result
 
 DRAFTED, TARGET, FAINT, RESET = "\x1b[32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mtad.errors import InvalidInput
 from runtime.config import read_text
-from runtime.llm import Prompt
+from runtime.prompts import Prompt
 
 
 class ChatTemplate:

@@ -22,8 +22,8 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.async_llm import AsyncLLM
-from runtime.llm import Prompt
 from runtime.pair import ROLES
+from runtime.prompts import Prompt
 from runtime.scheduler.request import Request as EngineRequest
 from runtime.server.bodies import BodyReader, check_body
 from runtime.server.calling import Calling

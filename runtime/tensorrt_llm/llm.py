@@ -19,10 +19,11 @@ from runtime.constraints.constraint import Constrainer
 from runtime.decoder.batch_builder import BatchBuilder
 from runtime.decoder.block import run_block_on_host
 from runtime.decoder.kv_cache import KvCaches
-from runtime.llm import LLM, Prompt
+from runtime.llm import LLM
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, check_agreement, open_tokenizer, read_description
+from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.tensorrt_llm.auxiliary import ExecutorAuxiliary
@@ -59,6 +60,7 @@ class ExecutorLLM(LLM):
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
         sizes = target.rows, target.capacity, target.draft_len, target.beam_width
         scheduler = Scheduler(*sizes, self.config.max_waiting)
+        self._prompts = Prompts(pair.tokenizer, pair.vocab_size, scheduler.room_for_tokens)
         scorer = ExecutorTarget(self.clients[0], scheduler.running)
         drafter = ExecutorAuxiliary(self.clients[1], scorer)
         self.loop = DecodingLoop(

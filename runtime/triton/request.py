@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.llm import Prompt
+from runtime.prompts import Prompt
 from runtime.triton.tensors import Convention, OutputSettings, TritonTensor
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import LLM, DecodingParams
-from runtime.llm import Prompt
+from runtime.prompts import Prompt
 from runtime.scheduler.request import Result
 
 Floats = npt.NDArray[np.float64]

@@ -349,7 +349,7 @@ def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
 
 def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.async_llm.LONG_TEXT", 100)
-    tokenize, begun, go = llm.tokenize, list[str](), threading.Event()
+    tokenize, begun, go = llm._prompts.tokenize, list[str](), threading.Event()
 
     def slowly(text: str) -> list[int]:
         if len(text) > 100:
@@ -357,7 +357,7 @@ def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypa
             assert go.wait(PATIENCE)
         return tokenize(text)
 
-    monkeypatch.setattr(llm, "tokenize", slowly)
+    monkeypatch.setattr(llm._prompts, "tokenize", slowly)
 
     async def test() -> None:
         async with serving(llm) as engine:

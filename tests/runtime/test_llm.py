@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from engines import Step
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
-from runtime.llm import Prompt
+from runtime.prompts import Prompt
 from runtime.scheduler.request import Request
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]

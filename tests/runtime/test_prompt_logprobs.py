@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
-from runtime.llm import Prompt
+from runtime.prompts import Prompt
 
 PROMPTS = ["SELECT name FROM", "S", "where do they live? " * 8, "How many singers"]
 BASE = DecodingParams(max_tokens=6, ignore_eos=True, seed=5, prompt_logprobs=3)

@@ -113,7 +113,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 
 def test_no_token_is_longer_than_the_longest(plain: LLM) -> None:
     text = "".join(plain.pair.tokenizer.get_vocab())[:3000]
-    assert len(text) <= plain._longest_token * len(plain.tokenize(text))
+    assert len(text) <= plain._prompts.longest_token * len(plain.tokenize(text))
 
 
 @pytest.mark.parametrize("name", HEADS)
