@@ -45,11 +45,17 @@ class _Inbox:
 
 
 class AsyncLLM:
-    """A pair of engines that serves many requests at once, in a thread of its own, to which the loop of `llm` belongs.
+    """A pair of engines that serves many requests at once, in a thread of its own.
 
     Use as `async with AsyncLLM(pair) as engine`; leaving the block waits for what was submitted, leaving it by an
-    exception cancels it. Methods may be called from any event loop; the loop is never blocked by the engine. An `LLM`
-    that is given is one that nobody else uses, and has its configuration.
+    exception cancels it. Methods may be called from any event loop; the loop is never blocked by the engine.
+
+    Args:
+        llm: an `LLM` nobody else uses, or what one is made from.
+        config: how it runs, if the `LLM` is made here.
+
+    Attributes:
+        llm: the LLM; its loop belongs to the engine's thread.
     """
 
     def __init__(self, llm: LLM | Pair | Path | str, config: RuntimeConfig | None = None) -> None:
@@ -79,10 +85,13 @@ class AsyncLLM:
     async def submit(
         self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0, **others: Any
     ) -> Stream:
-        """Queue a prompt, text or token ids; without parameters, with the pair's defaults.
+        """Queue a prompt.
 
-        A larger `priority` is admitted first; then who was served least, then who came first. `others` are `client`,
-        `cache_salt` and `fit` of `LLM.requests`.
+        Args:
+            prompt: text or token ids.
+            params: None takes the pair's defaults.
+            priority: larger ones are admitted first; then who was served least, then who came first.
+            others: `client`, `cache_salt` and `fit`, see `LLM.requests`.
 
         Raises:
             InvalidInput: prompt or parameters are unusable, or can never fit.

@@ -12,15 +12,21 @@ from mtad.errors import InvalidInput
 
 
 class BadWords:
-    """The tokens that `bad_words`, none of them empty, forbid after a text, as vLLM defines them.
+    """The tokens that `bad_words` forbid after a text, as vLLM defines them.
 
     A word is forbidden as the tokens it has by itself and, if a space before it only changes its first token, as the
-    tokens it has after a space. Other tokens may still spell it. The prompt is not part of the text. Words with tokens
-    beyond `vocab_size` are never emitted anyway; InvalidInput for one that has no tokens.
+    tokens it has after a space. Other tokens may still spell it. The prompt is not part of the text.
+
+    Args:
+        words: none of them empty.
+        vocab_size: V; words with tokens beyond it are never emitted anyway.
 
     Attributes:
         single_tokens: tokens that are never allowed.
         window: how many tokens at the end of a text decide what may follow, at least 1.
+
+    Raises:
+        InvalidInput: a word has no tokens.
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -73,11 +73,18 @@ class Trials:
     def run(
         self, trial: Trial, field: str, text: str, shown: str, seconds: float, wait: float | None = None
     ) -> tuple[int, list[str]]:
-        """Try a grammar (see `trial_process.compile_grammar`); the bytes of memory it took, and what is wrong with it.
+        """Try a grammar; returns the bytes of memory it took, and what is wrong with it.
 
-        It may take `seconds` of the processor's time and, once it has given way to others, `wait` seconds in all.
-        Raises InvalidInput if its trial broke a limit (TooSlow: that of time), Stopped if it was stopped, and Failed if
-        no process stays that could do it.
+        Args:
+            field, text: see `trial_process.compile_grammar`.
+            seconds: of the processor's time that it may take.
+            wait: seconds that it may take in all once it has given way to others, which get the processor first.
+
+        Raises:
+            InvalidInput: its trial broke a limit.
+            TooSlow: that of time.
+            Stopped: the trial was stopped.
+            Failed: no process stays that could do it.
         """
         if len(text) > _LONGEST:
             raise InvalidInput(field, shown, f"it has {len(text)} characters; give at most {_LONGEST}")

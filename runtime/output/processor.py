@@ -62,10 +62,16 @@ class OutputProcessor:
         began: float,
         members: Collection[Request],
     ) -> dict[Request, Exception]:
-        """Append a block's tokens to its requests, up to each one's stop condition; returns what broke, by request.
+        """Append a block's tokens to its requests, up to each one's stop condition.
 
-        A request that has ended has its `finish_reason`. It still holds its row, until the loop releases it. The block
-        began at `began` (`time.perf_counter()`), and is kept for requests among `members` alone.
+        A request that has ended has its `finish_reason`. It still holds its row, until the loop releases it.
+
+        Args:
+            began: `time.perf_counter()` when the block began.
+            members: requests whose part of it is kept; of the others, nothing changes.
+
+        Returns:
+            what broke, by request; the others are as they should be.
         """
         kept = [(row, request) for row, request in enumerate(requests) if request in members]
         top, failures, gained = _top_tokens(members, block.logits, block.path), dict[Request, Exception](), []

@@ -38,11 +38,13 @@ class Request:
     """One request in flight; owned by the scheduler, written by the loop only.
 
     Attributes:
+        id: unique within the loop.
         seed: key of its random numbers (`params.seed`, or the one drawn for it).
         index: which of the prompt's `n` choices it is.
         client: who asks; rows are shared out fairly among clients.
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
+        grammar: the compiled language of a constrained one.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).

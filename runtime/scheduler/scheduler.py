@@ -42,6 +42,10 @@ class Scheduler:
             max_beam_width` columns of each row are kept free.
         max_waiting: requests that may wait. As many again may wait of clients who have none waiting yet, so that a
             client who fills the queue does not close it to others.
+
+    Attributes:
+        joining: the request whose prompt is being stored, in row `len(running)`.
+        pace: seconds between two admissions, a recent mean, for `QueueFull`'s hint.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Scheduler:
         self.max_draft_len, self.max_beam_width, self.max_waiting = max_draft_len, max_beam_width, max_waiting
         self.running: list[Request] = []
         self.joining: Request | None = None
-        self.pace = 1.0  # seconds between two admissions, a recent mean
+        self.pace = 1.0
         self._admitted_at = time.perf_counter()
         self._queues: dict[str, list[Entry]] = {}  # of each client who has some that wait, a heap
         self._entries: dict[Request, Entry] = {}  # what those who hold a row had in the queue

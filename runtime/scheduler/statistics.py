@@ -34,6 +34,7 @@ class Counts:
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
         accepted_lengths: blocks with a draft, by how many of its tokens were accepted: at index 0 those with none.
+        prefill_seconds, draft_seconds, score_seconds, commit_seconds: see the classes.
     """
 
     prompt_tokens: int = 0

@@ -54,9 +54,14 @@ def summed(statistics: Iterable[Statistics]) -> Counts:
 class OpenAIResponse:
     """The objects of one request.
 
-    `echoes` are what to repeat before each prompt's choices; `names` are prepared if it wants log-probabilities.
-    `statistics` are those of the choices that have ended, by index, and `renamed` says what the fields that errors name
-    are called in the request.
+    Args:
+        echoes: what to repeat before each prompt's choices, or none.
+        names: of tokens, prepared if the request wants log-probabilities.
+        calling: how answers call functions; None if they do not.
+
+    Attributes:
+        statistics: of the choices that have ended, by index.
+        renamed: what the fields that errors name are called in the request.
     """
 
     def __init__(

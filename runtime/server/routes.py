@@ -41,7 +41,8 @@ class Endpoint:
     """One row, and the ASGI application that answers its requests.
 
     Attributes:
-        path: in Starlette's notation.
+        path: in Starlette's notation. Requests below `/v1/`, and for tokens, need a key, also those for paths that are
+            in no row.
         handler: makes the response to a request; a response is an ASGI application.
         summary: for the OpenAPI document, which leaves out rows without one.
         responses: the meaning of each status, for the document. Errors below `/v1/` have OpenAI's shape.

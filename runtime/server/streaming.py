@@ -53,10 +53,15 @@ async def attended(receive: Receive, arrived: float, seconds: float, work: Await
 
 @dataclass(eq=False)
 class Responder:
-    """The response of one submitted request, as `events` or whole; owns its stream from now on.
+    """The response of one submitted request; owns its stream from now on.
 
-    Whatever ends it early (the client went away, time is up, the server gave it up) cancels what still runs: the rows
-    are free by the engine's next block. Times between two deltas of a choice are added to `gaps`.
+    Whatever ends it early (the client went away, time is up, the server gave it up) cancels what still runs: the
+    rows are free by the engine's next block.
+
+    Args:
+        events: whether each delta is sent as it comes.
+        gaps: seconds between two deltas of a choice are added to it.
+        arrived: when the request came, on the event loop's clock.
     """
 
     stream: Stream

@@ -38,9 +38,15 @@ OPTIONS = ("graphs", "max_waiting")
 class ExecutorLLM(LLM):
     """A pair of executors, ready to decode: `LLM`'s interface, and `AsyncLLM` takes it as one.
 
-    Adaptive drafts are not there: a request that would have them by default drafts what it asks for. Of `config`,
-    `graphs` and `max_waiting` count; `bindings` take the place of `tensorrt_llm.bindings.executor`. Raises InvalidInput
-    if the library is missing or another release, the folder no pair for it, or another option is given.
+    Adaptive drafts are not there: a request that would have them by default drafts what it asks for.
+
+    Args:
+        folder: a pair folder of `mtad export --to tensorrt-llm`.
+        config: how it runs; `graphs` and `max_waiting` count.
+        bindings: `tensorrt_llm.bindings.executor`, or what takes its place.
+
+    Raises:
+        InvalidInput: the library is missing or another release, it is no such pair, or an option does not count.
     """
 
     def __init__(self, folder: Path | str, config: RuntimeConfig | None = None, *, bindings: Any = None) -> None:

@@ -30,11 +30,17 @@ Chosen = tuple[Tensor, Tensor]
 
 
 def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any) -> Any:
-    """A `tensorrt_llm.LLM` that decodes two checkpoints (folders or hub ids) with one vocabulary by `mtad`.
+    """A `tensorrt_llm.LLM` that decodes by `mtad`.
 
-    Of `params`, `draft_len` and `accept_threshold` are those of all requests. Temperature, top-k, top-p and seed are
-    each request's own (`tensorrt_llm.SamplingParams`). A batch in which no request samples takes the library's greedy
-    acceptance, which is what MTAD is at temperature 0. Raises InvalidInput for anything else, or without the library.
+    Temperature, top-k, top-p and seed are each request's own (`tensorrt_llm.SamplingParams`). A batch in which no
+    request samples takes the library's greedy acceptance, which is what MTAD is at temperature 0.
+
+    Args:
+        model, auxiliary: checkpoints with one vocabulary: folders or hub ids.
+        params: `draft_len` and `accept_threshold`, of all requests.
+
+    Raises:
+        InvalidInput: the library is missing or another release, or something is asked for that is not there.
     """
     if params.method != "mtad":
         raise InvalidInput("method", params.method, "the worker decides by mtad's rule; give mtad")

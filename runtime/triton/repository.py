@@ -32,11 +32,19 @@ _PAIR = "pair"
 def write_model(
     repository: Path, name: str, options: TritonOptions, environment: str | None = None, copy: bool = False
 ) -> Path:
-    """Write the directory of one model into a folder of models, whole or not at all; returns the directory.
+    """Write the directory of one model, whole or not at all.
 
-    `environment` is a virtual environment that Triton is to run the model in, in place of its own Python. With `copy`,
-    the directory has a copy of the pair, so that it can be moved as a whole. Raises InvalidInput where the name or the
-    pair is not usable, or the directory exists and is not as it was written.
+    Args:
+        repository: folder of models; made if it is missing.
+        options: of the model; `pair` is the pair folder as seen from here.
+        environment: virtual environment that Triton is to run the model in; None takes Triton's own Python.
+        copy: put a copy of the pair into the directory, so that it can be moved as a whole.
+
+    Returns:
+        the directory.
+
+    Raises:
+        InvalidInput: the name or the pair is not usable, or the directory exists and is not as it was written.
     """
     if not name or not all(letter.isalnum() or letter in "._-" for letter in name) or name[0] in ".-":
         raise InvalidInput("model", name, "give letters, digits, dots, dashes and underscores")

@@ -23,6 +23,7 @@ class TritonTensor:
     """An input or output of the model.
 
     Attributes:
+        name: in Triton.
         type: of its elements, as `config.pbtxt` writes it without `TYPE_`.
         dims: without the batch dimension; -1 is any.
         role: of an input: part of the prompt, a field of `DecodingParams`, a setting of the answer, or one of
@@ -49,6 +50,9 @@ class OutputSettings:
     Attributes:
         stream: a response per block, rather than one.
         exclude_input_in_output: leave the prompt out of the text.
+        return_log_probs: the target's log-probabilities.
+        return_token_ids: the new tokens' ids.
+        return_num_input_tokens, return_num_output_tokens: numbers of tokens.
         return_perf_metrics: times, and all statistics as JSON.
         priority: larger ones overtake those that wait.
         num_draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
@@ -78,6 +82,7 @@ class Convention:
         prefix: of decoding parameters whose names are not in `parameters`.
         parameters: field of `DecodingParams` -> its names, the first of them the decoder's own where there are two.
         settings: field of `OutputSettings` -> its name, where that is another; None where it is not offered.
+        neutral: inputs that change nothing.
         log_probs: output with each choice's summed log-probability.
     """
 

@@ -42,12 +42,15 @@ class Point:
     """One setting's figures; `_error` is a standard error over prompts, of the paired ratio or difference.
 
     Attributes:
+        values: the setting.
         tokens_per_second: decoding alone, one request at a time.
         speed, speed_error: tokens/s as a multiple of `sample`'s.
         speed_vs_speculative: tokens/s as a multiple of `speculative`'s.
         perplexity: exp of the mean over texts of their mean negative log-likelihood a token, under the target.
         perplexity_ratio, perplexity_ratio_error: against `sample`'s.
         accuracy: share of right answers; None where none are known. `accuracy_gain`: less `sample`'s.
+        block_efficiency: tokens a target pass.
+        acceptance_rate: accepted / drafted tokens.
         distinct_2: different pairs of tokens / pairs of a text; `distinct_ratio`: against `sample`'s.
     """
 
@@ -144,7 +147,10 @@ def _run(
 
 
 def _point(
-    values: dict[str, Any], own: Mapping[str, Floats], sample: Mapping[str, Floats], speculative: Mapping[str, Floats]
+    values: dict[str, Any],
+    own: Mapping[str, Floats],
+    sample: Mapping[str, Floats],
+    speculative: Mapping[str, Floats],
 ) -> Point:
     def rate(columns: Mapping[str, Floats]) -> float:
         return float(columns["tokens"].sum() / columns["seconds"].sum())
@@ -180,11 +186,19 @@ def _point(
 
 
 def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]) -> tuple[list[Result], float]:
-    """Decode prompts at once, as far as the engines of an idle pair have rows.
+    """Decode prompts at once, as far as the engines have rows.
 
-    Returns results in the prompts' order, and seconds of decoding: neither storing the prompts nor tokenising is in
-    them, also on an engine that would compute prompts beside a block. Raises InvalidInput before anything is run,
-    RequestFailed if something broke.
+    Args:
+        llm: an idle pair; nobody else uses it meanwhile.
+        prompts: text or token ids.
+
+    Returns:
+        results in the prompts' order, and seconds of decoding: neither storing the prompts nor tokenising is in them,
+            also on an engine that would compute prompts beside a block.
+
+    Raises:
+        InvalidInput: a prompt or parameter is unusable; nothing was run.
+        RequestFailed: something broke under one of them.
     """
     made = [request for prompt, own in zip(prompts, params, strict=True) for request in llm.requests(prompt, own)]
     started = time.perf_counter()

@@ -111,11 +111,15 @@ def tune(
     Args:
         llm: an idle pair, large enough for the grid's drafts.
         base: the method, everything that is not tuned, and where a coordinate search begins.
-        grid: values by parameter, `temperature` among them; by default, `grid_of`. Others are fixed.
+        grid: values by parameter, `temperature` among them; those the method does not use are not varied. Default:
+            `grid_of`.
         search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
             (at most 3 rounds); `grid` measures every combination.
+        right: whether a text answers the prompt of that number, where that is known.
+        progress: called with the answers given in this sweep, and how many it has.
 
-    Raises InvalidInput where a prompt or value does not fit; nothing was run.
+    Raises:
+        InvalidInput: the method has nothing to tune, or a prompt or value does not fit the engines; nothing was run.
     """
     base = replace(base, n=1, seed=None)
     grid = grid_of(base.spec) if grid is None else grid
