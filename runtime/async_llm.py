@@ -103,9 +103,13 @@ class AsyncLLM:
     async def submit_many(
         self, prompts: Sequence[Prompt], params: DecodingParams | None = None, priority: int = 0, **others: Any
     ) -> Stream:
-        """Queue several prompts with the same parameters, all or none, as one stream; raises as `submit`.
+        """Queue several prompts with the same parameters, all or none, as one stream.
 
         The choices of the first prompt come first: choice i of prompt p has the index `p * n + i`.
+
+        Raises:
+            InvalidInput: as in `submit`, or there is no prompt.
+            QueueFull, EngineStopped: as in `submit`.
         """
         if not prompts:
             raise InvalidInput("prompt", list(prompts), "give at least one")
@@ -145,7 +149,11 @@ class AsyncLLM:
         return {"running": len(scheduler.holders), "waiting": waiting, **self.llm.loop.totals.to_dict()}
 
     async def close(self, drain: bool = True) -> None:
-        """Take no more requests, wait for those submitted or, without `drain`, cancel them, and stop."""
+        """Take no more requests, and stop when those submitted have ended.
+
+        Args:
+            drain: wait for them; else cancel them.
+        """
         with self._inbox.changed:
             if self._inbox.state == "new":
                 self._inbox.state = "stopped"

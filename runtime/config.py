@@ -88,7 +88,11 @@ class RuntimeConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:
-        """A configuration from plain values; InvalidInput names an option that is unknown or unusable."""
+        """A configuration from plain values.
+
+        Raises:
+            InvalidInput: an option is unknown or unusable; it is named.
+        """
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
@@ -101,7 +105,11 @@ class RuntimeConfig:
 
     @property
     def placement(self) -> Placement:
-        """Where the engines run; no provider where it is yet to be chosen. InvalidInput if there is no such device."""
+        """Where the engines run; the provider is None where it is still to be chosen.
+
+        Raises:
+            InvalidInput: there is no such device.
+        """
         from engines.placement import Placement, cores
 
         threads = cores() if self.threads is None else self.threads
@@ -113,7 +121,11 @@ class RuntimeConfig:
         return 2 * capacity if self.prefix_tokens is None else self.prefix_tokens
 
     def check_open(self) -> None:
-        """Refuse, with InvalidInput, options that no longer count because the pair is open already."""
+        """Refuse options that no longer count, because the pair is open already.
+
+        Raises:
+            InvalidInput: one of them differs from its default; it is named.
+        """
         for name in AT_OPENING:
             if getattr(self, name) != getattr(RuntimeConfig, name):
                 raise InvalidInput(name, getattr(self, name), "the pair is already open; give the option to open_pair")
@@ -131,7 +143,11 @@ def describe(config: type) -> dict[str, str]:
 
 
 def read_text(field: str, path: Path) -> str:
-    """The text of a file that an option names; InvalidInput if it cannot be read, or is not UTF-8."""
+    """The text of a file that an option names.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,7 +155,11 @@ def read_text(field: str, path: Path) -> str:
 
 
 def read_mapping(field: str, path: Path) -> dict[str, Any]:
-    """The options of a YAML file; InvalidInput if it cannot be read, or is not a mapping."""
+    """The options of a YAML file.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not a mapping.
+    """
     import yaml
 
     try:

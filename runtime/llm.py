@@ -322,7 +322,7 @@ class LLM:
         return Result.of(request)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, see `Prompts.tokenize`."""
+        """Token ids of a text, as `Prompts.tokenize` makes them."""
         return self._prompts.tokenize(text, special_tokens)
 
     def _checked(self, params: DecodingParams | None) -> DecodingParams:

@@ -42,9 +42,11 @@ ATTEMPTS = 3
 
 
 class Gateway:
-    """Routes requests to replicas, and gives one up after `seconds`; replicas have the same limit, if it reaches one.
+    """Routes requests to replicas.
 
-    On SIGHUP, `rollout` replaces all replicas by new ones, one after another.
+    Args:
+        seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
+        rollout: replaces all replicas by new ones, one after another; called on SIGHUP.
     """
 
     def __init__(

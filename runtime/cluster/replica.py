@@ -28,7 +28,11 @@ REPORT_SECONDS = 1.0
 
 
 class Replica:
-    """An engine of its own behind the application of `runtime.server.app`; API keys are the gateway's business."""
+    """An engine of its own behind the application of `runtime.server.app`.
+
+    Args:
+        options: of the server; keys are the gateway's business.
+    """
 
     async def __init__(  # type: ignore[misc]
         self, pair: str, config: RuntimeConfig, options: ServerOptions, board: Any, generation: int

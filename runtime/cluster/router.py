@@ -22,7 +22,10 @@ BLOCK = 256
 def prefix_keys(body: bytes, key: str = "") -> list[bytes]:
     """Keys of a request's prompt: one per block of its first prompt's text, each standing for all the text up to there.
 
-    What is not a request gives none. The client's `key` and the `cache_salt` decide whose kept prompts are its own.
+    What is not a request gives none; whether it is one, the replica says.
+
+    Args:
+        key: of the client; with the request's `cache_salt`, it decides whose kept prompts are its own.
     """
     values = read_object(body)
     text = _text(values)

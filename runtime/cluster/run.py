@@ -82,7 +82,11 @@ def serve_cluster(
 
 
 def watch_head(address: str, lost: threading.Event, pause: float = 1.0) -> None:
-    """Connect to Ray's head process every `pause` seconds; once it failed three times, say so and end the server."""
+    """Connect to Ray's head process again and again; once it is gone for good, say so and end the server.
+
+    Args:
+        pause: seconds between two attempts; three must fail.
+    """
     host, _, port = address.rpartition(":")
     failed = 0
     while failed < 3:

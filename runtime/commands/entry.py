@@ -98,9 +98,11 @@ _Target = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def add_options(parser: _Target, config: type, only: Collection[str] = (), but: Collection[str] = ()) -> None:
-    """Add an option for each field of a dataclass, described in its docstring. Those not given leave no trace.
+    """Add an option for each field of a dataclass. Those that are not given leave no trace in the parsed namespace.
 
-    `only`: names of the fields to offer, in this order; by default, all.
+    Args:
+        config: the dataclass; its docstring describes the fields under "Attributes:".
+        only: names of the fields to offer, in this order; by default, all.
     """
     known, hints, texts = {field.name: field for field in fields(config)}, get_type_hints(config), describe(config)
     for name in only or known:

@@ -23,12 +23,20 @@ PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
 
 
 def inspect(folder: Path) -> dict[str, Any]:
-    """Describe a folder of `mtad export`, a pair or one engine; InvalidInput if it is damaged."""
+    """Describe a folder of `mtad export`: `inspect_pair` or `inspect_engine`.
+
+    Raises:
+        InvalidInput: it is damaged.
+    """
     return inspect_pair(folder) if (folder / "pair.json").exists() else inspect_engine(folder)
 
 
 def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what both share, both engines, and the memory they take together by default."""
+    """A pair: what both share, both engines, and the memory they take together by default.
+
+    Raises:
+        InvalidInput: the folder, or one of its engines, is damaged.
+    """
     values = read_description(folder)
     vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
     DecodingParams.from_dict(dict(defaults))
@@ -52,7 +60,11 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
 
 
 def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
-    """An engine: its `engine.json`, and what is in its files."""
+    """An engine: its `engine.json`, and what is in its files.
+
+    Raises:
+        InvalidInput: the folder is damaged.
+    """
     spec = read_spec(folder)
     tokenizer = open_tokenizer(folder, vocabulary)
     graph: dict[str, Any] = {"operators": None, "opsets": None}

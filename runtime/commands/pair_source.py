@@ -33,7 +33,11 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
     """The pair folder that the command line names, exported now if need be. Bad folders are refused without torch.
 
-    `executors`: whether engines of TensorRT-LLM will do. Raises InvalidInput where no command can open or export it.
+    Args:
+        executors: whether engines of TensorRT-LLM will do, which `open_llm` opens.
+
+    Raises:
+        InvalidInput: it is no pair folder that a command can open, or a checkpoint cannot be exported.
     """
     given = given_options(options, ExportOptions, EXPORT_OPTIONS)
     if options.auxiliary is None:
@@ -47,7 +51,11 @@ def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
 
 
 def open_llm(folder: Path, config: RuntimeConfig) -> LLM:
-    """A pair of our own engines or of TensorRT-LLM, ready to decode; InvalidInput if it or an option is unusable."""
+    """A pair of our own engines, or of TensorRT-LLM's, ready to decode; torch then has as many threads as are of use.
+
+    Raises:
+        InvalidInput: the folder is not a usable pair, or an option does not fit it.
+    """
     if _target(folder).get("format") == "tensorrt-llm":
         import torch
 
@@ -62,9 +70,13 @@ def open_llm(folder: Path, config: RuntimeConfig) -> LLM:
 
 
 def check_pair(folder: Path, executors: bool = False) -> None:
-    """Refuse what is no pair of engines of our own, and say what it is instead, with InvalidInput.
+    """Refuse a folder that is no pair of engines of our own, and say what it is instead.
 
-    `executors`: whether engines of TensorRT-LLM will do.
+    Args:
+        executors: whether engines of TensorRT-LLM will do.
+
+    Raises:
+        InvalidInput: it does not exist, is a single engine, a checkpoint, or a pair for TensorRT-LLM.
     """
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
@@ -84,7 +96,11 @@ def check_pair(folder: Path, executors: bool = False) -> None:
 
 
 def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
-    """Refuse, without torch, more new tokens than fit behind even the shortest prompt, with CapacityExceeded."""
+    """Refuse, without torch, more new tokens than a row of a pair has room for.
+
+    Raises:
+        CapacityExceeded: they do not fit behind even the shortest prompt.
+    """
     target = _target(folder)
     capacity = target.get("capacity")
     if isinstance(capacity, int) and target.get("format") != "tensorrt-llm" and max_tokens >= capacity - config.nodes:

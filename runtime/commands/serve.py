@@ -144,7 +144,11 @@ def main() -> None:
 
 
 def read_keys(given: list[str], file: Path | None, variable: str | None) -> tuple[str, ...]:
-    """API keys from all three places; InvalidInput if the file cannot be read, or holds no key."""
+    """API keys from all three places.
+
+    Raises:
+        InvalidInput: the file cannot be read, or holds no key.
+    """
     found = [*given, *([variable] if variable else [])]
     if file is not None:
         lines = [line.strip() for line in read_text("api-key-file", file).splitlines()]

@@ -14,7 +14,11 @@ from runtime.config import use_torch
 
 
 def run(options: argparse.Namespace, given: dict[str, Any]) -> None:
-    """Print the estimate; InvalidInput if a checkpoint or prompt is not usable."""
+    """Print the estimate.
+
+    Raises:
+        InvalidInput: a checkpoint or prompt is not usable.
+    """
     for name in ("target", "auxiliary"):
         if getattr(options, name) is None:
             raise InvalidInput(name, None, "give the checkpoint, as for mtad export")

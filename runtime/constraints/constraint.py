@@ -24,7 +24,11 @@ _LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could ov
 
 
 class ConstraintFailed(InvalidInput):
-    """A request's text reached a point where its own constraints, of which `cause` names one, allow no token."""
+    """A request's text reached a point where its own constraints allow no token, or take too long.
+
+    Args:
+        cause: which of its fields is wrong, and where.
+    """
 
     def __init__(self, name: object, cause: InvalidInput) -> None:
         self.name = name
@@ -32,7 +36,11 @@ class ConstraintFailed(InvalidInput):
 
 
 class Constrainer:
-    """Makes the constraints of one pair's requests. Safe to share between threads."""
+    """Makes the constraints of one pair's requests. Safe to share between threads.
+
+    Args:
+        tokenizer: the pair's; looked at when the first request with a grammar comes.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int], device: torch.device | str = "cpu"
@@ -45,7 +53,10 @@ class Constrainer:
         self.words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
 
     def check(self, params: DecodingParams) -> Grammar | None:
-        """The compiled language of a constrained request that is going to be queued.
+        """Refuse constraints that cannot be kept; to be called before a request is queued.
+
+        Returns:
+            the compiled language of a constrained request.
 
         Raises:
             InvalidInput: a biased token does not exist; a bad word has no tokens; a number would overflow; or as in
@@ -55,7 +66,12 @@ class Constrainer:
         return self.grammars.compile(params) if params.constrained else None
 
     async def check_soon(self, params: DecodingParams) -> Grammar | None:
-        """The same, without a thread that waits for a compilation; raises as `Grammars.compile_soon`."""
+        """The same, without a thread that waits for a compilation; see `Grammars.compile_soon`.
+
+        Raises:
+            InvalidInput: as `check`.
+            Stopped: `grammars` was closed.
+        """
         self._check_numbers(params)
         return await self.grammars.compile_soon(params) if params.constrained else None
 
@@ -75,7 +91,11 @@ class Constrainer:
     def constraint(
         self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
     ) -> Constraint | None:
-        """The constraint of a request that starts to run, with what `check` returned; None if it asks for nothing."""
+        """The constraint of a request that starts to run; None if it asks for nothing.
+
+        Args:
+            grammar: what `check` returned; None asks it again.
+        """
         asks = params.logit_bias or params.min_tokens or params.bad_words
         if not (params.constrained or asks or _penalises(params)):
             return None
@@ -123,7 +143,9 @@ class Constraint:
     def advance(self, tokens: Sequence[int]) -> None:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
 
-        Raises ConstraintFailed at a dead end of the grammar; then the request, and no other, is to end with this error.
+        Raises:
+            ConstraintFailed: the text came to a dead end of its grammar (`runtime.constraints.grammar.Follower`). The
+                request must be finished with this error; others are not affected.
         """
         self.generated += len(tokens)
         if self.words:

@@ -69,7 +69,12 @@ class Grammars:
         return self._checked(params, self._find(params) or self._compile(params, Trial(), SECONDS))
 
     async def compile_soon(self, params: DecodingParams) -> Grammar:
-        """The same, for which only this coroutine waits; `Stopped` after `close`. Cancelling it ends the trial."""
+        """The same, for which nothing waits but this coroutine. Cancelling it ends the trial.
+
+        Raises:
+            InvalidInput: as `compile`.
+            Stopped: `close` was called.
+        """
         grammar = self._find(params)
         if grammar is None:
             trial, event_loop = Trial(), asyncio.get_running_loop()
@@ -85,7 +90,11 @@ class Grammars:
         return self._checked(params, grammar)
 
     def prepare(self) -> tuple[LLTokenizer, Trials]:
-        """What the first grammar needs, 0.4 s of the interpreter for 128,000 tokens, now; raises as `compile`."""
+        """What the first grammar needs, 0.4 s of the interpreter for 128,000 tokens, is done now.
+
+        Raises:
+            InvalidInput: llguidance cannot use the tokenizer, or is not installed.
+        """
         with self._preparing:
             if self._prepared is None:
                 self._prepared = self._prepare()

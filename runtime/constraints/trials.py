@@ -44,7 +44,11 @@ class Trial:
                     self._connection.shutdown(socket.SHUT_RDWR)
 
     def ask(self, control: socket.socket, content: Mapping[str, object]) -> bytes:
-        """Send a message; the answer, empty if there is none. OSError if nobody reads messages any more."""
+        """Send a message; the answer, empty if there is none.
+
+        Raises:
+            OSError: nobody reads messages any more.
+        """
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -63,7 +67,10 @@ class Trial:
 class Trials:
     """Runs trials in children of a process that is started when it is first needed, and again if it has ended.
 
-    Safe to share between threads. `settings` are what `llguidance.LLTokenizer` takes: `tokenizer`, `vocab_size`, `eos`.
+    Safe to share between threads.
+
+    Args:
+        settings: `tokenizer`, `vocab_size` and `eos`, as `llguidance.LLTokenizer` takes them.
     """
 
     def __init__(self, settings: Mapping[str, object]) -> None:

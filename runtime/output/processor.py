@@ -24,7 +24,8 @@ TopTokens = list[list[tuple[int, float]]]
 class OutputProcessor:
     """Owns the detokenizer, the constraint and the figures of every request that has begun.
 
-    `unrecorded`, part of the totals, counts the blocks that a device ran without a CUDA graph, by reason.
+    Args:
+        unrecorded: counts the blocks that a device ran without a CUDA graph, by reason; part of the totals.
     """
 
     def __init__(

@@ -8,7 +8,10 @@ from functools import lru_cache
 class StopStrings:
     """An automaton that finds all of several strings in one pass (Aho and Corasick, doi 10.1145/360825.360855).
 
-    A state stands for the longest end of the text that some string begins with. No string is empty.
+    A state stands for the longest end of the text that some string begins with.
+
+    Args:
+        strings: none of them empty.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
@@ -44,9 +47,11 @@ class StopStrings:
         return self._next[state][character]
 
     def read(self, state: int, text: str) -> tuple[int, int | None]:
-        """Go on from a state with more text: the state then, and where the earliest string begins that ends in it.
+        """Go on from a state with more text.
 
-        That is in characters from the beginning of `text`, below 0 if it began before; None if none does.
+        Returns:
+            the state then, and where the earliest string begins of those that end in `text`, in characters from the
+            beginning of `text` (below 0 if it began before); None if none does.
         """
         found: int | None = None
         for at, character in enumerate(text):

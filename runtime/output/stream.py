@@ -95,7 +95,10 @@ class Stream:
     async def take(self) -> list[OutputDelta]:
         """The deltas that have come and were not taken yet, at least one; none once every choice has ended.
 
-        For one reader. Raises RequestFailed from its cause where something broke under a choice, its deltas taken.
+        For one reader at a time.
+
+        Raises:
+            RequestFailed: something broke under a choice, whose deltas before were taken; the cause is chained.
         """
         while self._open and not self._deltas:
             self._reader = self.loop.create_future()
@@ -130,7 +133,11 @@ class Stream:
         self._cancel(self.requests)
 
     async def results(self) -> list[Result]:
-        """Wait for the end: the result of each choice; RequestFailed if something broke. Cancelling it cancels them."""
+        """Wait for the end: the result of each choice. Being cancelled cancels the request.
+
+        Raises:
+            RequestFailed: something broke under it; the cause is chained.
+        """
         async for _ in self:
             pass
         return [Result.of(request) for request in self.requests]

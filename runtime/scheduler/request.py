@@ -134,7 +134,11 @@ class Result:
 
     @classmethod
     def of(cls, request: Request) -> Result:
-        """The result of a request that ended; RequestFailed from its cause if it ended by an error."""
+        """The result of a request that ended.
+
+        Raises:
+            RequestFailed: it ended by an error; the cause is chained.
+        """
         assert request.finish_reason is not None, "the request has not ended"
         if request.finish_reason == "error":
             raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error

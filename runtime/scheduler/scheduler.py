@@ -19,7 +19,11 @@ MOST_ACCOUNTS = 4096
 
 
 class QueueFull(RuntimeError):
-    """The waiting queue is full; a place is likely to be free in `retry_after` seconds."""
+    """The waiting queue is full; try again.
+
+    Attributes:
+        retry_after: seconds after which a place is likely to be free.
+    """
 
     def __init__(self, waiting: int, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -66,7 +70,9 @@ class Scheduler:
     def check(self, *requests: Request) -> None:
         """Refuse requests that could never run, or never be queued together.
 
-        Raises CapacityExceeded if prompt, new tokens and draft tree do not fit a row, else InvalidInput.
+        Raises:
+            InvalidInput: a draft is larger than this scheduler allows, or they are more than the queue ever holds.
+            CapacityExceeded: prompt, new tokens and draft tree do not fit a row.
         """
         if len(requests) > self.max_waiting:
             raise InvalidInput("n", len(requests), f"give at most {self.max_waiting} (max_waiting)")
@@ -96,7 +102,14 @@ class Scheduler:
         return self.capacity - self.room_for_tokens
 
     def check_room(self, requests: Sequence[Request], handed: Sequence[Request] = ()) -> None:
-        """Refuse requests of one client that the queue has no place for behind those `handed` over, with QueueFull."""
+        """Refuse requests of one client that the queue has no place for just now.
+
+        Args:
+            handed: those that are going to be queued before them.
+
+        Raises:
+            QueueFull: also where only this client's places are full.
+        """
         client, waiting = requests[0].client, self._count() + len(handed)
         has_some = client in self._queues or any(one.client == client for one in handed)
         missing = waiting + len(requests) - self.max_waiting * (1 if has_some else 2)
@@ -104,7 +117,12 @@ class Scheduler:
             raise QueueFull(waiting, self.pace * min(missing, len(requests)))
 
     def submit(self, *requests: Request) -> None:
-        """Queue requests of one client, all or none of them; raises as `check` and `check_room`."""
+        """Queue requests of one client, all or none of them.
+
+        Raises:
+            InvalidInput: `check` refuses them.
+            QueueFull: the queue has no room for them all just now.
+        """
         if self.idle:
             self._admitted_at = time.perf_counter()
         self.check(*requests)
@@ -161,7 +179,8 @@ class Scheduler:
     def next(self, fits: Callable[[Request], bool] = lambda request: True) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free.
 
-        `fits`: whether the caches have room for a request now; the one whose turn it is waits until they have.
+        Args:
+            fits: whether the caches have room for a request now; the one whose turn it is waits until they have.
         """
         if self.joining is None and self._queues and len(self.running) < self.rows:
             unsettled = self._unsettled()

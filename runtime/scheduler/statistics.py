@@ -102,7 +102,9 @@ class Statistics(Counts):
     ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
 
-        `accepted` are drafted tokens that became part of the text, `seconds` those of draft, score and commit.
+        Args:
+            accepted: drafted tokens that became part of the text.
+            seconds: draft, score, commit.
         """
         self.add(drafted, accepted, tokens, passes)
         self.draft_seconds += seconds[0] if drafted else 0.0
@@ -124,9 +126,10 @@ class Statistics(Counts):
 
 @dataclass
 class Histogram:
-    """Counts of values by upper bound, inclusive and ascending, as Prometheus keeps them (but not cumulated).
+    """Counts of values by upper bound, as Prometheus keeps them (but not cumulated).
 
-    One more bucket holds what is above.
+    Attributes:
+        bounds: upper bounds, inclusive, ascending; one more bucket holds what is above.
     """
 
     bounds: tuple[float, ...]

@@ -27,7 +27,14 @@ _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosni
 
 
 def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
-    """The ASGI application of an engine that it starts, and stops in the end; raises `InvalidInput` for an option."""
+    """The ASGI application. It starts the engine, and stops it in the end.
+
+    Args:
+        engine: an engine that has not been started; nobody else uses it.
+
+    Raises:
+        InvalidInput: an option cannot be honoured.
+    """
     return application(Service(engine, options))
 
 

@@ -65,7 +65,11 @@ FORMS = (HERMES, LLAMA)
 
 @dataclass(frozen=True)
 class Calling:
-    """How one request's answers may call functions; `several`: whether one may have more than one call."""
+    """How one request's answers may call functions.
+
+    Attributes:
+        several: whether it may have more than one.
+    """
 
     form: Form
     functions: Sequence[Function]
@@ -76,7 +80,8 @@ class Calling:
     def of(cls, chat: Chat, template: str) -> Calling | None:
         """What a request asks for; None if nothing may be called.
 
-        Raises InvalidInput where the template has no form that is known, or the choice is not among the tools.
+        Raises:
+            InvalidInput: the template has no form that is known, or the choice is not among the tools.
         """
         form = next((form for form in FORMS if form.taught(template)), None)
         choice, functions = chat.choice, [tool.function for tool in chat.tools]
@@ -99,7 +104,11 @@ class Calling:
         return cls(form or LLAMA, functions, choice != "auto", chat.several and not isinstance(choice, NamedTool))
 
     def constrain(self, params: DecodingParams, tokenizer: Tokenizer, eos: Sequence[int]) -> DecodingParams:
-        """Decoding parameters under which answers follow `grammar`; InvalidInput if they have their own language."""
+        """Decoding parameters under which answers follow `grammar`.
+
+        Raises:
+            InvalidInput: they have a language of their own.
+        """
         if params.constrained:
             field, text = language(params)
             raise InvalidInput(field, short(text), "calls have a grammar of their own; leave this out, or the tools")
@@ -108,7 +117,8 @@ class Calling:
     def grammar(self, tokenizer: Tokenizer, eos: Sequence[int]) -> str:
         """The grammar of the answers, in llguidance's Lark syntax.
 
-        What is one of the tokenizer's added tokens is only ever written as that token.
+        Args:
+            tokenizer: the pair's. What is one of its added tokens is only ever written as that token.
         """
         form, added = self.form, {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
         marks = added.keys() & set(re.findall(r"<\S+>", form.before + form.after))
@@ -156,7 +166,11 @@ _JSON = json.JSONDecoder()
 
 
 class CallReader:
-    """Tells what an answer says from what it calls, as its text comes. The text may break off anywhere."""
+    """Tells what an answer says from what it calls, as its text comes.
+
+    Args:
+        calling: of the request; the text follows its grammar, and may break off anywhere.
+    """
 
     def __init__(self, calling: Calling) -> None:
         self._form, self.calls = calling.form, 0
@@ -167,7 +181,11 @@ class CallReader:
         self._shown = 0  # characters of these arguments
 
     def read(self, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
-        """What more text (the last, if `ended`) adds to what is said, and to the calls as OpenAI's deltas."""
+        """What more of the text adds to what is said, and to the calls, in OpenAI's shape of deltas.
+
+        Args:
+            ended: whether it is the last of it.
+        """
         self._text += text
         said, calls = "", list[dict[str, Any]]()
         while True:

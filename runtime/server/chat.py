@@ -15,7 +15,12 @@ from runtime.prompts import Prompt
 
 
 class ChatTemplate:
-    """A chat template, in transformers' sandbox: Jinja text `source`, or the tokenizer's own."""
+    """A chat template, in the sandbox that transformers runs templates in.
+
+    Args:
+        tokenizer: for its own template and the special tokens templates name.
+        source: Jinja text in place of the tokenizer's own.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None, pair: str) -> None:
         self._tokenizer, self._source, self._pair = tokenizer, source, pair
@@ -34,7 +39,12 @@ class ChatTemplate:
     def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The prompt, up to where the assistant's answer begins; special tokens are in the text.
 
-        Messages and tools have OpenAI's shape. Raises InvalidInput if there is no template, or it refuses the messages.
+        Args:
+            messages: role and content of each, and what else OpenAI's have.
+            tools: that the model is told of, in OpenAI's shape.
+
+        Raises:
+            InvalidInput: there is no template, or it refuses these messages.
         """
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
@@ -54,7 +64,11 @@ class ChatTemplate:
 
 
 def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A template from a file, tried on one message; InvalidInput if it cannot be read, or is not a template."""
+    """A template from a file, tried on one message.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not a template.
+    """
     source = read_text("chat-template", path)
     try:
         ChatTemplate(tokenizer, source, str(path)).render([{"role": "user", "content": "Hello"}])

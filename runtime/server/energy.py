@@ -12,9 +12,12 @@ log = logging.getLogger(__name__)
 
 
 class Counter(NamedTuple):
-    """One counter: `gpu`, `cpu` or `dram`; of which GPU or processor package, as drivers count them; how to read it.
+    """One counter.
 
-    What is read are millijoules since some time in the past.
+    Attributes:
+        kind: `gpu`, `cpu` or `dram`.
+        number: of the GPU or processor package, as its driver counts them.
+        read: millijoules so far, since some time in the past.
     """
 
     kind: str

@@ -55,7 +55,12 @@ def cancelled() -> ApiError:
 
 
 def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """What a client is told about an exception; `names`: what fields of `DecodingParams` are called in its request."""
+    """What a client is told about an exception.
+
+    Args:
+        error: whatever was raised while a request was served.
+        names: what fields of `DecodingParams` are called in the request, where it differs.
+    """
     match error:
         case ApiError():
             return error

@@ -47,8 +47,11 @@ def most_connections(options: ServerOptions) -> int:
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections whose heads are too long or late, or whose clients do not take what they are sent.
 
-    Where all `most` connections are taken, a new one takes the place of the one that has been without a complete
-    request for longest. Where there is none either, requests on it are answered with 503.
+    Where all connections are taken, a new one takes the place of the one that has been without a complete request for
+    longest. Where there is none either, requests on it are answered with 503.
+
+    Args:
+        most: connections that may be open at a time.
     """
 
     def __init__(self, *given: Any, options: ServerOptions, most: int, **named: Any) -> None:

@@ -23,7 +23,11 @@ MOST_PROMPT_LOGPROBS = 2**19
 
 
 def check_size(values: int) -> None:
-    """Refuse an answer with more than `MOST_PROMPT_LOGPROBS` values, with InvalidInput."""
+    """Refuse an answer with too many log-probabilities of prompts.
+
+    Raises:
+        InvalidInput: there are more than `MOST_PROMPT_LOGPROBS`.
+    """
     if values > MOST_PROMPT_LOGPROBS:
         problem = f"at most {MOST_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
         raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
@@ -74,9 +78,10 @@ class TokenNames:
         return "bytes:" + "".join(rf"\x{byte:02x}" for byte in raw) if "�" in text else text
 
     def completion(self, delta: OutputDelta, count: int, echo: Echo | None, prompt: Request | None) -> dict[str, Any]:
-        """Log-probabilities in the shape of `/v1/completions`, of the delta and before it those of a `prompt`.
+        """Log-probabilities in the shape of `/v1/completions`; alternatives hold the token itself as well.
 
-        Alternatives hold the token itself as well.
+        Args:
+            prompt: whose prompt stands before this delta.
         """
         tokens: list[tuple[int, float | None, list[tuple[int, float]]]] = list(_tokens(delta))
         offsets = [at + len(echo.text) for at in delta.offsets] if echo else delta.offsets

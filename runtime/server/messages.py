@@ -129,7 +129,11 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat that is to be continued; `choice`: whether it may, must not or must call a function, or which one."""
+    """A chat that is to be continued.
+
+    Attributes:
+        choice: whether it may, must not or must call one, or which one.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Tool]

@@ -57,7 +57,11 @@ def exposition(accept: str, *collectors: Collector) -> tuple[bytes, str]:
 
 
 class Metrics(Collector):
-    """All metrics of one server. Whoever sends deltas adds to `gaps` the seconds between two of a choice."""
+    """All metrics of one server.
+
+    Attributes:
+        gaps: seconds between two deltas of a choice; whoever sends them adds to it.
+    """
 
     def __init__(self, engine: AsyncLLM, model: str) -> None:
         self._engine, self._model, self._meter = engine, model, EnergyMeter()

@@ -28,14 +28,23 @@ _CLOSE = {"connection": "close"}
 
 
 class Client(NamedTuple):
-    """Who sent a request: a name for fairness, of its key or address; what stands for its key, empty without one."""
+    """Who sent a request.
+
+    Attributes:
+        name: for fairness: one per API key, or per address where no keys are used.
+        key: stands for the API key, without being it; empty where no keys are used.
+    """
 
     name: str
     key: str = ""
 
 
 class Guard:
-    """ASGI middleware; calls `responded` with the path and status of each response."""
+    """ASGI middleware.
+
+    Args:
+        responded: called with the path and status of each response.
+    """
 
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
         self._app, self._options, self._responded = app, options, responded

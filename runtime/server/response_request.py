@@ -50,7 +50,11 @@ class Item(StrictModel):
 
     @property
     def message(self) -> Message:
-        """The same as a message of a chat; InvalidInput if something is missing."""
+        """The same as a message of a chat.
+
+        Raises:
+            InvalidInput: something is missing.
+        """
         needed = {
             "message": ("role", "content"),
             "function_call": ("call_id", "name", "arguments"),

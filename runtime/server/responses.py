@@ -24,7 +24,8 @@ from runtime.server.schema import Body, CompletionRequest
 class Origins:
     """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
 
-    `begun` says where text of an origin begins, as far as it has not ended: (character, origin).
+    Attributes:
+        begun: where text of an origin begins, as far as it has not ended: (character, origin).
     """
 
     begun: list[tuple[int, str]] = field(default_factory=list)

@@ -153,7 +153,11 @@ class Body(_Parameters):
         return wanted
 
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
-        """What it asks for, on top of the pair's; InvalidInput if that cannot be used, or contradicts itself."""
+        """The decoding parameters it asks for, on top of the pair's.
+
+        Raises:
+            InvalidInput: they cannot be used, or contradict each other.
+        """
         values = {name: getattr(self, name) for name in self.model_fields_set.intersection(PARAMETERS)}
         values["top_logprobs"] = self.alternatives or 0
         for name in self.model_fields_set.intersection(LONGEST):

@@ -36,7 +36,12 @@ async def client_left(receive: Receive) -> None:
 async def attended(receive: Receive, arrived: float, seconds: float, work: Awaitable[T]) -> T:
     """What `work` returns, for as long as somebody waits for it; else it is cancelled.
 
-    `arrived` is on the event loop's clock. Raises ClientDisconnect if the client went away, ApiError if time is up.
+    Args:
+        arrived: when it came, on the event loop's clock.
+
+    Raises:
+        ClientDisconnect: the client went away.
+        ApiError: time is up.
     """
     task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left(receive))
     try:

@@ -57,9 +57,13 @@ class Span:
 
 
 class Tracing:
-    """Makes the spans, for the tracer provider that `opentelemetry-instrument` or the program around it sets up.
+    """Makes the spans.
 
-    Raises InvalidInput where they are wanted and `opentelemetry-api` is not installed.
+    They go to the process's tracer provider, which `opentelemetry-instrument mtad serve ...` or the program around the
+    application sets up.
+
+    Raises:
+        InvalidInput: they are wanted and `opentelemetry-api` is not installed.
     """
 
     def __init__(self, wanted: bool) -> None:

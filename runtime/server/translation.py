@@ -35,8 +35,11 @@ LANGUAGES_ELSEWHERE = {"json": "json_schema", "regex": "regex", "grammar": "gram
 def translate(values: dict[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
     """A request's fields under our names, without those by which clients say that they ask for nothing.
 
-    `known` are those that the request has a meaning for. Raises InvalidInput where one thing is asked for under two
-    names, or in a form that is not known.
+    Args:
+        known: those that the request has a meaning for.
+
+    Raises:
+        InvalidInput: one thing is asked for under two names, or in a form that is not known.
     """
     found = {
         name: value

@@ -78,7 +78,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket with the address, not listening yet; port 0 takes a free one. InvalidInput if it cannot be used."""
+    """A socket with the address, not listening yet; port 0 takes a free one.
+
+    Raises:
+        InvalidInput: the address cannot be used.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)

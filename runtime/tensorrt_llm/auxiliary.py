@@ -165,8 +165,10 @@ def _by_target(batch: Batch) -> list[bool]:
 def levels_of(rows: Sequence[Sequence[Beam]], draft_len: int, width: int) -> list[Level]:
     """Levels of a draft [R, width] from each row's beams, as `mtad.draft.levels.expand` makes them.
 
-    Beams that begin alike share nodes, and a text that has ended is carried down with the weight it has. A row has at
-    most `width` beams, the likeliest first, none empty; none goes on where another one ended.
+    Beams that begin alike share nodes, and a text that has ended is carried down with the weight it has.
+
+    Args:
+        rows: of each row, at most `width` beams, the likeliest first, none empty; none goes on where another one ended.
     """
     count, levels = len(rows), list[Level]()
     above: list[dict[tuple[int, ...], int]] = [{(): 0} for _ in rows]

@@ -13,14 +13,19 @@ ENGINES, WORKER = "1.2.1", "1.4.0rc1"
 
 
 def executor_bindings() -> Any:
-    """The module `tensorrt_llm.bindings.executor`; raises `InvalidInput` as `load` does."""
+    """The module `tensorrt_llm.bindings.executor`.
+
+    Raises:
+        InvalidInput: the library is not installed, is another release, or cannot be loaded.
+    """
     return load("tensorrt_llm.bindings.executor", ENGINES)
 
 
 def load(name: str, release: str) -> Any:
     """Import a module of the library, of one `release`: what is used of it has other parameters in others.
 
-    Raises InvalidInput if it is not installed, is another release, or cannot be loaded on this machine.
+    Raises:
+        InvalidInput: the library is not installed, is another release, or cannot be loaded on this machine.
     """
     found, remedy = installed(), f"pip install tensorrt-llm=={release} from NVIDIA's package index"
     remedy += " (docs/tensorrt-llm.md)"

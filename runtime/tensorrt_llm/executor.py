@@ -82,8 +82,9 @@ class Client:
     def logits(self, texts: Texts, drafts: Texts, salts: Sequence[int] = ()) -> list[Tensor | None]:
         """Logits after each text and each token of its draft, in one forward pass; one salt's share keys and values.
 
-        By text, float32 [1 + scored, V], V the pair's. `scored` is `len(draft)`, or less where the library scored less
-        of it; None where the request failed, which is logged.
+        Returns:
+            by text, float32 [1 + scored, V], V the pair's. `scored` is `len(draft)`, or less where the library scored
+            less of it; None where the request failed, which is logged.
         """
         each = zip(texts, drafts, salts or [0] * len(texts), strict=True)
         requests = [self._request(text, 1 + len(draft), salt, draft) for text, draft, salt in each]

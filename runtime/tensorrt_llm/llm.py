@@ -80,9 +80,11 @@ class ExecutorLLM(LLM):
         self._ids = itertools.count()
 
     def requests(self, prompt: Prompt, params: DecodingParams | None = None, *rest: Any, **more: Any) -> list[Request]:
-        """Make requests, as `LLM.requests` does.
+        """Check prompts and parameters, and make requests of them, as `LLM.requests` does.
 
-        InvalidInput also for adaptive drafts by name, log-probabilities of prompts, a tree without room in the target.
+        Raises:
+            InvalidInput: also where adaptive drafts are asked for by name, log-probabilities of prompts, or a tree that
+                the target has no room for.
         """
         asked = self.pair.defaults if params is None else params
         if isinstance(asked, DecodingParams):
@@ -107,7 +109,11 @@ class ExecutorLLM(LLM):
 
 
 def read_pair(folder: Path) -> Pair:
-    """What `mtad export --to tensorrt-llm` wrote, without engines and caches; InvalidInput if it is no usable pair."""
+    """What `mtad export --to tensorrt-llm` wrote; no engine is loaded, and of a `Pair`'s fields, caches' are missing.
+
+    Raises:
+        InvalidInput: the folder is not a usable pair.
+    """
     values = read_description(folder)
     vocab_size, defaults, vocabulary = (values[name] for name in ("vocab_size", "defaults", "vocabulary_hash"))
     target, auxiliary = (read_executor_spec(folder / role) for role in ("target", "auxiliary"))

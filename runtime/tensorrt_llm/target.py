@@ -39,7 +39,11 @@ class ExecutorTarget:
         self.tokens[row] = [*held[:start], *tokens]
 
     def score_prompt(self, row: int, tokens: Sequence[int], start: int, count: int) -> list[TokenScore]:
-        """Refused, as `ExecutorLLM.requests` does before: logits of a text's known beginning are not returned."""
+        """Refused: what is known of a text's beginning is not computed again, and its logits are not returned.
+
+        Raises:
+            InvalidInput: always; `ExecutorLLM.requests` refuses such requests before they are queued.
+        """
         raise InvalidInput("prompt_logprobs", count, "not over TensorRT-LLM executors; leave it out")
 
     def move_row(self, source: int, to: int, columns: int) -> None:

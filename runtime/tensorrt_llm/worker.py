@@ -77,8 +77,11 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
         ) -> Chosen:
             """Tokens int32 [requests, 1 + D] and how many count, int32 [requests]; those in context have one.
 
-            `logits` are the target's, a row per request in context, then 1 + D for each of the G of `draft_tokens`
-            (int32 [G, D]). `spec_metadata` are sampling parameters, and by slot what each token was drawn from.
+            Args:
+                logits: the target's, a row per request in context, then 1 + D for each of G that generate.
+                draft_tokens: int32 [G, D].
+                num_contexts, batch_size: requests in context, and all.
+                spec_metadata: sampling parameters, and by slot what each token was drawn from.
             """
             (count, drafted), meta = draft_tokens.shape, spec_metadata
             if not count or not drafted or not self._can_use_rejection_sampling(meta):

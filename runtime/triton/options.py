@@ -45,7 +45,11 @@ class TritonOptions:
 
 
 def read_options(file: Path) -> TritonOptions:
-    """Read `model.yaml`; InvalidInput if it is not a mapping, or an option is unknown, missing or unusable."""
+    """Read `model.yaml`.
+
+    Raises:
+        InvalidInput: it cannot be read, is not a mapping, or an option is wrong.
+    """
     values, own = read_mapping("model.yaml", file), TritonOptions.__dataclass_fields__.keys() - {"engine"}
     engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
     return TritonOptions(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)

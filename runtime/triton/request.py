@@ -20,7 +20,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class TritonRequest:
-    """What one request asks; `names`: what fields of `DecodingParams` are called in it, where it differs."""
+    """What one request asks.
+
+    Attributes:
+        names: what fields of `DecodingParams` are called in the request, where it differs.
+    """
 
     prompt: Prompt
     params: DecodingParams
@@ -31,9 +35,14 @@ class TritonRequest:
 def read(
     tensors: Mapping[str, Array], convention: Convention, defaults: DecodingParams, eos: tuple[int, ...]
 ) -> TritonRequest:
-    """Read a request's input tensors, by name; strings are `bytes` in arrays of objects.
+    """Read a request.
 
-    A leading batch dimension of 1 is as good as none. Raises InvalidInput, whose `field` is the tensor's name.
+    Args:
+        tensors: input tensors by name; strings as `bytes` in arrays of objects. A leading batch dimension of 1 is
+            as good as none.
+
+    Raises:
+        InvalidInput: a tensor cannot be used; its `field` is the tensor's name.
     """
     names, parameters, settings, prompts = dict[str, str](), dict[str, Any](), dict[str, Any](), dict[str, Any]()
 

@@ -22,9 +22,11 @@ PADDING = -1
 
 
 class TritonResponse:
-    """The responses to one request, which `arrived` at a `time.monotonic_ns()`.
+    """The responses to one request.
 
-    `echo` is the prompt's text, where it is to stand before each choice.
+    Args:
+        echo: the prompt's text, where it is to stand before each choice.
+        arrived: `time.monotonic_ns()` when the request came.
     """
 
     def __init__(

@@ -29,10 +29,12 @@ TICK_SECONDS = 1.0
 
 
 class TritonService:
-    """Serves requests with one engine, which it starts and stops; all of them share its batch.
+    """Serves requests with one engine; all of them share its batch.
 
-    A request is cancelled after `request_seconds`. `tick` is called in the service's thread about once a second, and
-    must not take long.
+    Args:
+        engine: not started yet; the service starts and stops it.
+        request_seconds: after which a request is cancelled, > 0.
+        tick: called in the service's thread about once a second, and must not take long.
     """
 
     def __init__(

@@ -37,7 +37,11 @@ REPEATS = 7
 
 
 class Costs(NamedTuple):
-    """What steps cost, as shares of a target's step over one token; `token`: each further one that it scores."""
+    """What steps cost, as shares of a target's step over one token.
+
+    Attributes:
+        token: each further token that the target scores.
+    """
 
     auxiliary: float
     token: float
@@ -59,9 +63,11 @@ class DraftEstimate:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found: the mean of 1 - TV over positions with its standard error over texts, and quantiles of it.
+    """What was found.
 
-    The quantiles are those at 10, 50 and 90 %.
+    Attributes:
+        acceptance, acceptance_error: mean over positions of 1 - TV, and its standard error over texts.
+        quantiles: of the positions' 1 - TV: 10, 50 and 90 %.
     """
 
     texts: int
@@ -90,10 +96,14 @@ def estimate(
     costs: Costs | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> Report:
-    """Estimate the gain of drafts of every length and width; `costs` of steps are measured if None.
+    """Estimate the gain of drafts of every length and width.
 
-    Of `texts`, token ids come with the first position that counts: what is before it is context. Raises InvalidInput if
-    fewer than two have a token that counts.
+    Args:
+        texts: token ids, and the first position that counts: what is before it is context.
+        costs: of steps; measured with the two models if None.
+
+    Raises:
+        InvalidInput: there are fewer than two texts with a token that counts.
     """
     texts = [(ids, first) for ids, first in texts if first < len(ids)]
     if len(texts) < 2:

@@ -51,7 +51,11 @@ def grid_of(method: Method) -> dict[str, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is looked for, bounded relative to `sample`, `min_speed` to `speculative`; InvalidInput for a bad value."""
+    """What is looked for; see the module's description. Bounds are relative to `sample`, `min_speed` to `speculative`.
+
+    Raises:
+        InvalidInput: a value is not usable.
+    """
 
     goal: Literal["speed", "quality"] = "speed"
     max_perplexity: float = 1.0
@@ -85,9 +89,11 @@ class Objective:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a search found, and all points that it measured, in that order.
+    """What a search found.
 
-    If the choice does not fit the bounds, no point did, and it is the nearest.
+    Attributes:
+        points: all that were measured, in the order they were.
+        fits: whether the choice keeps the bounds; if not, no point did, and it is the nearest.
     """
 
     choice: Point
