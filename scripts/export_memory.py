@@ -109,7 +109,6 @@ def export(folder: Path, checkpoint: Path, precision: str, format: str) -> dict[
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.export_memory", description="Memory an export takes.")
     parser.add_argument("folder", type=Path, help="folder to work in")
     parser.add_argument("--layers", type=int, default=24, help="layers of the checkpoint (default %(default)s: 1.6 B)")

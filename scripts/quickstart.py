@@ -31,7 +31,6 @@ mtad serve build/demo-pair   # a page to try it on, and OpenAI's API"""
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.quickstart", description="A first look at the demo pair.")
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"

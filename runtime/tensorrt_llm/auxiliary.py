@@ -20,7 +20,7 @@ from mtad.methods import Rule
 from mtad.rows import choose_rows
 from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
-from runtime.tensorrt_llm.executor import Client, Found
+from runtime.tensorrt_llm.executor import ExecutorClient, Found
 from runtime.tensorrt_llm.target import ExecutorTarget
 
 FREE_RULES: frozenset[Rule] = frozenset({"joint", "joint_sample", "modal", "typical"})
@@ -61,7 +61,7 @@ class ExecutorAuxiliary:
     are constrained, and where the target drafts itself.
     """
 
-    def __init__(self, client: Client, target: ExecutorTarget) -> None:
+    def __init__(self, client: ExecutorClient, target: ExecutorTarget) -> None:
         self.client, self.target = client, target
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ PATIENCE = timedelta(seconds=1)
 """How long one wait for answers lasts; between two, an interrupt is noticed."""
 
 
-class Client:
+class ExecutorClient:
     """An executor, `executor` of the module `bindings`, and the engine's `spec`.
 
     All requests have one beam width, the engine's. A change of width recreates the executor's buffers, and the CUDA
@@ -45,7 +45,7 @@ class Client:
         self._draft_logits: dict[int, Tensor] = {}
 
     @classmethod
-    def open(cls, folder: Path, bindings: Any, spec: ExecutorSpec, vocab_size: int, graphs: bool = True) -> Client:
+    def open(cls, folder: Path, bindings: Any, spec: ExecutorSpec, vocab_size: int, graphs: bool = True) -> Self:
         """Load the engine of a folder. `graphs`: replay generation steps; a target scores in the context phase."""
         # nanobind/executor/executorConfig.cpp has the names of all of these
         parallel = bindings.ParallelConfig(device_ids=list(range(spec.tensor_parallel)))

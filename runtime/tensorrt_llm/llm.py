@@ -28,7 +28,7 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.tensorrt_llm.auxiliary import ExecutorAuxiliary
 from runtime.tensorrt_llm.compat import executor_bindings
-from runtime.tensorrt_llm.executor import Client
+from runtime.tensorrt_llm.executor import ExecutorClient
 from runtime.tensorrt_llm.target import ExecutorTarget
 
 OPTIONS = ("graphs", "max_waiting")
@@ -59,7 +59,7 @@ class ExecutorLLM(LLM):
         target, auxiliary = (cast(ExecutorSpec, engine.spec) for engine in (pair.target, pair.auxiliary))
         of = executor_bindings() if bindings is None else bindings
         specs = target, auxiliary
-        self.clients = [Client.open(folder / s.role, of, s, pair.vocab_size, self.config.graphs) for s in specs]
+        self.clients = [ExecutorClient.open(folder / s.role, of, s, pair.vocab_size, self.config.graphs) for s in specs]
         self.pair, self.blocks = pair, None
         self.memory = cast(Any, f"keys and values: {target.kv_tokens} and {auxiliary.kv_tokens} tokens")
         tokenizer = pair.tokenizer.backend_tokenizer

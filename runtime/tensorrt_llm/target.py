@@ -16,7 +16,7 @@ from mtad.errors import InvalidInput
 from mtad.rules.accept import Accepted
 from runtime.decoder.batch import Batch
 from runtime.scheduler.request import Request, TokenScore
-from runtime.tensorrt_llm.executor import Client
+from runtime.tensorrt_llm.executor import ExecutorClient
 
 
 class ExecutorTarget:
@@ -27,7 +27,7 @@ class ExecutorTarget:
     `running` are the loop's requests at any time; without them, all share keys and values.
     """
 
-    def __init__(self, client: Client, running: Sequence[Request] = ()) -> None:
+    def __init__(self, client: ExecutorClient, running: Sequence[Request] = ()) -> None:
         self.client, self._running = client, running
         self.tokens: dict[int, list[int]] = {}
         self._logits, self._scored = torch.empty(0), torch.empty(0, dtype=torch.bool)

@@ -69,7 +69,7 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
     """The worker: a subclass of `DraftTargetOneModelWorker`, which decides by the joint rule."""
     log_threshold = math.log(threshold) if threshold > 0 else -math.inf
 
-    class Worker(base):  # type: ignore[misc]
+    class JointWorker(base):  # type: ignore[misc]
         """All sizes are known to the host, and nothing is read back: a CUDA graph can hold it."""
 
         def _accept_draft_tokens(
@@ -104,7 +104,7 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
             )
             return cast(Chosen, self._commit_occurrence_counts((tokens, counts), batch_size, meta))
 
-    return Worker
+    return JointWorker
 
 
 def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> Chosen:

@@ -18,7 +18,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS, Method, Rule
 from runtime import LLM, DecodingParams
 from runtime.config import check_least
-from runtime.tuning.measure import Point, Progress, Right, Run, Values, compare, measure
+from runtime.tuning.measure import Point, Progress, Right, Sweep, Values, compare, measure
 
 GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
@@ -141,7 +141,7 @@ def tune(
     def sweep(settings: Sequence[Values]) -> None:
         fresh = [values for values in settings if values not in measured]
         if fresh:
-            measured.update(measure(llm, prompts, base, fresh, Run(range(seeds), right, progress)))
+            measured.update(measure(llm, prompts, base, fresh, Sweep(range(seeds), right, progress)))
 
     def best(settings: Sequence[Values]) -> Values:
         return max(settings, key=lambda values: objective.better(measured[values]))
@@ -207,7 +207,7 @@ def judge(
     """Compare what a search chose with the present default, on texts that the search has not seen."""
     if now == choice:
         return Decision(False, "it is the best setting that was found")
-    before, lead = compare(llm, prompts, now, choice, Run(range(seeds, 2 * seeds), right, progress))
+    before, lead = compare(llm, prompts, now, choice, Sweep(range(seeds, 2 * seeds), right, progress))
     if objective.excess(before) > 0:
         figures = f"perplexity {before.perplexity_ratio:.2f} of sample's, distinct-2 {before.distinct_ratio:.2f}"
         speed = f"{before.speed_vs_speculative:.2f} times speculative's speed"

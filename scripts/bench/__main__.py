@@ -41,7 +41,6 @@ from scripts.paths import ROOT
 
 @command
 def main() -> None:
-    """Entry point."""
     if sys.argv[1:2] == ["peers"]:
         from scripts.bench.peers.compare import run as run_peers
 

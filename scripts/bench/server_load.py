@@ -186,7 +186,6 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def table(rows: dict[int, dict[str, Any]]) -> str:
-    """For people."""
     lines = [
         "connections  HTTP tokens/s  AsyncLLM tokens/s  ratio  answers  wrong  server, client us/token"
         "  first p50/p99 ms  block p50/p99 ms"

@@ -85,7 +85,6 @@ def run(name: str, url: str, tokenizer: Path) -> dict[str, Any]:
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.clients", description="Existing clients against mtad serve.")
     parser.add_argument("client", nargs="*", choices=[[], *PACKAGES], help="(default: all)")
     parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")

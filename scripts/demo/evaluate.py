@@ -153,7 +153,6 @@ def block_efficiency(
 
 @command
 def main() -> None:
-    """Command line."""
     parser = Parser(
         prog="scripts.demo.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -70,7 +70,6 @@ def inflate(source: Path, folder: Path, parameters: int) -> int:
 
 @command
 def main() -> None:
-    """Command line."""
     parser = Parser(
         prog="scripts.demo.inflate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -21,7 +21,6 @@ from runtime.commands.entry import command
 
 @command
 def main() -> None:
-    """Entry point."""
     from scripts.evaluation.command import parser, run
 
     run(parser().parse_args())

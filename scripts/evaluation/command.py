@@ -35,7 +35,6 @@ from scripts.paths import DEMO, ROOT
 
 
 def parser() -> Parser:
-    """All options."""
     own = Parser(
         prog="scripts.evaluation",
         description="Decoding methods side by side on sets of prompts.",

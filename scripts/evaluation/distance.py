@@ -75,7 +75,6 @@ def plot(rows: list[dict[str, float | str]], floor: float, path: Path) -> None:
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.evaluation.distance", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--texts", type=int, default=4000, help="texts of each method and pair (default %(default)s)")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of mock models (default %(default)s)")

@@ -52,7 +52,6 @@ def write(text: str) -> str:
 
 @command
 def main() -> None:
-    """Entry point."""
     own = Parser(prog="scripts.evaluation.tables", description=(__doc__ or "").splitlines()[0])
     own.add_argument("page", type=Path, help="Markdown file, rewritten in place")
     page = own.parse_args().page

@@ -173,7 +173,6 @@ class Large:
 
 
 def parser() -> Parser:
-    """All options."""
     own = Parser(prog="large_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--folder", type=Path, default=Path("build/large-pair"), help="(default %(default)s)")
     own.add_argument("--size", choices=("large", "tiny"), default="large", help="(default %(default)s)")
@@ -223,7 +222,6 @@ def _free() -> None:
 
 @command
 def main() -> None:
-    """Entry point."""
     began = time.monotonic()
     options = parser().parse_args()
     for name in ("minutes", "call_minutes", "prompts", "max_tokens", "batch"):

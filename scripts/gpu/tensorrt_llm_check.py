@@ -30,7 +30,7 @@ from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.commands.entry import Parser, command
 from runtime.tensorrt_llm import compat as library
-from runtime.tensorrt_llm.executor import Client
+from runtime.tensorrt_llm.executor import ExecutorClient
 from runtime.tensorrt_llm.llm import ExecutorLLM, read_pair
 from scripts.gpu.checks import Check
 from scripts.paths import DEMO
@@ -147,19 +147,19 @@ def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]
     """The questions, on engines that are opened for each."""
 
     @contextmanager
-    def opened(role: str, **config: Any) -> Iterator[Client]:
+    def opened(role: str, **config: Any) -> Iterator[ExecutorClient]:
         spec = (pair.target if role == "target" else pair.auxiliary).spec
 
         def configured(**values: Any) -> Any:
             return bindings.ExecutorConfig(**{**values, **config})
 
-        client = Client.open(folder / role, Altered(bindings, ExecutorConfig=configured), spec, pair.vocab_size)
+        client = ExecutorClient.open(folder / role, Altered(bindings, ExecutorConfig=configured), spec, pair.vocab_size)
         try:
             yield client
         finally:
             client.close()
 
-    def scored(client: Client, texts: Sequence[Sequence[int]], bare: int = 0) -> list[int]:
+    def scored(client: ExecutorClient, texts: Sequence[Sequence[int]], bare: int = 0) -> list[int]:
         """Drafted tokens that each text gets rows for, of drafts that hardly fit it; the last `bare` ones have none."""
         drafts = [text[::-1][:DRAFT] for text in texts]
         found = client.logits(texts, [*drafts[: len(texts) - bare], *[[]] * bare])
@@ -178,7 +178,7 @@ def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]
         beside = scored(target, [*prompts, prompts[0]], bare=1) == [*[DRAFT] * len(prompts), 0]
         yield Answer("C1", "Also beside a request without a draft?", beside)
         bare = Altered(bindings, ExternalDraftTokensConfig=tokens_alone)
-        plain = Client(target._executor, bare, target.spec, pair.vocab_size)
+        plain = ExecutorClient(target._executor, bare, target.spec, pair.vocab_size)
         yield Answer("C1", "Are rows missing without draft logits?", min(scored(plain, prompts)) < DRAFT, needed=False)
     with opened("target", enable_chunked_context=True, max_num_tokens=CAPACITY) as target:
         yield Answer("C2", "Does chunked context discard drafts?", min(scored(target, long)) < DRAFT, needed=False)
@@ -197,7 +197,7 @@ def experiments(folder: Path, pair: Any, bindings: Any, prompts: list[list[int]]
     with opened("auxiliary") as auxiliary:
         before = auxiliary.search(prompts, [DRAFT] * len(prompts))
         yield Answer("C4", "Does a search with graphs repeat itself?", before == auxiliary.search(prompts, [DRAFT] * 4))
-        narrow = Client(
+        narrow = ExecutorClient(
             auxiliary._executor, Altered(bindings, SamplingConfig=one_beam), auxiliary.spec, pair.vocab_size
         )
         narrow.logits(prompts, [()] * len(prompts))

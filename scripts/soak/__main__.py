@@ -184,7 +184,6 @@ def compare(llm: LLM, jobs: Sequence[Job], seen: Seen) -> int:
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.soak", description="Thousands of mixed requests through AsyncLLM.")
     parser.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"

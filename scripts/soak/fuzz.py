@@ -193,7 +193,6 @@ def fuzz_schema(url: str, cases: int, number: int, mode: GenerationMode) -> tupl
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.soak.fuzz", description="Made-up requests against a server.")
     parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
     parser.add_argument("--cases", type=int, default=10_000, help="of schemathesis (default %(default)s)")

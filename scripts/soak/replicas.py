@@ -162,7 +162,6 @@ def run(url: str, jobs: list[tuple[dict[str, Any], str]], connections: int, kill
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.soak.replicas", description="Replicas killed under load.")
     parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
     parser.add_argument("--connections", type=int, default=32, help="(default %(default)s)")

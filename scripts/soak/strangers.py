@@ -157,7 +157,6 @@ def plot(gaps: list[float], memory: Memory, options: Any) -> None:
 
 @command
 def main() -> None:
-    """Entry point."""
     parser = Parser(prog="scripts.soak.strangers", description="A busy server among strangers who attack it.")
     parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
     parser.add_argument("--connections", type=int, default=64, help="(default %(default)s)")

@@ -15,11 +15,12 @@ from engines.tensorrt_llm_spec import ExecutorSpec
 from export.tensorrt_llm.engine_plan import sizes
 from mtad.errors import InvalidInput
 from runtime.tensorrt_llm import compat as library
-from runtime.tensorrt_llm.executor import Client
+from runtime.tensorrt_llm.executor import ExecutorClient
 from tests.support import fake_executor as fake
 from tests.support.mock_engine import EOS, VOCAB
 
 CAPACITY, DRAFT = 256, 4
+Opened = tuple[ExecutorClient, fake.Executor]
 
 
 def make_spec(role: Any, drafting: Any = "search", rows: int = 4, beam_width: int = 4) -> ExecutorSpec:
@@ -46,13 +47,13 @@ def make_spec(role: Any, drafting: Any = "search", rows: int = 4, beam_width: in
     )
 
 
-def open_client(spec: ExecutorSpec, **changes: Any) -> tuple[Client, fake.Executor]:
+def open_client(spec: ExecutorSpec, **changes: Any) -> Opened:
     fake.ENGINES[spec.role] = fake.limits(spec, **changes)
-    return Client.open(Path(spec.role), fake, spec, VOCAB), fake.Executor.made.pop()
+    return ExecutorClient.open(Path(spec.role), fake, spec, VOCAB), fake.Executor.made.pop()
 
 
 @pytest.fixture
-def target() -> tuple[Client, fake.Executor]:
+def target() -> Opened:
     return open_client(make_spec("target"))
 
 
@@ -119,7 +120,7 @@ def test_the_fake_returns_accepted_rows_only_and_the_last_request_sets_the_thres
 
 
 def test_every_row_of_a_draft_is_scored_whatever_its_tokens_and_whoever_else_is_in_the_batch(
-    target: tuple[Client, fake.Executor],
+    target: Opened,
 ) -> None:
     client, executor = target
     texts = [[at + 1, 7, 2] for at in range(8)]
@@ -142,7 +143,7 @@ def test_every_row_of_a_draft_is_scored_whatever_its_tokens_and_whoever_else_is_
     assert torch.equal(found, expected([3, 2], draft))
 
 
-def test_a_text_as_long_as_the_engine_allows_is_scored_whole(target: tuple[Client, fake.Executor]) -> None:
+def test_a_text_as_long_as_the_engine_allows_is_scored_whole(target: Opened) -> None:
     text, draft = [1 + at % 7 for at in range(CAPACITY - DRAFT)], [1, 2, 3, 4]
     (rows,) = target[0].logits([text], [draft])
     assert rows is not None
@@ -150,7 +151,7 @@ def test_a_text_as_long_as_the_engine_allows_is_scored_whole(target: tuple[Clien
 
 
 def test_what_the_library_generates_in_place_of_a_discarded_draft_is_not_believed(
-    target: tuple[Client, fake.Executor],
+    target: Opened,
 ) -> None:
     client, executor = target
     assert not executor.config.enable_chunked_context
@@ -189,7 +190,9 @@ def test_an_executor_keeps_one_beam_width_and_the_fake_corrupts_where_it_changes
     assert executor.counts["corrupt"]
 
 
-def test_a_text_is_computed_once_and_then_no_more_than_a_block_of_it(target: tuple[Client, fake.Executor]) -> None:
+def test_a_text_is_computed_once_and_then_no_more_than_a_block_of_it(
+    target: Opened,
+) -> None:
     client, executor = target
     text = [1 + at % 9 for at in range(100)]
     client.logits([text], [[1, 2, 3]])
@@ -204,9 +207,7 @@ def test_a_text_is_computed_once_and_then_no_more_than_a_block_of_it(target: tup
     assert executor.counts["computed"] - before <= fake.BLOCK + 3, "beams store whole blocks of the prompt"
 
 
-def test_an_error_is_that_requests_alone_and_logged(
-    target: tuple[Client, fake.Executor], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_is_that_requests_alone_and_logged(target: Opened, caplog: pytest.LogCaptureFixture) -> None:
     client, executor = target
     executor.faults = [None, "error", None]
     found = client.logits([[1, 2], [3, 4], [5, 6]], [[1], [2], [3]])
@@ -217,7 +218,7 @@ def test_an_error_is_that_requests_alone_and_logged(
 
 
 def test_requests_of_an_interrupted_block_are_cancelled_and_their_late_answers_dropped(
-    target: tuple[Client, fake.Executor], monkeypatch: pytest.MonkeyPatch
+    target: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, executor = target
 
