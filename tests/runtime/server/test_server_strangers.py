@@ -101,7 +101,7 @@ def test_as_many_values_as_are_allowed_are_read_without_holding_others_up(server
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.engine.llm, "_longest_token", 3)
+    monkeypatch.setattr(server.engine.llm._prompts, "longest_token", 3)
     room = server.engine.llm.loop.scheduler.room_for_tokens
     status, answer = ask(server, prompt="x" * (3 * room + 1))
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", "prompt")

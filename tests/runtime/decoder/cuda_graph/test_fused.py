@@ -184,7 +184,7 @@ def same_table(ours: Table, expected: Table) -> None:
 
 @pytest.mark.slow
 def test_tables_of_a_real_vocabulary_are_those_of_the_definition() -> None:
-    every = TABLES
+    every = TABLES[::3]
     logits, rows = random_logits(len(every), 1, REAL), rows_of(every, REAL)
     same_table(filter_tables(logits, rows), tabulate(logits, rows))
 
