@@ -1,8 +1,9 @@
 """What an engine is a function of, as one hash: an engine is built again when it changes, and only then.
 
 It covers the checkpoint's content, the options, the tokenizer's files, the versions of the packages and the code that
-makes engines, by its sources: forgetting to raise a number by hand would keep a wrong engine, while a hash that changes
-without need costs an export. A new module of `export/` counts, unless it is named here as one that writes no engine.
+makes engines. The code counts by its sources, without comments, docstrings and layout: a version number would have to
+be raised by hand, and forgetting that would keep a wrong engine. A new module of `export/` counts, unless it is named
+here as one that writes no engine.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ class InvalidInput(ValueError):
 
 @contextlib.contextmanager
 def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
-    """Whatever libraries raise inside, each in its own way, as an `InvalidInput` that says it behind the problem."""
+    """Turn any exception of a library raised inside into an `InvalidInput`: `problem`, then the exception's text.
+
+    An `InvalidInput` passes unchanged.
+    """
     try:
         yield
     except InvalidInput:

@@ -20,10 +20,18 @@ AT_OPENING = ("device", "threads", "provider", "compute", "kv_cache", "attention
 
 
 def check_least(options: object, **least: float) -> None:
-    """Refuse an option that is given, and smaller than the `least` of its name or infinite, with InvalidInput."""
+    """Refuse numbers below the least value of their names.
+
+    Raises:
+        InvalidInput: a value is too small, infinite or no number. None passes where it is the default.
+    """
     for name, low in least.items():
         value = getattr(options, name)
-        if value is not None and not low <= value < math.inf:
+        if value is None and getattr(type(options), name, None) is None:
+            continue
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidInput(name, value, f"give a finite number, at least {low:g}")
+        if value < low:
             raise InvalidInput(name, value, f"give at least {low:g}")
 
 

@@ -75,7 +75,7 @@ class RmsNorm(torch.nn.Module):
 
 
 class PostponedNorm(RmsNorm):
-    """One of queries or keys, which they go through when they are turned."""
+    """The norm of queries or keys. It does nothing itself: the kernel that rotates them applies it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x

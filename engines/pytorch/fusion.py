@@ -89,7 +89,7 @@ class _Look:
         self.leave(self, (), (value,))
 
     def leave(self, attention: object, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-        """This is made beside queries and keys."""
+        """Forget the norms if another output also depends on them."""
         if outputs[0].requires_grad:
             self.norms = []
 

@@ -17,8 +17,8 @@ from engines.prefix_cache import PrefixCache
 from engines.pytorch.paged_cache import by_page, slots
 
 EMPTY, SPARE, OWN = range(3)
-"""Numbers of pages: of the one in place of those that a row does not have, which is zero and is never written; of the
-one that takes what padded rows write, which no mask reaches; of the first one that rows can have."""
+"""Numbers of pages. `EMPTY` stands for pages that a row does not have: it is zero and is never written. `SPARE` takes
+what padded rows write, and no mask reaches it. `OWN` is the first page that rows can have."""
 
 
 class PagedEngine(Engine):

@@ -114,7 +114,7 @@ def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
             continue
         for name in names:
             if Path(name).name != name:
-                raise InvalidInput(index.name, name, "not a file of the checkpoint's own folder; download it again")
+                raise InvalidInput(str(index), name, "not a file of the checkpoint's own folder; download it again")
         return {name: (folder / file, shape) for file in names for name, shape in _shapes(folder / file).items()}
     return None
 

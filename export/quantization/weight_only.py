@@ -173,7 +173,7 @@ def quantized_weights(path: Path, weights: Weights, model: PreTrainedModel) -> W
             if alias + suffix in matrices:
                 users = [name for name in names if name not in tables]
                 stand |= dict.fromkeys(users, (matrices.pop(alias + suffix), bool(suffix)))
-    assert not matrices, "quantised matrices that are no parameters"
+    assert not matrices, f"quantised matrices that are no parameters: {', '.join(matrices)}"
 
     def read(name: str) -> torch.Tensor:
         if name not in stand:

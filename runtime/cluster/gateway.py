@@ -123,7 +123,9 @@ class Gateway:
         self._serving.add(work)
         try:
             await attended(receive, asyncio.get_running_loop().time(), self._seconds, work)
-        except asyncio.CancelledError:  # by `close`
+        except asyncio.CancelledError:
+            if not work.cancelled():  # the request's own task was cancelled, rather than its work, by `close`
+                raise
             raise cancelled() from None
         finally:
             self._serving.discard(work)

@@ -41,9 +41,13 @@ log = logging.getLogger(__name__)
 def serve_cluster(
     pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions, sock: socket.socket, **logs: Any
 ) -> None:
-    """Serve a pair, which has one path on all machines, with several replicas on a bound socket, until drained.
+    """Serve a pair with several replicas on a bound socket, until drained.
 
-    Raises InvalidInput if Ray cannot be reached, has too little for the replicas, or they do not start.
+    Args:
+        pair: pair folder, at the same path on each machine of the cluster.
+
+    Raises:
+        InvalidInput: Ray cannot be reached, has too little for the replicas, or they do not start.
     """
     lost = threading.Event()
     try:

@@ -71,7 +71,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """A command's entry point: bad input is one line on stderr and exit code 2, never a traceback; `Failed` is 1."""
+    """A command's entry point: bad input becomes one line on stderr and exit code 2, never a traceback.
+
+    What broke while it ran (`Failed`) is one line and exit code 1.
+    """
 
     @functools.wraps(main)
     def run() -> None:

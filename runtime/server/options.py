@@ -17,10 +17,10 @@ class ServerOptions:
         api_keys: a request to `/v1/` must carry one of them; none leaves it open to all who can connect.
         chat_template: Jinja template in place of the tokenizer's own.
         max_body_bytes: largest request body, >= 1.
-        body_seconds: timeout for receiving a request's head, and then its body, in seconds, > 0.
-        send_seconds: timeout for a client that does not read what it is sent, in seconds, > 0; then its connection is
-            closed.
-        request_seconds: timeout for a request, waiting included, in seconds, > 0.
+        body_seconds: timeout for receiving a request's head, and then its body, in seconds, >= 0.001.
+        send_seconds: timeout for a client that does not read what it is sent, in seconds, >= 0.001; then its
+            connection is closed.
+        request_seconds: timeout for a request, waiting included, in seconds, >= 0.001.
         drain_seconds: how long accepted requests may go on after SIGTERM, in seconds, >= 0.
         max_connections: connections open at a time, >= 1; fewer if the process may not open so many files.
         max_choices: choices per request, prompts times n, >= 1.

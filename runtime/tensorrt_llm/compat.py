@@ -22,14 +22,14 @@ def executor_bindings() -> Any:
 
 
 def load(name: str, release: str) -> Any:
-    """Import a module of the library, of one `release`: what is used of it has other parameters in others.
+    """Import a module of the library. Only `release` is accepted: parameters differ between releases.
 
     Raises:
         InvalidInput: the library is not installed, is another release, or cannot be loaded on this machine.
     """
     found, remedy = installed(), f"pip install tensorrt-llm=={release} from NVIDIA's package index"
     remedy += " (docs/tensorrt-llm.md)"
-    if found not in (None, release):
+    if found is not None and found.partition("+")[0] != release:  # a suffix names a build of the same release
         raise InvalidInput("tensorrt-llm", found, f"another release than what this is written for; {remedy}")
     try:
         return import_module(name)

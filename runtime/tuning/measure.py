@@ -29,7 +29,7 @@ BASES = ("sample", "speculative")
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Measurement:
     """How settings are measured: on which texts of each prompt, by their seeds, and who hears of it."""
 
     seeds: range
@@ -87,22 +87,22 @@ _COLUMNS = ("tokens", "seconds", "passes", "drafted", "accepted", "nll", "right"
 
 
 def measure(
-    llm: LLM, prompts: Sequence[str], base: DecodingParams, settings: Sequence[Values], sweep: Sweep
+    llm: LLM, prompts: Sequence[str], base: DecodingParams, settings: Sequence[Values], measurement: Measurement
 ) -> dict[Values, Point]:
     """Points of the settings, from one run in which they and `BASES` take turns."""
     compared: dict[Any, DecodingParams] = {values: replace(base, **dict(values)) for values in settings}
-    sums = _run(llm, prompts, {**_bases(base), **compared}, sweep)
+    sums = _run(llm, prompts, {**_bases(base), **compared}, measurement)
     return {values: _point(dict(values), sums[values], sums["sample"], sums["speculative"]) for values in settings}
 
 
 def compare(
-    llm: LLM, prompts: Sequence[str], now: DecodingParams, choice: DecodingParams, sweep: Sweep
+    llm: LLM, prompts: Sequence[str], now: DecodingParams, choice: DecodingParams, measurement: Measurement
 ) -> tuple[Point, Point]:
     """Two settings in one run: the figures of `now`, as `measure` gives them, and those of `choice` relative to `now`.
 
     Its seeds are such as the search has not used: a choice is the luckiest of many on the search's own texts.
     """
-    sums = _run(llm, prompts, {**_bases(choice), "now": now, "choice": choice}, sweep)
+    sums = _run(llm, prompts, {**_bases(choice), "now": now, "choice": choice}, measurement)
     before = _point({}, sums["now"], sums["sample"], sums["speculative"])
     return before, _point({}, sums["choice"], sums["now"], sums["speculative"])
 
@@ -112,19 +112,19 @@ def _bases(params: DecodingParams) -> dict[Any, DecodingParams]:
 
 
 def _run(
-    llm: LLM, prompts: Sequence[str], compared: Mapping[Any, DecodingParams], sweep: Sweep
+    llm: LLM, prompts: Sequence[str], compared: Mapping[Any, DecodingParams], measurement: Measurement
 ) -> dict[Any, dict[str, Floats]]:
     """Sums per prompt of each setting's columns, float64 [prompts]; the settings take turns on each prompt."""
     compared = {key: replace(params, speculation="fixed", n=1) for key, params in compared.items()}
-    keys, total = list(compared), len(prompts) * len(sweep.seeds) * len(compared)
-    right = sweep.right if sweep.right is not None and sweep.right(0, "") is not None else None
+    keys, total = list(compared), len(prompts) * len(measurement.seeds) * len(compared)
+    right = measurement.right if measurement.right is not None and measurement.right(0, "") is not None else None
     sums = {key: {name: np.zeros(len(prompts)) for name in _COLUMNS} for key in keys}
     llm.record(list(compared.values()))  # else the first answers would have their blocks captured
     for params in compared.values():  # warm-up
         short = replace(params, seed=0, max_tokens=min(8, params.max_tokens), min_tokens=0)
         answer(llm, prompts[:1], [short])
     done = itertools.count(1)
-    for number, (at, seed) in enumerate(itertools.product(range(len(prompts)), sweep.seeds)):
+    for number, (at, seed) in enumerate(itertools.product(range(len(prompts)), measurement.seeds)):
         turn = number % len(keys)
         for key in keys[turn:] + keys[:turn]:
             (result,), seconds = answer(llm, [prompts[at]], [replace(compared[key], seed=(seed << 32) + at)])
@@ -136,13 +136,13 @@ def _run(
                 s.target_passes,
                 s.drafted,
                 s.accepted,
-                -sum(result.logprobs) / len(result.logprobs) / len(sweep.seeds),
-                bool(right(at, result.text)) / len(sweep.seeds) if right else math.nan,
-                (1.0 if pairs is None else pairs) / len(sweep.seeds),
+                -sum(result.logprobs) / len(result.logprobs) / len(measurement.seeds),
+                bool(right(at, result.text)) / len(measurement.seeds) if right else math.nan,
+                (1.0 if pairs is None else pairs) / len(measurement.seeds),
             )
             for name, value in zip(_COLUMNS, values, strict=True):
                 own[name][at] += value
-            sweep.progress(next(done), total)
+            measurement.progress(next(done), total)
     return sums
 
 

@@ -1,9 +1,18 @@
 """Choosing draft length, beam width and acceptance threshold for a pair, on prompts like those it will get.
 
 Every setting is measured against `sample` and `speculative` in the same run, all of them in turns on each prompt, one
-request at a time: paired ratios to these two can be compared between sweeps. Goal `speed` is the most tokens/s within
-bounds on quality; goal `quality` the highest accuracy or, where no right answers are known, the lowest perplexity,
-within a bound on speed. Low perplexity may be repetition: look at distinct-2, or bound it.
+request at a time. Its figures are paired ratios to these two, so that what was measured in one sweep can be compared
+with what was measured in another. Two goals:
+
+* `speed`: the most tokens/s, among settings whose perplexity is at most `max_perplexity` times `sample`'s, whose
+  accuracy (where right answers are known) is at most `accuracy_loss` below `sample`'s, and whose distinct-2 is at least
+  `min_distinct` times `sample`'s.
+* `quality`: the highest accuracy where right answers are known, else the lowest perplexity, among settings at least
+  `min_speed` times as fast as `speculative` and within `min_distinct`. Low perplexity may be repetition: look at
+  distinct-2, or bound it.
+
+The search goes by the figures themselves. What it chooses is then compared with the pair's present default on texts
+that the search has not seen, and replaces it only if it leads by more than twice the standard error (`Decision`).
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS, Method, Rule
 from runtime import LLM, DecodingParams
 from runtime.config import check_least
-from runtime.tuning.measure import Point, Progress, Right, Sweep, Values, compare, measure
+from runtime.tuning.measure import Measurement, Point, Progress, Right, Values, compare, measure
 
 GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
@@ -112,7 +121,7 @@ def tune(
     right: Right = None,
     progress: Progress = lambda done, total: None,
 ) -> Tuning:
-    """Search for the best setting of `base.method`, which has something to tune, on two prompts or more.
+    """Search for the best setting of `base.method`.
 
     Args:
         llm: an idle pair, large enough for the grid's drafts.
@@ -127,9 +136,15 @@ def tune(
     Raises:
         InvalidInput: the method has nothing to tune, or a prompt or value does not fit the engines; nothing was run.
     """
+    if search not in ("coordinate", "grid"):
+        raise InvalidInput("search", search, "give coordinate or grid")
+    if seeds < 1 or len(prompts) < 2:
+        raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
     base = replace(base, n=1, seed=None)
     grid = grid_of(base.spec) if grid is None else grid
     names = [name for name in grid if name in (*GRID, "temperature") and base.spec.uses(name)]
+    if not names:
+        raise InvalidInput("method", base.method, "it has nothing to tune")
     every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
     for values in every:
         replace(base, **dict(values))  # refuses what is no value
@@ -141,7 +156,7 @@ def tune(
     def sweep(settings: Sequence[Values]) -> None:
         fresh = [values for values in settings if values not in measured]
         if fresh:
-            measured.update(measure(llm, prompts, base, fresh, Sweep(range(seeds), right, progress)))
+            measured.update(measure(llm, prompts, base, fresh, Measurement(range(seeds), right, progress)))
 
     def best(settings: Sequence[Values]) -> Values:
         return max(settings, key=lambda values: objective.better(measured[values]))
@@ -207,7 +222,7 @@ def judge(
     """Compare what a search chose with the present default, on texts that the search has not seen."""
     if now == choice:
         return Decision(False, "it is the best setting that was found")
-    before, lead = compare(llm, prompts, now, choice, Sweep(range(seeds, 2 * seeds), right, progress))
+    before, lead = compare(llm, prompts, now, choice, Measurement(range(seeds, 2 * seeds), right, progress))
     if objective.excess(before) > 0:
         figures = f"perplexity {before.perplexity_ratio:.2f} of sample's, distinct-2 {before.distinct_ratio:.2f}"
         speed = f"{before.speed_vs_speculative:.2f} times speculative's speed"

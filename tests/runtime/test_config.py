@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from mtad.errors import InvalidInput
 from runtime import DecodingParams, RuntimeConfig
 from runtime.commands.entry import add_options, given_options
 from runtime.config import describe
+from runtime.tuning.search import Objective
 
 
 @pytest.mark.parametrize("config", [RuntimeConfig, DecodingParams])
@@ -59,3 +61,9 @@ def test_options_of_the_command_line_are_the_fields() -> None:
     assert given_options(parser.parse_args([]), RuntimeConfig) == {}
     with pytest.raises(SystemExit):
         parser.parse_args(["--speculation", "often"])
+
+
+@pytest.mark.parametrize("value", [None, "1", math.inf, math.nan, -1.0])
+def test_a_bound_that_is_no_number_of_at_least_its_least_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(InvalidInput, match="min_speed"):
+        Objective(min_speed=value)
