@@ -42,10 +42,14 @@ class Worker:
 
     def send_command(self, name: str, *arguments: Any) -> None:
         """Rank 0: the others are to do this. Of tensors the shapes and types are sent."""
-        self.recv_command(name, *(x.to("meta") if isinstance(x, Tensor) else x for x in arguments))
+        self._exchange_command(name, *(x.to("meta") if isinstance(x, Tensor) else x for x in arguments))
 
-    def recv_command(self, *command: Any) -> list[Any]:
-        """The name and the arguments of rank 0's next command, which rank 0 gives."""
+    def recv_command(self) -> list[Any]:
+        """The name and the arguments of rank 0's next command; for the other ranks."""
+        return self._exchange_command()
+
+    def _exchange_command(self, *command: Any) -> list[Any]:
+        """What rank 0 gives; the other ranks give nothing."""
         found: list[Any] = self.ranks.broadcast_object(command)
         self._seen = crc32(repr(found).encode(), self._seen)
         return found
