@@ -17,8 +17,6 @@ from engines import Engine, Placement, Step, open_engine
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MOST
 from engines.memory import Memory
-from engines.parallel.engine import follow_if_told, open_parallel
-from engines.parallel.sharding import share
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -86,7 +84,10 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     """
     folder, config = Path(folder), config or RuntimeConfig()
     rows, ranks, nodes = config.rows, config.tensor_parallel, config.nodes
-    if ranks > 1:
+    if ranks > 1:  # imports transformers' models, which takes longer than to open an engine that has none
+        from engines.parallel.engine import follow_if_told, open_parallel
+        from engines.parallel.sharding import share
+
         follow_if_told()
     values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]

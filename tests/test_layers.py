@@ -39,6 +39,36 @@ def test_a_package_imports_only_what_lies_below_it() -> None:
         assert layer == "runtime/commands" or not other.startswith("runtime/commands"), f"{module} imports {other}"
 
 
+def imported_at_once(module: str) -> Iterator[tuple[str, str]]:
+    """What importing one of our modules imports, with what it imports in turn: where from, parts joined by /, and what.
+
+    Not what is imported inside a function, nor for type checkers.
+    """
+    waiting, known = [module], {module}
+    while waiting:
+        path = ROOT / waiting.pop()
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                source = node.module.replace(".", "/")
+                for name in node.names:
+                    yield source, name.name
+                    for other in (source, f"{source}/{name.name}"):
+                        if other not in known and (ROOT / other).with_suffix(".py").exists() | (ROOT / other).is_dir():
+                            known.add(other)
+                            waiting.append(other)
+
+
+def test_opening_a_pair_imports_no_model_before_an_engine_needs_it() -> None:
+    """Transformers' models take longer to import than an engine without them takes to open."""
+    found = set(imported_at_once("runtime/llm"))
+    assert ("engines/folder", "read_spec") in found
+    assert {name for source, name in found if source.startswith("transformers")} == {
+        "AutoTokenizer",
+        "PreTrainedTokenizerBase",
+    }
+
+
 def test_the_rooms_of_mtad_do_not_import_each_other_in_a_circle() -> None:
     rooms: dict[str, set[str]] = {}
     for module, other in imports():
