@@ -1,4 +1,4 @@
-"""Libraries that talk about their own internals while an export uses them."""
+"""Libraries that talk about their own internals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what they print, warn and log from our users; errors are raised all the same.
+    """Keep what they print, warn and log while an export uses them from our users; errors are raised all the same.
 
     ONNX Runtime's quantisers even give the root logger a handler when they are imported.
     """
@@ -26,3 +26,11 @@ def quiet() -> Iterator[None]:
             logging.disable(disabled)
             root.handlers[:] = handlers
             root.setLevel(level)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' progress bars and warnings off stderr, where commands report; errors are still raised."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()

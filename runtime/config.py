@@ -183,7 +183,7 @@ def use_torch() -> None:
     """Import torch for a process that serves a pair: on one thread, for the cores belong to the engines."""
     import torch
 
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
 
     quiet_transformers()
     torch.set_num_threads(1)

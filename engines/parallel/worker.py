@@ -22,7 +22,7 @@ from engines.parallel.sharding import load_share
 from engines.placement import Placement
 from engines.prefix_cache import PrefixCache
 from engines.pytorch.engine import TorchEngine
-from engines.pytorch.hook import quiet_transformers
+from engines.quiet import quiet_transformers
 
 
 class Worker:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import logging
 
 from engines.base import Step
 from engines.pytorch.attention import attend_cached
@@ -110,12 +109,6 @@ def _window(positions: Tensor, length: int, window: int) -> Tensor:
 for _name in (NAME, UNCAPPED, DECOMPOSED, KERNEL):
     AttentionInterface.register(_name, functools.partial(_attention, name=_name))
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
-
-
-def quiet_transformers() -> None:
-    """Keep transformers' progress bars and warnings off stderr, where commands report; errors are still raised."""
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def freeze_rope(model: torch.nn.Module) -> None:

@@ -46,7 +46,7 @@ def main() -> None:
     import torch
     from tqdm import tqdm
 
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
     from export.verification.check import check
 
     quiet_transformers()

@@ -74,7 +74,7 @@ def main() -> None:
             raise InvalidInput(name, getattr(options, name), problem)
     asked = ExportOptions(**given_options(options, ExportOptions))
 
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
 
     quiet_transformers()
     if executor:

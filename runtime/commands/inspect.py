@@ -28,7 +28,7 @@ def main() -> None:
         problem = "it has no pair.json and no engine.json: not written by mtad export"
         raise InvalidInput("folder", str(options.folder), problem)
 
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
     from runtime.commands.inspect_folder import inspect
 
     quiet_transformers()

@@ -120,7 +120,7 @@ def _target(folder: Path) -> dict[str, Any]:
 def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
     """The cached pair of two checkpoints; exported again where they, the options or the exporter have changed."""
     from engines.folder import cache_folder
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
     from export.pair import export_pair
 
     quiet_transformers()

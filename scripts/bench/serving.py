@@ -37,7 +37,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from engines.pytorch.hook import quiet_transformers
+from engines.quiet import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import placed_config

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engines.folder import read_json, read_spec
-from engines.pytorch.hook import quiet_transformers
+from engines.quiet import quiet_transformers
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM

@@ -110,7 +110,7 @@ def run_stages(path: Path, device: str, sizes: str, names: list[str]) -> int:
     """Run stages in this process; a worker's exit code."""
     import torch
 
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
     from runtime.server.energy import EnergyMeter
     from scripts.gpu.setup import SIZES, Setup, freed
     from scripts.gpu.timing import Timer

@@ -228,7 +228,7 @@ def main() -> None:
         if not getattr(options, name) > 0:
             raise InvalidInput(name, getattr(options, name), "give more than 0")
     from engines.placement import Placement
-    from engines.pytorch.hook import quiet_transformers
+    from engines.quiet import quiet_transformers
 
     options.device = Placement(options.device).device
     quiet_transformers()

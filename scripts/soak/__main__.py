@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from engines.pytorch.hook import quiet_transformers
+from engines.quiet import quiet_transformers
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from runtime.async_llm import AsyncLLM

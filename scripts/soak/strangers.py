@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.pytorch.hook import quiet_transformers
+from engines.quiet import quiet_transformers
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.commands.entry import Parser, command
