@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -83,6 +84,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """Triton's interpreter, where it was chosen, without what it does over and over."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "triton.runtime.interpreter" in sys.modules and os.environ["TRITON_INTERPRET"] == "1":
+            from tests.support.interpreter import patch_once
+
+            patch.setattr("triton.runtime.interpreter._patch_lang", patch_once)
         yield
 
 

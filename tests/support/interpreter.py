@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 multiply = InterpreterBuilder.create_dot
@@ -24,3 +28,35 @@ def topk(x: tl.tensor, k: int) -> tl.tensor:
     """Triton's own compares one pair of entries after the other in Python."""
     largest = np.sort(x.handle.data, axis=-1)[..., : -int(k) - 1 : -1]
     return tl.tensor(TensorHandle(largest, x.dtype.scalar), tl.block_type(x.dtype.scalar, list(largest.shape)))
+
+
+_patch_lang = interpreter._patch_lang
+_patched: set[str] = set()
+"""Names of the modules of Triton's language that are replaced for the kernel that runs."""
+
+
+@cache
+def _language(function: Any) -> frozenset[str]:
+    """Names of the modules of Triton's language that a function sees."""
+    return frozenset(value.__name__ for value in function.__globals__.values() if value is tl or value is tl.core)
+
+
+def patch_once(function: Any) -> Any:
+    """What the interpreter does to its language before each call of a function, done before a kernel's first alone.
+
+    It looks through all of the language, which takes longer than most calls.
+    """
+    wanted = _language(function)
+    if wanted <= _patched:
+        return interpreter._LangPatchScope()
+    scope = _patch_lang(function)
+    if not _patched:  # the kernel itself; the functions that it calls are never restored
+        restore = scope.restore
+
+        def end() -> None:
+            _patched.clear()
+            restore()
+
+        scope.restore = end
+    _patched.update(wanted)
+    return scope
