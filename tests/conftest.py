@@ -133,11 +133,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def traced_once() -> Iterator[None]:
     """No graph is traced twice in this process; for fixtures whose checkpoints are exported."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
     import export.onnx.graph
-    from tests.support.traced import remembered
+    from tests.support.traced import OPERATORS, remembered
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export.onnx.graph, "trace_graph", remembered(export.onnx.graph.trace_graph))
+        patch.setattr(ONNXRegistry, "from_torchlib", OPERATORS)
         yield
 
 
