@@ -1,4 +1,4 @@
-"""Graphs of models, traced once in a process: tracing is a function of shapes and configuration, not of weights."""
+"""Graphs of models without weights, traced once in a process: tracing is a function of shapes and configuration."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import PreTrainedModel
 
@@ -26,10 +27,12 @@ OPERATORS = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 def remembered(
     trace: Callable[[PreTrainedModel, EngineSpec], Traced],
 ) -> Callable[[PreTrainedModel, EngineSpec], Traced]:
-    """Return `export.onnx.graph.trace_graph` with a memory."""
+    """Return `export.onnx.graph.trace_graph` with a memory of the models that have no weights."""
     known: dict[str, Traced] = {}
 
     def traced(model: PreTrainedModel, spec: EngineSpec) -> Traced:
+        if not all(isinstance(parameter, FakeTensor) for parameter in model.parameters()):
+            return trace(model, spec)
         key = _key(model, spec)
         if key not in known:
             known[key] = trace(model, spec)

@@ -225,7 +225,7 @@ def parallel(llm: LLM) -> ParallelEngine:
 def test_a_rank_that_is_gone_is_named_and_nothing_hangs(
     pair_folders: PairFolders, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, problem: str
 ) -> None:
-    monkeypatch.setattr("engines.parallel.ranks.TIMEOUT", 20.0 if sent == signal.SIGSTOP else 60.0)
+    monkeypatch.setattr("engines.parallel.ranks.TIMEOUT", 10.0 if sent == signal.SIGSTOP else 60.0)
     llm = LLM(pair_folders("torch"), RuntimeConfig(tensor_parallel=2))
     (process,) = parallel(llm).worker.ranks.processes.values()
     try:

@@ -91,11 +91,10 @@ def test_every_familys_graph_is_built_for_gpus_that_are_not_here(
 @pytest.mark.slow
 def test_a_plan_grows_with_the_gpus_it_is_for_up_to_all_that_there_are(tmp_path: Path) -> None:
     model, spec = tiny("qwen2")
-    spec = replace(spec, format="tensorrt-rtx")
     write_graph(model, model_weights(model), spec, tmp_path / "model.onnx")
     sizes = []
     for targets in (TARGETS[:1], TARGETS, ()):
-        spec = replace(spec, plan=plan_for("tensorrt-rtx", spec, targets))
+        spec = replace(spec, format="tensorrt-rtx", plan=plan_for("tensorrt-rtx", spec, targets))
         build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
         sizes.append((tmp_path / "model.engine").stat().st_size)
     assert sizes == sorted(set(sizes))
