@@ -1,9 +1,9 @@
 """A paged cache addressed by columns: which tokens a step has to run again, and which pages its rows have.
 
-Paged attention sees every column behind the new tokens, and a small mask among the new ones alone. A draft tree, whose
-nodes do not see each other, therefore lies among the new tokens until the block is over: each step over a deeper level
-runs the levels above once more. Nothing is ever moved: an accepted path that does not lie in place is run again, in its
-place, by the next step.
+Paged attention sees every column before the new tokens, and a small mask among the new ones alone. So the cache holds
+committed tokens only, in order. A draft tree whose nodes see each other lies among the new tokens of one step, and an
+accepted path that does not lie in place is run again by the next. The levels of a draft, whose nodes do not, are
+sequences of their own: see `engines.openvino.beams`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.openvino.beams import Beams, Sequences
 from engines.openvino.graph import PAGE
 from engines.openvino.run import Run
 from engines.pages import Ints, PageTable
@@ -26,17 +27,17 @@ class Columns:
 
     Attributes:
         waiting: rows with columns that are known, and that the next run computes, whichever rows it is for.
+        beams: of drafts.
     """
 
     def __init__(self, rows: int, capacity: int, count: int | None = None) -> None:
         self.table = PageTable(rows, capacity, PAGE, count)
         self.waiting: set[int] = set()
+        self.beams = Beams(self.table)
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
-        self._lead = np.zeros((rows, capacity), np.int64)  # columns from 0 on that a column's token sees
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
         self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
-        self._base = np.zeros(rows, np.int64)  # where a tree begins: `_seen` is indexed from it, and all see all before
-        self._seen = np.zeros((rows, 64, 64), np.bool_)  # what the columns from the base on see, from the base on
+        self._base = np.zeros(rows, np.int64)  # where the latest tree begins; its nodes see all columns before
 
     def postpone(self, tokens: Ints, positions: Ints, start: int, row: int) -> list[tuple[int, int]]:
         """Let a row hold tokens [S] from column `start` on, each of which sees all before it.
@@ -49,6 +50,7 @@ class Columns:
         end = self._learn(row, start, tokens, positions)
         self._stored[row] = min(self._stored[row], start)
         self._base[row] = min(self._base[row], start)
+        self.beams.forget(row)
         self.waiting.add(row)
         return self.table.make_writable(row, int(self._stored[row]), end)
 
@@ -56,7 +58,6 @@ class Columns:
         """Let a row end with tokens [S] from column `start` on, each of which sees all before it; returns its end."""
         end = start + len(tokens)
         self._tokens[row, start:end], self._positions[row, start:end] = tokens, positions
-        self._lead[row, start:end] = np.arange(start, end) + 1
         self._known[row] = end
         return end
 
@@ -80,50 +81,29 @@ class Columns:
         count, steps = tokens.shape
         rows = np.arange(first_row, first_row + count)
         ends, at = write_at + steps, write_at[:, None] + np.arange(steps)
-        lagging = write_at > self._known[rows]
-        lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))
-        first, causal = lead.min(1), (lead > at).all(1) | lagging
-        past = np.minimum(np.minimum(write_at, self._stored[rows]), first)
-        past = np.maximum(past, np.minimum(self._base[rows], write_at))
-        past[lagging] = write_at[lagging]
-        begins_tree = (first >= write_at) & ~lagging
-        # go back until no column that is run again needs one that is neither run again nor seen by all
-        for number in np.flatnonzero((past < write_at) & ((past > self._base[rows]) | begins_tree)):
-            row, start = rows[number], int(write_at[number])
-            least = int(past[number])
-            while (lower := max(min(least, int(self._lead[row, least:start].min())), int(self._base[row]))) < least:
-                least = lower
-            past[number] = least
-            begins_tree[number] &= (self._lead[row, least:start] > np.arange(least, start)).all()
-        self._base[rows] = np.where(begins_tree, write_at, self._base[rows])
+        stored, lagging = self._stored[rows], write_at > self._known[rows]
+        lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))  # columns from 0 on that each token sees
+        whole, causal = (lead >= write_at[:, None]).all(1), (lead > at).all(1) | lagging
+        apart = (np.take_along_axis(mask, at[:, None], 2).sum(-1) == 1).all(1)  # no token sees another of the step
+        is_beams = ~causal & (~whole | (apart & (stored >= write_at)))
+        base = self._base[rows] = np.where(whole & ~lagging, write_at, self._base[rows])
+        assert (base <= stored)[is_beams].all(), "a draft goes on whose root is not stored"
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
-        self._lead[rows[:, None], at] = lead
-        self._remember(rows, write_at, mask, np.flatnonzero(~causal))
-        self._stored[rows] = np.where(lagging, self._stored[rows], ends)
+        held = np.where(lagging, write_at, np.where(is_beams, base, np.minimum(write_at, stored)))
+        self._stored[rows] = np.where(lagging, stored, np.where(is_beams, base, ends))
         self._known[rows] = np.where(lagging, self._known[rows], ends)
+        self.beams.forget(rows[~is_beams])
         beside = self._begin_waiting(set(rows.tolist()))
         self.waiting.intersection_update(rows[lagging].tolist())
-        return self._run(rows, past, ends, steps, keep, lagging, beside)
-
-    def _remember(self, rows: Ints, write_at: Ints, mask: NDArray[np.bool_], trees: Ints) -> None:
-        """Keep what the step's tokens see of their trees, for `trees`, numbers among the rows."""
-        if not len(trees):
-            return
-        of_step = np.arange(mask.shape[1])
-        base, start = (each[trees, None, None] for each in (self._base[rows], write_at))
-        end = start + len(of_step)
-        size = int((end - base).max())
-        self._reserve(size)
-        columns = np.minimum(base + np.arange(size), end - 1)  # of a smaller tree the last one stands for the rest
-        seen = mask[trees[:, None, None], of_step[:, None], columns] & (base + np.arange(size) < end)
-        self._seen[rows[trees, None], (start - base)[:, 0] + of_step, :size] = seen
+        return self._run(rows, held, ends, mask, keep, causal, is_beams, beside)
 
     def plan_waiting(self) -> Run:
         """The run of all rows that wait, and of nothing else."""
         none = np.zeros(0, np.int64)
         beside = self._begin_waiting(set())
         self.waiting.clear()
-        return self._run(none, none, none, 0, none, none.astype(np.bool_), beside)
+        nobody = none.astype(np.bool_)
+        return self._run(none, none, none, nobody.reshape(0, 0, 0), none, nobody, nobody, beside)
 
     def _begin_waiting(self, others: set[int]) -> tuple[Ints, Ints, Ints]:
         """What is stored from now on: the rows that wait, but for `others`, and which of their columns, from and to."""
@@ -135,95 +115,113 @@ class Columns:
     def take_back(self, run: Run) -> None:
         """A run has failed: its rows do not hold what it was to store, and forget the step's own tokens."""
         self._known[run.rows] = np.minimum(self._known[run.rows], run.own)
-        self._stored[run.rows] = np.minimum(self._stored[run.rows], run.past)
-        self._base[run.rows] = np.minimum(self._base[run.rows], run.past)
+        self._stored[run.rows] = np.minimum(self._stored[run.rows], run.held)
+        self._base[run.rows] = np.minimum(self._base[run.rows], run.held)
+        self.beams.forget(run.rows)
         self.waiting |= set(run.rows[self._stored[run.rows] < self._known[run.rows]].tolist())
 
     def _run(
         self,
         rows: Ints,
-        past: Ints,
+        held: Ints,
         ends: Ints,
-        steps: int,
+        mask: NDArray[np.bool_],
         keep: Ints,
-        lagging: NDArray[np.bool_],
+        causal: NDArray[np.bool_],
+        is_beams: NDArray[np.bool_],
         beside: tuple[Ints, Ints, Ints],
     ) -> Run:
-        count, own = len(rows), np.concatenate([ends - steps, beside[2]])
-        if len(beside[0]):
-            rows, past, ends = (np.concatenate(both) for both in zip((rows, past, ends), beside, strict=True))
-            lagging = np.concatenate([lagging, np.zeros(len(beside[0]), np.bool_)])
-        sizes = ends - past
-        begins = np.concatenate([[0], sizes.cumsum()])
-        columns = np.arange(begins[-1]) + np.repeat(past - begins[:-1], sizes)
-        at = np.repeat(rows, sizes), columns
-        lacking = np.flatnonzero(self.table.missing(rows, past, ends)).tolist()
-        copies = [pair for n in lacking for pair in self.table.make_writable(rows[n], past[n], ends[n])]
-        used = -(-ends // PAGE)
-        table = self.table.table[rows]
-        causal = (self._lead[at] > columns) | np.repeat(lagging, sizes)
+        """The run: texts, a sequence per row; behind them those that run beside the step; then beams, one per node."""
+        count, steps, _ = mask.shape
+        texts, drafts = np.flatnonzero(~is_beams), np.flatnonzero(is_beams)
+        each = list[Sequences]()
+        if len(texts) or len(beside[0]):
+            own = rows[texts], held[texts], ends[texts]
+            each.append(self._texts(*map(np.concatenate, zip(own, beside, strict=True))))
+        if len(drafts):
+            seen = self._seen(mask[drafts], self._base[rows[drafts]], ends[drafts])
+            each.append(self.beams.extend(rows[drafts], self._base[rows[drafts]], seen))
+        past, sizes, of_row, columns, pages, used = (
+            np.concatenate(parts) for parts in list(zip(*each, strict=True))[:-1]
+        )
+        begins, at = np.concatenate([[0], sizes.cumsum()]), (of_row, columns)
+        place = np.empty((count, steps), np.int64)  # of the step's own tokens among all
+        place[texts] = begins[1 : len(texts) + 1, None] - steps + np.arange(steps)
+        place[drafts] = begins[len(begins) - len(drafts) * steps :].reshape(len(drafts), steps) - 1
         sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
-        if not causal.all():
-            sees = self._sees(rows, past, sizes, causal).view(np.uint8)
+        if len(trees := np.flatnonzero(~causal[texts])):
+            masks = [np.tri(size, dtype=np.bool_) for size in sizes.tolist()]
+            for number, row in zip(trees.tolist(), texts[trees].tolist(), strict=True):
+                masks[number][-steps:] = mask[row, :, held[row] : ends[row]]
+            sees = np.concatenate([one.ravel() for one in masks]).view(np.uint8)
             sees_begins = np.concatenate([[0], (sizes**2).cumsum()]).astype(np.int32)
         return Run(
-            rows=rows,
-            own=own,
+            rows=np.concatenate([rows, beside[0]]),
+            own=np.concatenate([ends - steps, beside[2]]),
+            held=np.concatenate([held, beside[1]]),
             tokens=self._tokens[at][None],
             positions=self._positions[at][None],
             past=past.astype(np.int32),
             begins=begins.astype(np.int32),
-            pages=table[np.arange(table.shape[1]) < used[:, None]],
+            pages=pages,
             page_begins=np.concatenate([[0], used.cumsum()]).astype(np.int32),
             sees=sees,
             sees_begins=sees_begins,
-            keep=(begins[1 : count + 1, None] - steps + keep).ravel(),
+            keep=place[:, keep].ravel(),
+            copies=[pair for sequences in each for pair in sequences.copies],
+        )
+
+    def _texts(self, rows: Ints, past: Ints, ends: Ints) -> Sequences:
+        """A sequence per row, of its columns past .. ends - 1, in pages of its own."""
+        sizes = ends - past
+        lacking = np.flatnonzero(self.table.missing(rows, past, ends)).tolist()
+        copies = [pair for n in lacking for pair in self.table.make_writable(rows[n], past[n], ends[n])]
+        used, table = -(-ends // PAGE), self.table.table[rows]
+        first = np.repeat(past - sizes.cumsum() + sizes, sizes)
+        return Sequences(
+            past=past,
+            sizes=sizes,
+            rows=np.repeat(rows, sizes),
+            columns=np.arange(len(first)) + first,
+            pages=table[np.arange(table.shape[1]) < used[:, None]],
+            used=used,
             copies=copies,
         )
 
-    def _sees(self, rows: Ints, past: Ints, sizes: Ints, causal: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """What each row's columns past .. past + size - 1 see of themselves, flattened, row after row.
-
-        Args:
-            causal: of each of these columns, whether it sees all before it.
-        """
-        size, base = int(sizes[0]), self._base[rows]
-        if (sizes == size).all() and (past == base).all():  # trees alike, run again from their roots
-            trees = self._seen[rows, :size, :size]
-            return np.where(causal.reshape(-1, size, 1), np.tri(size, dtype=np.bool_), trees).ravel()
-        each = []
-        for row, start, count, own, first in zip(
-            rows, past, sizes, np.split(causal, sizes.cumsum()[:-1]), base, strict=True
-        ):
-            mask, (tree,) = np.tri(count, dtype=np.bool_), np.nonzero(~own)
-            before = max(first - start, 0)
-            mask[tree, before:] = self._seen[row, start - first + tree, start + before - first : start + count - first]
-            each.append(mask.ravel())
-        return np.concatenate(each)
-
-    def _reserve(self, size: int) -> None:
-        if size > self._seen.shape[1]:
-            larger = 1 << (size - 1).bit_length()
-            grown = np.zeros((len(self._seen), larger, larger), np.bool_)
-            grown[:, : self._seen.shape[1], : self._seen.shape[1]] = self._seen
-            self._seen = grown
+    def _seen(self, mask: NDArray[np.bool_], base: Ints, ends: Ints) -> NDArray[np.bool_]:
+        """Which of the columns base .. end - 1 each token [R, S] sees: [R, S, T]."""
+        columns = base[:, None] + np.arange(int((ends - base).max()))
+        inside = np.minimum(columns, ends[:, None] - 1)
+        return np.take_along_axis(mask, inside[:, None], 2) & (columns < ends[:, None])[:, None]
 
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row, which are stored."""
         assert end <= self._stored[row], "a column is asked for that is not stored"
         return self.table.pages_of(row, start, end)
 
-    def move(self, source: Ints, to: Ints) -> None:
+    def move(self, source: Ints, to: Ints) -> list[tuple[int, int]]:
         """What columns `source` [R, D] hold becomes what columns `to` are going to hold: a path, each behind the last.
 
-        Nothing is copied; where a column changes, it is to be run again.
+        What a beam holds of the path becomes the row's. Where a column changes besides, it is to be run again.
+
+        Returns:
+            pages to copy at once, (from, to).
         """
-        rows = np.arange(len(source))[:, None]
-        self._tokens[rows, to], self._positions[rows, to] = self._tokens[rows, source], self._positions[rows, source]
-        changed = np.where(source != to, to, self._tokens.shape[1])
-        self._lead[rows, to] = np.where(source != to, to + 1, self._lead[rows, to])
-        rows = rows[:, 0]
-        self._stored[rows] = np.minimum(self._stored[rows], changed.min(1))
+        rows = np.arange(len(source))
+        each = rows[:, None]
+        self._tokens[each, to], self._positions[each, to] = self._tokens[each, source], self._positions[each, source]
+        changed = np.where(source != to, to, self._tokens.shape[1]).min(1)
+        base = self._base[rows]
+        slots, lengths = self.beams.longest(rows, source - base[:, None])
+        ends = base + lengths
+        self._stored[rows] = np.where(lengths > 0, ends, np.minimum(self._stored[rows], changed))
+        copies = list[tuple[int, int]]()
+        for row in np.flatnonzero(lengths).tolist():
+            start, end = int(base[row]), int(ends[row])
+            self.table.make_writable(row, start, end)  # a beam's pages have the columns before as well
+            pages = self.pages_of(row, start, end)
+            copies += zip(self.beams.pages(row, slots[row])[: len(pages)].tolist(), pages, strict=True)
+        return copies
 
     def copy(self, source: int, to: int, columns: int) -> None:
         """Let a row begin with the first columns of another, whose pages it shares."""
@@ -239,6 +237,7 @@ class Columns:
         """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""
         assert start <= self._stored[row], "columns would be missing before those that are adopted"
         self.table.adopt(row, start, pages)
+        self.beams.forget(row)
         self._stored[row] = self._base[row] = self._learn(row, start, tokens, positions)
         self.waiting.discard(row)
 
@@ -251,6 +250,7 @@ class Columns:
         self._known[row] = min(self._known[row], start)
         self._stored[row] = min(self._stored[row], start // PAGE * PAGE)
         self._base[row] = min(self._base[row], self._stored[row])
+        self.beams.forget(row)
         if self._stored[row] == self._known[row]:
             self.waiting.discard(row)
         return zeroed

@@ -92,15 +92,20 @@ class OpenVinoEngine(Engine):
         self._allocate()
 
     def _allocate(self) -> None:
-        """Memory for all pages that there are, and one for blanks; what the pages held before, they hold afterwards."""
+        """Memory for all pages that there are, one for blanks, and beams'; what pages held, they hold afterwards."""
         before, self._caches = self._caches, []
         for number, port in enumerate(self._ports):
             size = int(np.prod([dim.get_length() for dim in list(port.partial_shape)[1:]])) * port.element_type.size
-            raw = np.zeros((len(self.columns.table.pages.users) + 1, size), np.uint8)
+            raw = np.zeros((self._blank + 1 + self.columns.beams.count, size), np.uint8)
             if before:
-                raw[: len(before[number]) - 1] = before[number][:-1]
+                raw[: len(before[number])] = before[number]
             self._caches.append(raw)
         self._bind()
+
+    @property
+    def _blank(self) -> int:
+        """The page that blanks are written to, behind those of the pool."""
+        return len(self.columns.table.pages.users)
 
     def _bind(self) -> None:
         """Let steps use these caches."""
@@ -167,8 +172,10 @@ class OpenVinoEngine(Engine):
                 work()
 
     def _compute(self, run: Run, logits: Tensor) -> None:
+        if len(self._caches[0]) <= self._blank + self.columns.beams.count:
+            self._allocate()
         self._copy_pages(run.copies)
-        run = padded(run, len(self._caches[0]) - 1)
+        run = padded(run, self._blank)
         feeds = {
             "tokens": run.tokens,
             "positions": run.positions,
@@ -193,7 +200,8 @@ class OpenVinoEngine(Engine):
         self._request.infer()
 
     def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
-        for source, to in copies:
+        if copies:
+            source, to = map(list, zip(*copies, strict=True))
             for cache in self._caches:
                 cache[to] = cache[source]
 
@@ -205,7 +213,7 @@ class OpenVinoEngine(Engine):
             self._late.append((row, tokens, work))
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
-        self.columns.move(source.numpy(), to.numpy())
+        self._copy_pages(self.columns.move(source.numpy(), to.numpy()))
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
         if source in self.columns.waiting:
@@ -213,9 +221,10 @@ class OpenVinoEngine(Engine):
         self.columns.copy(source, to, columns)
 
     def clear_row(self, row: int, start: int = 0) -> None:
-        for page in self.columns.cut(row, start):
-            for cache in self._caches:
-                cache[page] = 0
+        beams = self.columns.beams.pages(row)
+        pages = [*self.columns.cut(row, start), *beams[beams < len(self._caches[0])].tolist()]
+        for cache in self._caches:
+            cache[pages] = 0
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
         return self.columns.missing(spans) <= self.columns.table.pages.free

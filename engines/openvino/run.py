@@ -12,24 +12,26 @@ from engines.pages import Ints
 
 
 class Run(NamedTuple):
-    """A step as paged attention takes it: T tokens, row after row, without padding.
+    """A step as paged attention takes it: T tokens of N sequences, one sequence after the other, without padding.
 
     Attributes:
         rows: int64 [R], those of the step, and behind them those whose prompts are run beside it.
         own: int64 [R], where each row's columns of the step itself begin, behind those that are run again or beside it.
+        held: int64 [R], columns that each row holds if the run fails.
         tokens, positions: int64 [1, T].
-        past: int32 [R], columns before each row's first token, all of which its tokens see.
-        begins: int32 [R + 1], each row's first token among the T, and T.
-        pages, page_begins: int32, the pages of each row's columns, and where each row's begin.
-        sees: uint8, of each row its tokens' mask among themselves, flattened, row after row; empty where all are
-            causal.
-        sees_begins: int32 [R + 1], where each row's mask begins; empty where all are causal.
+        past: int32 [N], columns before each sequence's first token, all of which its tokens see.
+        begins: int32 [N + 1], each sequence's first token among the T, and T.
+        pages, page_begins: int32, the pages of each sequence's columns, and where each one's begin.
+        sees: uint8, of each sequence its tokens' mask among themselves, flattened, one after the other; empty where
+            all are causal.
+        sees_begins: int32 [N + 1], where each mask begins; empty where all are causal.
         keep: int64 [K], places of the step's kept logits among the T.
-        copies: pages to copy before the step, (from, to).
+        copies: pages to copy before the step, (from, to); all are read before any is written.
     """
 
     rows: Ints
     own: Ints
+    held: Ints
     tokens: Ints
     positions: Ints
     past: NDArray[np.int32]
@@ -49,7 +51,7 @@ def size(tokens: int) -> int:
 
 
 def padded(run: Run, page: int) -> Run:
-    """The same run with blank tokens up to `size`, fewer than a page, as a row of their own behind the others.
+    """The same run with blank tokens up to `size`, fewer than a page, as a sequence of their own behind the others.
 
     Args:
         page: where the blanks' keys and values go; nobody else has it.
