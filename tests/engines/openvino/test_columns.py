@@ -172,11 +172,11 @@ def test_a_draft_runs_each_node_once_and_its_accepted_path_not_again(start: int)
     texts, ran = Texts(3), list[tuple[int, list[int]]]()
     texts.chain([0, 0], start)
     texts.committed = [start, start]
-    run = texts.paged.run
+    plain = texts.paged.run
 
-    def record(step: Run) -> list[int]:
-        ran.append((step.tokens.shape[1], sorted({*step.past.tolist()})))
-        return run(step)
+    def record(run: Run) -> list[int]:
+        ran.append((run.tokens.shape[1], sorted({*run.past.tolist()})))
+        return plain(run)
 
     texts.paged.run = record  # type: ignore[method-assign]
     texts.block(2, 4, 4)
