@@ -7,6 +7,11 @@ first, whose count or mass reaches a bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from threading import get_ident
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +23,53 @@ from mtad.rows import BLOCK, Rows, blocks_of
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
+T = TypeVar("T")
 
 
-LEAST = -87.0
-"""What is less likely than the most likely token by more nats has no weight and is never drawn, also without a filter.
+_HELPER = ThreadPoolExecutor(1, "filter")
 
-Less is no float32 in full, and slow to compute with. Of a vocabulary of V tokens this drops a share of V e^-87 at most,
-1e-32 at V = 128,256, where float32 rounds off 6e-8."""
+
+def share(work: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
+    """Do the work on two threads, each of which takes one item after the other from the same iterator.
+
+    That helps where they spend their time within few long calls of numpy and torch, which need no lock. Waking the
+    other thread takes as long as one distribution, so few items are left to one.
+    """
+    rest = iter(items)
+    other = _HELPER.submit(work, rest) if len(items) > 4 else None
+    work(rest)
+    if other and not other.cancel():
+        other.result()
+
+
+@lru_cache(maxsize=8)
+def _scratch(size: int, blocks: int, thread: int) -> Tensor:
+    return torch.zeros(blocks, BLOCK)
+
+
+def scratch(size: int) -> tuple[Tensor, Tensor]:
+    """Memory for a distribution, [V] and the same as [blocks, BLOCK] with zeros behind it, of this thread.
+
+    New memory would take as long as what is done there.
+    """
+    blocks = _scratch(size, blocks_of(size), get_ident())
+    return blocks.view(-1)[:size], blocks
+
+
+def softmax(logits: Floats, scale: float) -> tuple[Tensor, float, float]:
+    """Probabilities of scaled logits [V], in `scratch` as blocks, the largest logit, and its probability."""
+    (values, each), given = scratch(len(logits)), torch.from_numpy(logits)
+    torch.softmax(given if scale == 1 else torch.mul(given, scale, out=values), 0, out=values)
+    best = int(logits.argmax())
+    return each, float(logits[best]), float(values[best])
+
+
+def _weigh(logits: Floats, largest: float, scale: float, out: Floats | None = None) -> Floats:
+    """exp(scale (logits - largest)); numpy takes half the time of torch, and less where that is no float32 in full."""
+    values = np.subtract(logits, np.float32(largest), out=out)
+    if scale != 1:
+        np.multiply(values, np.float32(scale), out=values)
+    return np.exp(values, out=values)
 
 
 def kept_tokens(logits: Tensor, weights: Tensor, measure: Tensor, bound: Tensor) -> Tensor:
@@ -65,26 +110,35 @@ def filter_on_host(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, 
     *shape, size = given.shape
     largest, lowest, last = np.zeros(shape, np.float32), np.full(shape, -np.inf, np.float32), np.full(shape, size)
     total, blocks = np.full(shape, np.inf, np.float32), np.zeros((*shape, blocks_of(size)), np.float32)
-    padded = torch.zeros(blocks_of(size) * BLOCK)
-    values, each = padded[:size], padded.view(-1, BLOCK)
-    weights = values.numpy()
     columns = rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.greedy
     asked = list(zip(*(x.flatten().tolist() for x in columns), strict=True))
+
+    def weigh(distributions: Iterator[tuple[int, int]]) -> None:
+        for row, at in distributions:
+            here, own, (scale, *_, greedy) = (row, at), given[row, at], asked[row]
+            weights, largest[here], peak = softmax(own, scale)
+            total[here] = 1 / peak
+            blocks[here] = (weights.amax(-1) if greedy else weights.sum(-1)).numpy() / peak
+
+    free: list[tuple[int, int]] = []
     for row, at in (wanted & rows.tabulated[:, None]).nonzero().tolist():
-        here, own, (scale, *filters, greedy) = (row, at), given[row, at], asked[row]
-        largest[here] = top = own.max()
-        np.subtract(own, top, out=weights)
-        if scale != 1:
-            np.multiply(weights, np.float32(scale), out=weights)
-        if weights.min() < LEAST:  # far below it, exponentials are slow
-            threshold_(values, LEAST, LEAST).exp_()
-            threshold_(values, math.exp(LEAST) * (1 + 1e-6), 0.0)
+        here, own, (scale, top_k, top_p, min_p, greedy) = (row, at), given[row, at], asked[row]
+        top = float(own.max()) if top_k < size or top_p < 1 or min_p > 0 else math.nan
+        largest[here] = top
+        if not math.isfinite(top):
+            free.append(here)
+        elif top_k == size and top_p >= 1:
+            token, weight, lowest[here], last[here] = _likely(own, top, scale, min_p)
+            block, mass = token // BLOCK, np.zeros(blocks.shape[-1], np.float32)
+            (np.maximum if greedy else np.add).at(mass, block, weight)
+            blocks[here], total[here] = mass, weight.sum()
         else:
-            values.exp_()
-        if not math.isnan(top):
-            lowest[here], last[here] = _filter(own, values, *filters)
-        blocks[here] = (each.amax(-1) if greedy else each.sum(-1)).numpy()
-        total[here] = values.sum() if greedy else blocks[here].sum()
+            values, each = scratch(size)
+            _weigh(own, top, scale, values.numpy())
+            lowest[here], last[here] = _filter(own, values, top_k, top_p, min_p)
+            blocks[here] = (each.amax(-1) if greedy else each.sum(-1)).numpy()
+            total[here] = values.sum() if greedy else blocks[here].sum()
+    share(weigh, free)
     numbers = [torch.from_numpy(x)[:, :, None] for x in (largest, lowest, last, total)]
     return *numbers[:3], numbers[3].log(), torch.from_numpy(blocks).log() - numbers[3].log()
 
@@ -107,6 +161,17 @@ def log_prob_on_host(
             logit = own.numpy()[tied]
             out.numpy()[tied[(logit < least) | ((logit == least) & (tied > final))]] = -math.inf
     return values
+
+
+def _likely(logits: Floats, largest: float, scale: float, min_p: float) -> tuple[Ids, Floats, float, int]:
+    """The tokens that min-p alone keeps, and their weights; the smallest logit of them, and the last that has it."""
+    ids = np.flatnonzero(logits >= largest + (math.log(min_p) - 1e-4) / scale)  # more than it keeps, by rounding
+    weights = _weigh(logits[ids], largest, scale)
+    kept = weights >= np.float32(min_p)
+    ids, weights = ids[kept], weights[kept]
+    own = logits[ids]
+    lowest = own.min()
+    return ids, weights, float(lowest), int(ids[own == lowest][-1])
 
 
 def _filter(logits: Floats, values: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[float, int]:

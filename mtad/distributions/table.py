@@ -13,7 +13,7 @@ the logarithms. An *entry* is one token of one block; `entries` gives the log-pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtad.distributions.candidates import Candidates, invert
-from mtad.distributions.prefix import filter_on_host, kept_tokens, log_prob_on_host
+from mtad.distributions.prefix import filter_on_host, kept_tokens, log_prob_on_host, share, softmax
 from mtad.ops import index
 from mtad.rows import BLOCK, Rows, blocks_of
 
@@ -176,13 +176,15 @@ def normaliser(logits: Tensor, wanted: Tensor) -> Tensor:
     """
     if logits.device.type != "cpu":
         return logits.float().logsumexp(-1)
-    found = torch.zeros(logits.shape[:2])
-    scratch = torch.empty(logits.shape[2])
-    for row, at in wanted.nonzero().tolist():  # logsumexp takes twice as long
-        own = logits[row, at].float().numpy()
-        np.subtract(own, top := own.max(), out=scratch.numpy())
-        found[row, at] = scratch.exp_().sum().log() + float(top)
-    return found
+    found, given = np.zeros(logits.shape[:2], np.float32), logits.float().numpy()
+
+    def work(positions: Iterator[list[int]]) -> None:
+        for row, at in positions:
+            _, largest, peak = softmax(given[row, at], 1)
+            found[row, at] = largest - math.log(peak)
+
+    share(work, wanted.nonzero().tolist())
+    return torch.from_numpy(found)
 
 
 def draw_one(table: Table, at: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
