@@ -84,8 +84,10 @@ class Columns:
         stored, lagging = self._stored[rows], write_at > self._known[rows]
         lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))  # columns from 0 on that each token sees
         whole, causal = (lead >= write_at[:, None]).all(1), (lead > at).all(1) | lagging
-        apart = (np.take_along_axis(mask, at[:, None], 2).sum(-1) == 1).all(1)  # no token sees another of the step
-        is_beams = ~causal & (~whole | (apart & (stored >= write_at)))
+        is_beams = ~causal
+        if is_beams.any():
+            apart = (np.take_along_axis(mask, at[:, None], 2).sum(-1) == 1).all(1)  # no token sees another of the step
+            is_beams &= ~whole | (apart & (stored >= write_at))
         base = self._base[rows] = np.where(whole & ~lagging, write_at, self._base[rows])
         assert (base <= stored)[is_beams].all(), "a draft goes on whose root is not stored"
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
@@ -255,11 +257,14 @@ class Columns:
             self.waiting.discard(row)
         return zeroed
 
-    def missing(self, spans: Sequence[tuple[int, int]]) -> int:
-        """Pages at most that a run over columns start .. end - 1 of the first rows takes from the pool."""
-        starts, ends = np.array(spans).reshape(-1, 2).T
-        rows = np.arange(len(spans))
-        return int(self.table.missing(rows, np.minimum(starts, self._base[rows]), ends).sum())
+    def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether the pool has the pages that a run over columns start .. end - 1 of the first rows may take."""
+        free, base = self.table.pages.free, self._base[: len(spans)].tolist()
+        starts = [min(start, at) for (start, _), at in zip(spans, base, strict=True)]
+        ends = [end for _, end in spans]
+        if sum((end - start) // PAGE + 2 for start, end in zip(starts, ends, strict=True)) <= free:
+            return True  # whichever of them the rows have
+        return int(self.table.missing(np.arange(len(spans)), np.array(starts), np.array(ends)).sum()) <= free
 
     def check_integrity(self, others: Sequence[int] = ()) -> None:
         """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""

@@ -227,7 +227,7 @@ class OpenVinoEngine(Engine):
             cache[pages] = 0
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
-        return self.columns.missing(spans) <= self.columns.table.pages.free
+        return self.columns.fits(spans)
 
     def free_row(self, row: int) -> None:
         self.columns.cut(row, 0)
