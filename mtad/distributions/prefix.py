@@ -44,7 +44,8 @@ def share(work: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
 
 @lru_cache(maxsize=8)
 def _scratch(size: int, blocks: int, thread: int) -> Tensor:
-    return torch.zeros(blocks, BLOCK)
+    with torch.inference_mode(False):  # else nobody could write to it outside of that mode
+        return torch.zeros(blocks, BLOCK)
 
 
 def scratch(size: int) -> tuple[Tensor, Tensor]:

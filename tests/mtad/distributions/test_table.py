@@ -71,6 +71,15 @@ def test_a_table_is_the_definitions_distribution(ties: bool) -> None:
     assert found.below(torch.full_like(tokens, 1), tokens).equal(found.pick(torch.ones_like(tokens)).at(tokens))
 
 
+def test_a_table_made_within_inference_mode_is_that_made_outside_of_it() -> None:
+    """Also where memory that was first used within is used again outside."""
+    logits = torch.randn(len(SETTINGS), 2, VOCAB + 1)
+    given = stack_rows(SETTINGS, block_shape(SETTINGS, VOCAB + 1, listed=0), VOCAB + 1, ())
+    with torch.inference_mode():
+        within = tabulate(logits, given)
+    assert all(map(torch.equal, within, tabulate(logits, given)))
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_device_and_the_host_make_the_same_table(ties: bool) -> None:
     logits = 3 * torch.randn(len(SETTINGS), 3, VOCAB, generator=torch.Generator().manual_seed(1))
