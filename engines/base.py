@@ -190,7 +190,7 @@ class Engine(ABC):
         """
 
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:  # noqa: B027 - see `free_row`
-        """See to it that consecutive rows can be written at columns start .. end - 1, (start, end) of each.
+        """Make sure that consecutive rows can be written at columns start .. end - 1, (start, end) of each.
 
         Where rows share a pool of pages, `fits` must say so.
         """
@@ -223,7 +223,6 @@ class Engine(ABC):
         self.kv[:, :, row, :, start:] = 0
 
     def clear(self) -> None:
-        """Zero all rows."""
         for row in range(self.spec.rows):
             self.clear_row(row)
 

@@ -266,7 +266,7 @@ class LLM:
         return self.loop.step()
 
     def measure(self, again: bool = False) -> None:
-        """See to it that step costs are known, for adaptive drafts: those kept from an earlier start, or measured now.
+        """Make sure that step costs are known, for adaptive drafts: those kept from an earlier start, or measured now.
 
         Measuring takes about two seconds, and on a GPU some more to record the steps first. Done by the first request
         that needs it; a server does it at start. Not while a turn runs.

@@ -193,7 +193,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_size: int) -> None:
-    """See to it that the descriptions of two engines have the same `names`, and logits for all ids they share.
+    """Make sure that the descriptions of two engines have the same `names`, and logits for all ids they share.
 
     Raises:
         InvalidInput: they have not.

@@ -34,7 +34,7 @@ SHAPE_OPERATORS = frozenset(
 for numbers on a GPU, so none of them is on the CPU for the lack of one."""
 
 Options = list[tuple[str, dict[str, str]]]
-"""A session's `providers`."""
+"""Providers and their options, as `onnxruntime.InferenceSession` takes them."""
 
 
 def load_onnxruntime() -> ModuleType:

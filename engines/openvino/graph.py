@@ -141,7 +141,6 @@ def _paged(context: Any, spec: EngineSpec) -> Any:
 
 
 def _of(value: Any, kind: Any) -> Any:
-    """A constant."""
     return importlib.import_module("openvino.opset13").constant(np.array(value, kind)).output(0)
 
 

@@ -23,7 +23,7 @@ ACCURACY = 4
 """`accuracy_level` of MatMulNBits: activations are quantised to int8, block by block, in registers. With 1 (float32) an
 int8 step takes some ten times as long."""
 CONTRIBUTED = "com.microsoft"
-"""Domain of MatMulNBits."""
+"""The operator domain that MatMulNBits belongs to."""
 
 
 class Blocks(NamedTuple):

@@ -61,7 +61,7 @@ class Tool(OfFunction):
 
 
 class FunctionName(StrictModel):
-    """Names a function."""
+    """The function that `tool_choice` asks for."""
 
     name: str
 

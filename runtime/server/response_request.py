@@ -1,4 +1,4 @@
-"""Bodies of `/v1/responses`."""
+"""What a request to `/v1/responses` may contain."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TextOptions(StrictModel):
 
 
 class ResponseRequest(Body):
-    """Body of `/v1/responses`."""
+    """A request to `/v1/responses`, as OpenAI defines it."""
 
     input: Annotated[Items[Item], Field(min_length=1, description="or a text, a user's")]
     instructions: str | None = Field(None, description="a system message before the input")

@@ -181,7 +181,7 @@ class Body(_Parameters):
 
 
 class CompletionRequest(Body):
-    """Body of `/v1/completions`."""
+    """A request to `/v1/completions`, as OpenAI defines it."""
 
     prompt: Prompt
     echo: bool = Field(False, description="repeat the prompt before the text, with its logprobs where those are wanted")
@@ -212,7 +212,7 @@ class CompletionRequest(Body):
 
 
 class ChatCompletionRequest(Body):
-    """Body of `/v1/chat/completions`."""
+    """A request to `/v1/chat/completions`, as OpenAI defines it."""
 
     messages: Items[Message] = Field(min_length=1)
     logprobs: bool = False
@@ -253,7 +253,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """Body of `/detokenize`."""
+    """A request to `/detokenize`, as vLLM defines it."""
 
     model: str | None = None
     tokens: Items[Token]

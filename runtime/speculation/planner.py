@@ -29,7 +29,7 @@ PROBE_SHARE = 0.01
 """A probe loses at most this share of the time since the last one, by what is known of costs and acceptance."""
 
 LEAST = BlockShape(1, 1, 1)
-"""The smallest draft."""
+"""The smallest draft: one token, in one beam."""
 
 
 class DraftSize(NamedTuple):

@@ -96,7 +96,6 @@ class ExecutorClient:
         return [self._beams(result, count) for result, count in zip(self._ask(requests), steps, strict=True)]
 
     def close(self) -> None:
-        """Release the GPU."""
         self._executor.shutdown()
 
     def _request(self, text: Sequence[int], new: int, salt: int, draft: Sequence[int] | None = None) -> Any:

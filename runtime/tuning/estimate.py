@@ -80,11 +80,9 @@ class Report:
 
     @property
     def best(self) -> DraftEstimate:
-        """The fastest."""
         return max(self.estimates, key=lambda one: one.speed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {**asdict(self), "costs": self.costs._asdict(), "best": asdict(self.best)}
 
 

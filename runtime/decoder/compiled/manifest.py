@@ -53,7 +53,7 @@ def sources_hash() -> str:
 
 
 def write_manifest(folder: Path, names: list[str], versions: dict[str, str]) -> None:
-    """Write `graphs.json`."""
+    """Write `graphs.json`, which says what the graphs were compiled from."""
     values = {"sources": sources_hash(), "graphs": sorted(names), "versions": versions}
     write_json(folder / "graphs.json", values)
 
