@@ -191,10 +191,15 @@ class Columns:
         )
 
     def _seen(self, mask: NDArray[np.bool_], base: Ints, ends: Ints) -> NDArray[np.bool_]:
-        """Which of the columns base .. end - 1 each token [R, S] sees: [R, S, T]."""
+        """Which of the columns base .. end - 1 each token [R, S] sees: [R, S, T]. All see themselves.
+
+        A slot that no beam is in may see nothing; it is run like the others, and nobody looks at it.
+        """
         columns = base[:, None] + np.arange(int((ends - base).max()))
         inside = np.minimum(columns, ends[:, None] - 1)
-        return np.take_along_axis(mask, inside[:, None], 2) & (columns < ends[:, None])[:, None]
+        own = ends[:, None] - mask.shape[1] + np.arange(mask.shape[1])
+        seen = np.take_along_axis(mask, inside[:, None], 2) & (columns < ends[:, None])[:, None]
+        return seen | (columns[:, None] == own[:, :, None])
 
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row, which are stored."""
