@@ -230,6 +230,10 @@ class Engine(ABC):
         """Have a pool of so many pages, before anything is stored; for engines whose rows share one."""
         raise NotImplementedError
 
+    def beam_pages(self, draft_len: int) -> int:
+        """Pages that each beam of a draft of so many tokens has of its own, besides those of its row."""
+        return 0
+
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
         """Whether the first rows can be written at columns start .. end - 1 all together, (start, end) of each.
 

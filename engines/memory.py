@@ -24,7 +24,8 @@ class Memory:
 
     Attributes:
         rows, capacity: requests at once, KV columns per row.
-        row: keys and values of one row, of both caches or of the one whose rows have memory of their own.
+        row: keys and values of one row, of both caches or of the one whose rows have memory of their own; and those of
+            beams that have some.
         logits: logits of one row at the largest draft, the target's and one working copy.
         prefixes: kept keys and values of earlier prompts, both caches.
         graphs: recorded blocks: an estimate, `GRAPH` each.

@@ -106,7 +106,7 @@ class LLM:
             run_block = self.blocks.run_block
         kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
         prefixes = pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept)
-        whole = pair.memory(config.nodes + 1, kept, recorded)
+        whole = pair.memory(config, kept, recorded)
         self.memory = replace(whole, pages=max(pair.target.pages, pair.auxiliary.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer

@@ -59,12 +59,17 @@ class Pair:
         if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
             raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
 
-    def memory(self, nodes: int, prefix_tokens: int, recorded: int = 0) -> Memory:
-        """What it takes, with pages for all rows where rows share them; the arguments are those of `Memory.of`."""
+    def memory(self, config: RuntimeConfig, prefix_tokens: int, recorded: int = 0) -> Memory:
+        """What it takes, with pages for all rows where rows share them; see `Memory.of`.
+
+        Where beams of the auxiliary have pages of their own, a row's memory includes those of its widest draft.
+        """
         page_columns = max(self.target.page_columns, self.auxiliary.page_columns)
         pages = page_columns, (self.target.page_bytes, self.auxiliary.page_bytes)
         specs = self.target.spec, self.auxiliary.spec
-        return Memory.of(*specs, self.weights, nodes, prefix_tokens, recorded, *pages)
+        whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
+        beam = self.auxiliary.beam_pages(config.max_draft_len) * self.auxiliary.page_bytes
+        return replace(whole, row=whole.row + config.max_beam_width * beam)
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +133,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     )
     if config.memory is not None and paged:
         records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
-        pages = pair.memory(nodes + 1, keep, MOST if records else 0).within(config.memory).pages
+        pages = pair.memory(config, keep, MOST if records else 0).within(config.memory).pages
         for one in (engine, drafter):
             if one.pages:
                 one.limit(pages)

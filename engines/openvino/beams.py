@@ -37,19 +37,20 @@ class Sequences(NamedTuple):
     copies: list[tuple[int, int]]
 
 
-class Beams:
-    """The beams that the rows' latest steps were over.
+class BeamPages:
+    """Which path each beam of the rows' latest steps holds, and in which pages.
 
     Args:
-        table: of the rows; the beams' pages are numbered behind those of its pool, and one more.
+        table: of the rows. The pages of beams have the numbers from that of its pool's last page plus 2 on: the one
+            between is for blanks.
 
     Attributes:
         slots: beams of a row that there are pages for.
-        each: pages of a beam.
+        per_beam: pages of a beam.
     """
 
     def __init__(self, table: PageTable) -> None:
-        self._table, self.slots, self.each = table, 1, 1
+        self._table, self.slots, self.per_beam = table, 1, 1
         rows = len(table.table)
         self._ends = np.full((rows, 1), -1)  # the last column of the path that each beam holds, from the base on
         self._paths = np.full((rows, 1, 1), -1)  # all its columns, from the base on
@@ -57,16 +58,16 @@ class Beams:
     @property
     def count(self) -> int:
         """Pages of all beams together."""
-        return len(self._ends) * self.slots * self.each
+        return len(self._ends) * self.slots * self.per_beam
 
-    def forget(self, rows: Ints | int) -> None:
+    def forget(self, rows: Ints | int | slice) -> None:
         self._ends[rows] = self._paths[rows] = -1
 
-    def pages(self, rows: Ints | int, slots: Ints | int = 0) -> Ints:
+    def pages(self, rows: Ints | int, slots: Ints | int) -> Ints:
         """The pages of beams: one more axis than `rows` and `slots` have together."""
         beams = np.asarray(rows * self.slots + slots)
-        first: Ints = len(self._table.pages.users) + 1 + beams * self.each
-        return first[..., None] + np.arange(self.each)
+        first: Ints = len(self._table.pages.users) + 1 + beams * self.per_beam
+        return first[..., None] + np.arange(self.per_beam)
 
     def extend(self, rows: Ints, base: Ints, seen: NDArray[np.bool_]) -> Sequences:
         """Continue beams by a token each: R x S sequences, row by row.
@@ -79,17 +80,11 @@ class Beams:
             seen: [R, S, T], which of the columns from the base on each node sees. The last one is its own.
         """
         size, length, steps = self._table.size, seen.sum(-1), seen.shape[1]
-        depth, whole = int(length.max()), base // size  # `whole`: the row's pages that its beams share
+        depth, shared = int(length.max()), base // size  # `shared`: pages of the row that its beams begin with
         used = -(-(base[:, None] + length) // size)
-        self._reserve(steps, int((used - whole[:, None]).max()), depth)
-        own = self.pages(rows[:, None], np.arange(steps))
-
-        order, paths = np.arange(depth), np.full((len(rows), steps, depth), -1)
-        row, slot, column = np.nonzero(seen)
-        paths[row, slot, (seen.cumsum(-1) - 1)[row, slot, column]] = column
-        parents = np.where(order == (length - 2)[:, :, None], paths, 0).sum(-1)
-        found = (self._ends[rows][:, None] == parents[:, :, None]) & (length > 1)[:, :, None]
-        parent = np.where(found.any(-1), found.argmax(-1), -1)
+        self._reserve(steps, int((used - shared[:, None]).max()), depth)
+        own, order, paths = self.pages(rows[:, None], np.arange(steps)), np.arange(depth), _paths(seen, length)
+        parent = self._parents(rows, paths, length)
         kept = np.where(parent < 0, 0, length - 1)
         copies = self._copies(rows, base, parent, kept, own)
         self.forget(rows)
@@ -98,9 +93,9 @@ class Beams:
         new = (order >= kept[:, :, None]) & (order < length[:, :, None])
         sizes = (length - kept).ravel()
         table = np.repeat(self._table.table[rows], steps, axis=0)
-        number = np.arange(table.shape[1]) - np.repeat(whole, steps)[:, None]  # of a page behind the shared ones
-        there = (number >= 0) & (number < self.each)
-        table[there] = own.reshape(-1, self.each)[np.nonzero(there)[0], number[there]]
+        number = np.arange(table.shape[1]) - np.repeat(shared, steps)[:, None]  # of a page behind the shared ones
+        there = (number >= 0) & (number < self.per_beam)
+        table[there] = own.reshape(-1, self.per_beam)[np.nonzero(there)[0], number[there]]
         return Sequences(
             past=(base[:, None] + kept).ravel(),
             sizes=sizes,
@@ -111,6 +106,13 @@ class Beams:
             copies=copies,
         )
 
+    def _parents(self, rows: Ints, paths: Ints, length: Ints) -> Ints:
+        """The slot that holds each path [R, S, D] but for its last column: int64 [R, S], -1 where there is none."""
+        before = np.where(np.arange(paths.shape[2]) == (length - 2)[:, :, None], paths, 0).sum(-1)
+        held = (self._ends[rows][:, None] == before[:, :, None]) & (length > 1)[:, :, None]
+        found: Ints = np.where(held.any(-1), held.argmax(-1), -1)
+        return found
+
     def _copies(self, rows: Ints, base: Ints, parent: Ints, kept: Ints, own: Ints) -> list[tuple[int, int]]:
         """What the beams' pages `own` [R, S, each] begin with: their parents', or the page that the row's base is on.
 
@@ -120,9 +122,8 @@ class Beams:
         """
         size = self._table.size
         begun = -(-((base % size)[:, None] + kept) // size)  # pages with something before the new tokens
-        wanted = (np.arange(self.each) < begun[:, :, None]) & (parent != np.arange(own.shape[1]))[:, :, None]
-        last = np.minimum(base // size, self._table.table.shape[1] - 1)
-        root = self._table.table[rows, last][:, None, None]
+        wanted = (np.arange(self.per_beam) < begun[:, :, None]) & (parent != np.arange(own.shape[1]))[:, :, None]
+        root = self._table.table[rows, base // size][:, None, None]
         source = np.where(parent[:, :, None] < 0, root, self.pages(rows[:, None], parent))
         return list(zip(source[wanted].tolist(), own[wanted].tolist(), strict=True))
 
@@ -134,13 +135,21 @@ class Beams:
         lengths = same.cumprod(-1).sum(-1)
         return lengths.argmax(1), lengths.max(1)
 
-    def _reserve(self, slots: int, each: int, depth: int) -> None:
-        """Have room for so many beams of a row, pages of a beam, and columns of a path. More pages begin empty."""
+    def _reserve(self, slots: int, per_beam: int, depth: int) -> None:
+        """Have room for so many beams of a row, pages of a beam, and columns of a path. More pages hold no path."""
         rows = len(self._ends)
-        if slots > self.slots or each > self.each:
-            self.slots, self.each = max(slots, self.slots), max(each, self.each)
+        if slots > self.slots or per_beam > self.per_beam:
+            self.slots, self.per_beam = max(slots, self.slots), max(per_beam, self.per_beam)
             self._ends = np.full((rows, self.slots), -1)
             self._paths = np.full((rows, self.slots, self._paths.shape[2]), -1)
         if depth > self._paths.shape[2]:
             more = np.full((rows, self.slots, depth - self._paths.shape[2]), -1)
             self._paths = np.concatenate([self._paths, more], 2)
+
+
+def _paths(seen: NDArray[np.bool_], length: Ints) -> Ints:
+    """The columns that each node sees [R, S, T], one behind the other, int64 [R, S, D]; -1 beyond its `length`."""
+    paths = np.full((*length.shape, int(length.max())), -1)
+    row, slot, column = np.nonzero(seen)
+    paths[row, slot, (seen.cumsum(-1) - 1)[row, slot, column]] = column
+    return paths

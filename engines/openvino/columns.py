@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.openvino.beams import Beams, Sequences
+from engines.openvino.beams import BeamPages, Sequences
 from engines.openvino.graph import PAGE
 from engines.openvino.run import Run
 from engines.pages import Ints, PageTable
@@ -33,7 +33,7 @@ class Columns:
     def __init__(self, rows: int, capacity: int, count: int | None = None) -> None:
         self.table = PageTable(rows, capacity, PAGE, count)
         self.waiting: set[int] = set()
-        self.beams = Beams(self.table)
+        self.beams = BeamPages(self.table)
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
         self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
@@ -82,13 +82,15 @@ class Columns:
         rows = np.arange(first_row, first_row + count)
         ends, at = write_at + steps, write_at[:, None] + np.arange(steps)
         stored, lagging = self._stored[rows], write_at > self._known[rows]
+        # A row is a text, whose tokens see all before them; a tree, whose tokens all see what is before the step; or
+        # beams: a level of a draft, whose tokens see none of each other, or a deeper one, which misses columns before.
         lead = np.where(mask.all(-1), at + 1, mask.argmin(-1))  # columns from 0 on that each token sees
-        whole, causal = (lead >= write_at[:, None]).all(1), (lead > at).all(1) | lagging
-        is_beams = ~causal
+        is_text, is_first = (lead > at).all(1) | lagging, (lead >= write_at[:, None]).all(1)
+        is_beams = ~is_text
         if is_beams.any():
-            apart = (np.take_along_axis(mask, at[:, None], 2).sum(-1) == 1).all(1)  # no token sees another of the step
-            is_beams &= ~whole | (apart & (stored >= write_at))
-        base = self._base[rows] = np.where(whole & ~lagging, write_at, self._base[rows])
+            among = np.take_along_axis(mask, at[:, None], 2).sum(-1)  # of the step's own tokens; a blank slot sees none
+            is_beams &= ~is_first | ((among <= 1).all(1) & (stored >= write_at))
+        base = self._base[rows] = np.where(is_first & ~lagging, write_at, self._base[rows])
         assert (base <= stored)[is_beams].all(), "a draft goes on whose root is not stored"
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
         held = np.where(lagging, write_at, np.where(is_beams, base, np.minimum(write_at, stored)))
@@ -97,7 +99,7 @@ class Columns:
         self.beams.forget(rows[~is_beams])
         beside = self._begin_waiting(set(rows.tolist()))
         self.waiting.intersection_update(rows[lagging].tolist())
-        return self._run(rows, held, ends, mask, keep, causal, is_beams, beside)
+        return self._run(rows, held, ends, mask, keep, is_text, is_beams, beside)
 
     def plan_waiting(self) -> Run:
         """The run of all rows that wait, and of nothing else."""
@@ -129,7 +131,7 @@ class Columns:
         ends: Ints,
         mask: NDArray[np.bool_],
         keep: Ints,
-        causal: NDArray[np.bool_],
+        is_text: NDArray[np.bool_],
         is_beams: NDArray[np.bool_],
         beside: tuple[Ints, Ints, Ints],
     ) -> Run:
@@ -151,7 +153,7 @@ class Columns:
         place[texts] = begins[1 : len(texts) + 1, None] - steps + np.arange(steps)
         place[drafts] = begins[len(begins) - len(drafts) * steps :].reshape(len(drafts), steps) - 1
         sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
-        if len(trees := np.flatnonzero(~causal[texts])):
+        if len(trees := np.flatnonzero(~is_text[texts])):
             masks = [np.tri(size, dtype=np.bool_) for size in sizes.tolist()]
             for number, row in zip(trees.tolist(), texts[trees].tolist(), strict=True):
                 masks[number][-steps:] = mask[row, :, held[row] : ends[row]]
@@ -191,15 +193,15 @@ class Columns:
         )
 
     def _seen(self, mask: NDArray[np.bool_], base: Ints, ends: Ints) -> NDArray[np.bool_]:
-        """Which of the columns base .. end - 1 each token [R, S] sees: [R, S, T]. All see themselves.
+        """Which of the columns base .. end - 1 each token [R, S] sees: [R, S, T].
 
-        A slot that no beam is in may see nothing; it is run like the others, and nobody looks at it.
+        A slot that no beam is in does not see itself. Nobody looks at it, so it is run as a token behind the base.
         """
         columns = base[:, None] + np.arange(int((ends - base).max()))
         inside = np.minimum(columns, ends[:, None] - 1)
-        own = ends[:, None] - mask.shape[1] + np.arange(mask.shape[1])
         seen = np.take_along_axis(mask, inside[:, None], 2) & (columns < ends[:, None])[:, None]
-        return seen | (columns[:, None] == own[:, :, None])
+        own = columns[:, None] == (ends[:, None] - mask.shape[1] + np.arange(mask.shape[1]))[:, :, None]
+        return np.where((seen & own).any(-1, keepdims=True), seen, own)
 
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row, which are stored."""
@@ -215,19 +217,21 @@ class Columns:
             pages to copy at once, (from, to).
         """
         rows = np.arange(len(source))
-        each = rows[:, None]
-        self._tokens[each, to], self._positions[each, to] = self._tokens[each, source], self._positions[each, source]
-        changed = np.where(source != to, to, self._tokens.shape[1]).min(1)
-        base = self._base[rows]
+        of_row, base = rows[:, None], self._base[rows]
         slots, lengths = self.beams.longest(rows, source - base[:, None])
-        ends = base + lengths
-        self._stored[rows] = np.where(lengths > 0, ends, np.minimum(self._stored[rows], changed))
-        copies = list[tuple[int, int]]()
+        # what lies in place is either no beam's, or one token, which the next step runs again anyway
+        lengths = np.where((source != to).any(1) & (to[:, 0] == base), lengths, 0)
+        ends, copies = base + lengths, list[tuple[int, int]]()
         for row in np.flatnonzero(lengths).tolist():
             start, end = int(base[row]), int(ends[row])
             self.table.make_writable(row, start, end)  # a beam's pages have the columns before as well
-            pages = self.pages_of(row, start, end)
+            pages = self.table.pages_of(row, start, end)
             copies += zip(self.beams.pages(row, slots[row])[: len(pages)].tolist(), pages, strict=True)
+        changed = np.where(source != to, to, self._tokens.shape[1]).min(1)
+        self._stored[rows] = np.where(lengths > 0, ends, np.minimum(self._stored[rows], changed))
+        for values in (self._tokens, self._positions):
+            values[of_row, to] = values[of_row, source]
+        self.beams.forget(rows)
         return copies
 
     def copy(self, source: int, to: int, columns: int) -> None:

@@ -86,35 +86,42 @@ class OpenVinoEngine(Engine):
     def limit(self, pages: int) -> None:
         self.pages, self.columns = pages, Columns(self.spec.rows, self.spec.capacity, pages)
         self._caches: list[Array] = []
+        self._pool = 0  # pages of the pool that the caches have memory for
         self._feeds: dict[str, Array] = {}
         self._logits: Tensor | None = None
         self._late: list[tuple[int, Sequence[int], Callable[[], None]]] = []
         self._allocate()
 
     def _allocate(self) -> None:
-        """Memory for all pages that there are, one for blanks, and beams'; what pages held, they hold afterwards."""
-        before, self._caches = self._caches, []
+        """Memory for the pool's pages, one more for blanks, and those of beams. The pool's keep what they hold.
+
+        One cache after the other, so that no two are there twice, and each is bound to what it holds.
+        """
+        count = self._blank + 1 + self.columns.beams.count
         for number, port in enumerate(self._ports):
             size = int(np.prod([dim.get_length() for dim in list(port.partial_shape)[1:]])) * port.element_type.size
-            raw = np.zeros((self._blank + 1 + self.columns.beams.count, size), np.uint8)
-            if before:
-                raw[: len(before[number])] = before[number]
-            self._caches.append(raw)
-        self._bind()
+            raw = np.zeros((count, size), np.uint8)
+            if number < len(self._caches):
+                held = min(self._pool, self._blank)
+                raw[:held] = self._caches[number][:held]
+                self._caches[number] = raw
+            else:
+                self._caches.append(raw)
+            self._bind(number)
+        self._pool = self._blank
 
     @property
     def _blank(self) -> int:
         """The page that blanks are written to, behind those of the pool."""
         return len(self.columns.table.pages.users)
 
-    def _bind(self) -> None:
-        """Let steps use these caches."""
-        ov = self._ov
-        for port, raw in zip(self._ports, self._caches, strict=True):
-            shape = [len(raw), *(dim.get_length() for dim in list(port.partial_shape)[1:])]
-            kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
-            tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
-            self._request.set_tensor(port.any_name, tensor)
+    def _bind(self, number: int) -> None:
+        """Let steps use a cache."""
+        ov, port, raw = self._ov, self._ports[number], self._caches[number]
+        shape = [len(raw), *(dim.get_length() for dim in list(port.partial_shape)[1:])]
+        kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
+        tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
+        self._request.set_tensor(port.any_name, tensor)
 
     @property
     def name(self) -> str:
@@ -155,8 +162,8 @@ class OpenVinoEngine(Engine):
         return len(self.columns.waiting)
 
     def finish(self) -> None:
-        run = self.columns.plan_waiting()
-        if len(run.rows):
+        if self.columns.waiting:
+            run = self.columns.plan_waiting()
             self._infer(run, torch.empty(1, 0, self.spec.vocab_size, dtype=self.spec.torch_dtype))
 
     def _infer(self, run: Run, logits: Tensor) -> None:
@@ -172,7 +179,7 @@ class OpenVinoEngine(Engine):
                 work()
 
     def _compute(self, run: Run, logits: Tensor) -> None:
-        if len(self._caches[0]) <= self._blank + self.columns.beams.count:
+        if min(map(len, self._caches)) <= self._blank + self.columns.beams.count:
             self._allocate()
         self._copy_pages(run.copies)
         run = padded(run, self._blank)
@@ -221,10 +228,14 @@ class OpenVinoEngine(Engine):
         self.columns.copy(source, to, columns)
 
     def clear_row(self, row: int, start: int = 0) -> None:
-        beams = self.columns.beams.pages(row)
-        pages = [*self.columns.cut(row, start), *beams[beams < len(self._caches[0])].tolist()]
+        beams = self.columns.beams
+        own = beams.pages(row, np.arange(beams.slots)).ravel()
+        pages = [*self.columns.cut(row, start), *own[own < min(map(len, self._caches))].tolist()]
         for cache in self._caches:
             cache[pages] = 0
+
+    def beam_pages(self, draft_len: int) -> int:
+        return -(-(PAGE - 1 + draft_len) // PAGE)
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
         return self.columns.fits(spans)
@@ -242,10 +253,13 @@ class OpenVinoEngine(Engine):
             yield
         finally:
             self.columns, self._caches, self._late = kept
-            self._bind()
+            self._pool = self._blank
+            for number in range(len(self._caches)):
+                self._bind(number)
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
         self.columns.table.pages.grow(tokens // PAGE)
+        self.columns.beams.forget(slice(None))  # their pages have other numbers now
         self._allocate()
         return _KeptPrompts(self, tokens)
 

@@ -7,6 +7,7 @@ first, whose count or mass reaches a bound.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 
 _HELPER = ThreadPoolExecutor(1, "filter")
+_HAS_CORES = len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) > 1
 
 
 def share(work: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
@@ -35,15 +37,22 @@ def share(work: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
     That helps where they spend their time within few long calls of numpy and torch, which need no lock. Waking the
     other thread takes as long as one distribution, so few items are left to one.
     """
-    rest = iter(items)
-    other = _HELPER.submit(work, rest) if len(items) > 4 else None
-    work(rest)
-    if other and not other.cancel():
-        other.result()
+    rest, other = iter(items), None
+    if len(items) > 4 and _HAS_CORES:
+        try:
+            other = _HELPER.submit(work, rest)
+        except RuntimeError:  # the main thread has ended, and this one goes on: no other can be started any more
+            other = None
+    try:
+        work(rest)
+    finally:
+        if other and not other.cancel():
+            other.result()
 
 
 @lru_cache(maxsize=8)
 def _scratch(size: int, blocks: int, thread: int) -> Tensor:
+    """One for each vocabulary and thread."""
     with torch.inference_mode(False):  # else nobody could write to it outside of that mode
         return torch.zeros(blocks, BLOCK)
 
@@ -58,7 +67,10 @@ def scratch(size: int) -> tuple[Tensor, Tensor]:
 
 
 def softmax(logits: Floats, scale: float) -> tuple[Tensor, float, float]:
-    """Probabilities of scaled logits [V], in `scratch` as blocks, the largest logit, and its probability."""
+    """Probabilities of scaled logits [V], the largest logit, and its probability.
+
+    The probabilities are blocks of this thread's `scratch`, so they last until it is used again.
+    """
     (values, each), given = scratch(len(logits)), torch.from_numpy(logits)
     torch.softmax(given if scale == 1 else torch.mul(given, scale, out=values), 0, out=values)
     best = int(logits.argmax())
@@ -66,7 +78,7 @@ def softmax(logits: Floats, scale: float) -> tuple[Tensor, float, float]:
 
 
 def _weigh(logits: Floats, largest: float, scale: float, out: Floats | None = None) -> Floats:
-    """exp(scale (logits - largest)); numpy takes half the time of torch, and less where that is no float32 in full."""
+    """exp(scale (logits - largest)); numpy takes half the time of torch, and less where results are denormal."""
     values = np.subtract(logits, np.float32(largest), out=out)
     if scale != 1:
         np.multiply(values, np.float32(scale), out=values)
@@ -166,7 +178,8 @@ def log_prob_on_host(
 
 def _likely(logits: Floats, largest: float, scale: float, min_p: float) -> tuple[Ids, Floats, float, int]:
     """The tokens that min-p alone keeps, and their weights; the smallest logit of them, and the last that has it."""
-    ids = np.flatnonzero(logits >= largest + (math.log(min_p) - 1e-4) / scale)  # more than it keeps, by rounding
+    least = largest + (math.log(min_p) - 1e-4) / scale
+    ids = np.flatnonzero(logits >= least - 1e-6 * abs(least))  # more than it keeps, whatever is rounded
     weights = _weigh(logits[ids], largest, scale)
     kept = weights >= np.float32(min_p)
     ids, weights = ids[kept], weights[kept]

@@ -1,22 +1,14 @@
-"""How the cost of an engine's step grows with tokens, rows, context, size and vocabulary; and two contracts of a block.
+"""How the cost of an engine's step grows with tokens, rows, context, size and vocabulary.
 
     mtad bench steps                       all of it, half an hour; an interrupted run goes on where it ended
     mtad bench steps --quick               a minute, to see that it works, into build/results
-    mtad bench steps --sweeps rerun        only the two ways to run a block
 
 Models have random weights and the demo target's layers; wider MLPs make them larger. Every step keeps the logits of all
-its tokens. The points of one engine take turns; figures are medians with 95 % intervals. `rerun` compares, by paired
-ratios, two ways to run a block of four levels and four beams. `columns`: tokens attend to the cache's columns of their
-ancestors, so each runs once. `rerun`: the mask reaches a step's own tokens only (OpenVINO's paged attention), so each
-level runs the tree above it again. That is auxiliary steps of 2, 4, 4, 4 against 4, 5, 9, 13 tokens and a target step
-of 5 (mtad), or of 17 against 21 (mmtad). It assumes that all four levels are drafted, that the accepted path lies in
-place, so the next block runs none of it again, that no prompt waits, and that both ways run on one engine with the same
-attention. Moving columns, which only `columns` has to do, is not in the time.
+its tokens. The points of one engine take turns; figures are medians with 95 % intervals.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
@@ -40,7 +32,7 @@ from export.checkpoint.checkpoint import find
 from export.onnx.graph import write_graph
 from runtime.commands.entry import Parser
 from scripts.bench.gate import median_interval
-from scripts.bench.peers.models import ROLES, SIZES, Models
+from scripts.bench.peers.models import SIZES
 from scripts.bench.peers.store import Store
 from scripts.bench.steps_report import plot, table
 from scripts.demo import inflate
@@ -56,12 +48,7 @@ ENGINES = {
 }
 """Format, provider and compute by engine."""
 TOKENS = (1, 5, 17)
-SWEEPS = ("rows", "context", "size", "vocabulary", "rerun")
-BLOCKS = {
-    "mtad": {"columns": ((2, 4, 4, 4), 5), "rerun": ((4, 5, 9, 13), 5)},
-    "mmtad": {"columns": ((2, 4, 4, 4), 17), "rerun": ((4, 5, 9, 13), 21)},
-}
-"""Tokens of the auxiliary's steps and of the target's, by method and contract."""
+SWEEPS = ("rows", "context", "size", "vocabulary")
 CONTEXT, CHUNK = 128, 256
 
 
@@ -155,27 +142,6 @@ def measure_points(engine: Engine, points: Sequence[Point], repeats: int, second
     return found
 
 
-def measure_blocks(target: Engine, auxiliary: Engine, rows: int, repeats: int, seconds: float) -> dict[str, Any]:
-    """Of each method, the milliseconds of a block by contract, and the paired ratio of `rerun` to `columns`."""
-    for engine in (target, auxiliary):
-        fill(engine, rows, 0, CONTEXT)
-
-    def block(drafts: Sequence[int], verified: int) -> Callable[[], float]:
-        steps = [timed_step(auxiliary, Point(rows, tokens)) for tokens in drafts]
-        steps.append(timed_step(target, Point(rows, verified)))
-        return lambda: sum(step() for step in steps)
-
-    runs = {(method, way): block(*own) for method, ways in BLOCKS.items() for way, own in ways.items()}
-    taken = take_turns(runs, repeats, seconds)
-    found: dict[str, Any] = {}
-    for method in BLOCKS:
-        columns, rerun = (taken[method, way] for way in ("columns", "rerun"))
-        own = {"columns": [1e3 * a for a in columns], "rerun": [1e3 * a for a in rerun]}
-        own["ratio"] = [b / a for a, b in zip(columns, rerun, strict=True)]
-        found[method] = {name: median_interval(values) for name, values in own.items()}
-    return found
-
-
 def units(sweeps: Sequence[str], sizes: Sequence[str], quick: bool) -> list[tuple[str, Model, list[Point]]]:
     """What is measured with one engine open: the sweep, its model, its points."""
     some = slice(2) if quick else slice(None)
@@ -198,16 +164,6 @@ def _points_of(name: str, model: Model, points: Sequence[Point], options: Namesp
     placement = Placement(threads=options.threads, provider=provider, compute=compute)
     engine = open_engine(model.folder(format), placement, max(point.rows for point in points))
     return measure_points(engine, points, options.repeats, options.seconds)
-
-
-def _blocks_of(name: str, size: str, rows: int, options: Namespace) -> list[dict[str, Any]]:
-    format, provider, _ = ENGINES[name]
-    pair = Models(size, BUILD).pair(format)
-    target, auxiliary = (
-        open_engine(pair / role, Placement(threads=threads, provider=provider), rows)
-        for role, threads in zip(ROLES, (options.threads, 1), strict=True)
-    )
-    return [measure_blocks(target, auxiliary, rows, options.repeats, options.seconds)]
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -241,10 +197,6 @@ def run(arguments: Sequence[str]) -> None:
     for sweep, model, points in tqdm(work, desc="steps", unit="model"):
         for name in options.engines:
             keep(sweep, {"engine": name, **asdict(model)}, partial(_points_of, name, model, points, options))
-    if "rerun" in options.sweeps:
-        cases = itertools.product(options.sizes[:2], ("onnxruntime f32", "torch f32"), (1, 8))
-        for size, name, rows in tqdm(list(cases), desc="rerun", unit="case"):
-            keep("rerun", {"engine": name, "size": size, "rows": rows}, partial(_blocks_of, name, size, rows, options))
     report = {"command": " ".join(["mtad bench", *sys.argv[1:]]), "machine": machine(), "sets": sets}
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)

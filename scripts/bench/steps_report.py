@@ -12,14 +12,7 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table of one sweep: milliseconds by tokens per row; of `rerun`, ratios with 95 % intervals."""
-    if rows[0]["sweep"] == "rerun":
-        lines = [["rerun relative to columns", "rows", "`mtad`", "`mmtad`"]]
-        for row in rows:
-            ratios = (row[method]["ratio"] for method in ("mtad", "mmtad"))
-            shown = [f"{r['median']:.2f} ({r['low']:.2f} to {r['high']:.2f})" for r in ratios]
-            lines.append([f"{row['size']}, {row['engine']}", str(row["rows"]), *shown])
-        return markdown(lines)
+    """A Markdown table of one sweep: milliseconds by tokens per row."""
     sweep, tokens = rows[0]["sweep"], sorted({row["tokens"] for row in rows})
     lines = [
         ["engine", "size", sweep if sweep != "size" else "rows", *(f"{n} tokens, ms" for n in tokens), "last : first"]
@@ -36,7 +29,7 @@ def _place(row: Row) -> tuple[str, str, int]:
 
 
 def plot(sets: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """A panel for each sweep: milliseconds of a step by engine, or the ratios of `rerun`.
+    """A panel for each sweep: milliseconds of a step by engine.
 
     Steps have 5 tokens per row. The sweep of rows has one panel more: tokens per row, with one row.
     """
@@ -51,12 +44,9 @@ def plot(sets: Mapping[str, Sequence[Row]], path: Path) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (sweep, x) in zip(axes.flat, panels, strict=False):
-        if sweep == "rerun":
-            _plot_ratios(axis, sets[sweep])
-        else:
-            fixed = {"tokens": {"rows": 1}}.get(x, {"tokens": 5})
-            fixed |= {} if x == "size" else {"size": sets[sweep][0]["size"]}
-            _plot_growth(axis, [row for row in sets[sweep] if fixed.items() <= row.items()], x)
+        fixed = {"tokens": {"rows": 1}}.get(x, {"tokens": 5})
+        fixed |= {} if x == "size" else {"size": sets[sweep][0]["size"]}
+        _plot_growth(axis, [row for row in sets[sweep] if fixed.items() <= row.items()], x)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -73,17 +63,3 @@ def _plot_growth(axis: Any, rows: Sequence[Row], x: str) -> None:
     axis.set(xlabel=f"{x} per row" if x == "tokens" else x, ylabel="ms per step", yscale="log")
     axis.legend(fontsize=8)
     axis.grid(alpha=0.3, which="both")
-
-
-def _plot_ratios(axis: Any, rows: Sequence[Row]) -> None:
-    for number, method in enumerate(("mtad", "mmtad")):
-        ratios = [row[method]["ratio"] for row in rows]
-        bars = [[abs(r[end] - r["median"]) for r in ratios] for end in ("low", "high")]
-        xs = [place + 0.4 * number for place in range(len(rows))]
-        axis.bar(xs, [r["median"] for r in ratios], 0.4, yerr=bars, label=method)
-    names = [f"{row['size']}\n{row['engine']}\nrows: {row['rows']}" for row in rows]
-    axis.set_xticks([place + 0.2 for place in range(len(rows))], names, fontsize=6)
-    worst = [max(row[method]["ratio"]["median"] for row in rows) for method in ("mtad", "mmtad")]
-    axis.set_title(f"running the tree again costs\nup to {worst[0]:.2f} (mtad) and {worst[1]:.2f} (mmtad) times")
-    axis.set(ylabel="rerun relative to columns")
-    axis.legend(fontsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 
@@ -24,18 +25,23 @@ class Paged:
         self.pages = defaultdict[int, list[int]](lambda: [0] * PAGE)
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
+        blank, beams = len(self.columns.table.pages.users), self.columns.beams
+        for number in itertools.chain(*copies):
+            assert number != blank, "a page is used that blanks are written to"
+            assert number <= blank + beams.count
         self.pages |= {to: list(self.pages[source]) for source, to in copies}
 
     def run(self, run: Run) -> list[int]:
         self.copy(run.copies)
         found: list[int] = []
-        for row, past in enumerate(run.past):
-            own = run.pages[run.page_begins[row] : run.page_begins[row + 1]]
-            begin, end = run.begins[row : row + 2]
+        for number, past in enumerate(run.past):
+            own = run.pages[run.page_begins[number] : run.page_begins[number + 1]]
+            begin, end = run.begins[number : number + 2]
+            assert end > begin, "a sequence has no tokens"
             size, new = end - begin, list[int]()
             sees = np.tri(size, dtype=bool)
             if len(run.sees):
-                sees = run.sees[run.sees_begins[row] : run.sees_begins[row + 1]].reshape(size, size).astype(bool)
+                sees = run.sees[run.sees_begins[number] : run.sees_begins[number + 1]].reshape(size, size).astype(bool)
             before = [self.pages[own[at // PAGE]][at % PAGE] for at in range(past)]
             for at in range(size):
                 seen = [*before, *(new[other] for other in range(at) if sees[at, other])]
@@ -69,7 +75,7 @@ class Texts:
         self.committed = [0] * ROWS
 
     def step(self, write_at: list[int], sees: list[list[set[int]]], depth: list[list[int]]) -> None:
-        """One step, and whether both gave every token the same."""
+        """One step, and whether both gave every token the same that sees itself."""
         count, steps = len(write_at), len(sees[0])
         tokens = np.array([[self.random.randrange(1000) for _ in range(steps)] for _ in range(count)])
         mask = np.zeros((count, steps, CAPACITY), bool)
@@ -80,7 +86,10 @@ class Texts:
         keep = np.arange(steps)[::-1]
         run = self.paged.columns.plan(tokens, positions, start, mask, keep, 0)
         expected = self.dense.step(tokens, positions, start, mask)
-        assert self.paged.run(run) == [value for row in expected for value in row[::-1]]
+        found = np.array(self.paged.run(run)).reshape(count, steps)[:, ::-1]
+        for row, at in np.ndindex(count, steps):
+            if mask[row, at, write_at[row] + at]:
+                assert found[row, at] == expected[row][at]
 
     def chain(self, write_at: list[int], steps: int) -> None:
         """A step of which each token sees all before it."""
@@ -99,14 +108,21 @@ class Texts:
             held[column] = hash((int(token), int(column), *sorted(held[:column])))
         self.committed[row] += steps
 
-    def block(self, rows: int, width: int, levels: int) -> None:
-        """Draft a tree of levels over the last two tokens, keep a path of it."""
+    def block(self, rows: int, width: int, levels: int, commit: int | None = None) -> None:
+        """Draft a tree of levels over the last two tokens, keep a path of it.
+
+        Some rows are narrower than the batch: the slots that no beam of theirs is in see nothing of the tree.
+
+        Args:
+            commit: tokens to commit of each path; by default, at random.
+        """
         self.chain([committed - 2 for committed in self.committed[:rows]], 2)
+        widths = [width if commit else self.random.randint(1, width) for _ in range(rows)]
         nodes: list[list[set[int]]] = [[set(range(self.committed[row]))] for row in range(rows)]
         paths: list[Content] = [[[]] for _ in range(rows)]
         for level in range(levels):
-            start = [self.committed[row] + level * width for row in range(rows)]
-            parents = [[self.random.randrange(len(nodes[row])) for _ in range(width)] for row in range(rows)]
+            start = [self.committed[row] + level * widths[row] for row in range(rows)]
+            parents = [[self.random.randrange(len(nodes[row])) for _ in range(widths[row])] for row in range(rows)]
             nodes = [
                 [nodes[row][parent] | {start[row] + slot} for slot, parent in enumerate(parents[row])]
                 for row in range(rows)
@@ -115,16 +131,18 @@ class Texts:
                 [[*paths[row][parent], start[row] + slot] for slot, parent in enumerate(parents[row])]
                 for row in range(rows)
             ]
-            self.step(start, nodes, [[self.committed[row] + level] * width for row in range(rows)])
-        self.keep([row[self.random.randrange(width)] for row in paths])
+            blank = [[set(range(self.committed[row]))] * (width - widths[row]) for row in range(rows)]
+            sees = [[*nodes[row], *blank[row]] for row in range(rows)]
+            self.step(start, sees, [[self.committed[row] + level] * width for row in range(rows)])
+        self.keep([row[self.random.randrange(len(row))] for row in paths], commit)
 
-    def keep(self, paths: list[list[int]]) -> None:
+    def keep(self, paths: list[list[int]], commit: int | None = None) -> None:
         source = np.array(paths)
         to = np.array(self.committed[: len(paths)])[:, None] + np.arange(source.shape[1])
         self.paged.copy(self.paged.columns.move(source, to))
         for row, path in enumerate(paths):
             self.dense.held[row][to[row, 0] : to[row, -1] + 1] = [self.dense.held[row][column] for column in path]
-            self.committed[row] += self.random.randint(1, len(path))
+            self.committed[row] += commit or self.random.randint(1, len(path))
 
     def cut(self, row: int, start: int) -> None:
         for page in self.paged.columns.cut(row, start):
@@ -179,7 +197,7 @@ def test_a_draft_runs_each_node_once_and_its_accepted_path_not_again(start: int)
         return plain(run)
 
     texts.paged.run = record  # type: ignore[method-assign]
-    texts.block(2, 4, 4)
+    texts.block(2, 4, 4, commit=4)
     assert ran[0] == (4, [start - 2])
     more_pages = 0 if start != PAGE - 2 else 2 * 4 * 2  # where beams get their second page, paths are run once more
     assert ran[1:] == [
@@ -198,6 +216,18 @@ def test_a_row_that_was_not_brought_up_to_date_changes_nothing() -> None:
     texts.paged.columns.plan(*_chain(40, 2), 0)
     texts.chain([10], 4)
     texts.paged.columns.check_integrity()
+
+
+def test_a_block_without_a_draft_leaves_what_an_earlier_ones_beams_held_alone() -> None:
+    """A caller may say what was accepted although nothing was drafted: then each column is where it was."""
+    texts = Texts(0)
+    texts.chain([0], 10)
+    texts.committed = [10]
+    texts.block(1, 4, 3, commit=2)
+    columns = texts.paged.columns
+    to = np.array([[12, 13, 14]])
+    assert columns.move(to, to) == []
+    texts.chain([10], 4)
 
 
 def test_prompts_run_beside_the_next_step() -> None:

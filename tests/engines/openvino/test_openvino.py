@@ -146,6 +146,12 @@ def test_a_run_that_fails_leaves_prompts_to_the_next(folder: Path, monkeypatch: 
     torch.testing.assert_close(engine.step(step), expected)
 
 
+def test_nothing_is_run_where_no_prompt_waits(folder: Path) -> None:
+    engine = open_engine(folder / "auxiliary", Placement(provider="openvino", compute="float32"), rows=2)
+    engine.finish()
+    assert not engine.postponed
+
+
 def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -78,6 +80,24 @@ def test_a_table_made_within_inference_mode_is_that_made_outside_of_it() -> None
     with torch.inference_mode():
         within = tabulate(logits, given)
     assert all(map(torch.equal, within, tabulate(logits, given)))
+
+
+@pytest.mark.parametrize("fails", ["neither", "caller", "helper"])
+def test_two_threads_do_each_item_once_and_an_error_of_either_reaches_the_caller(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(prefix, "_HAS_CORES", True)
+    here, both, done = get_ident(), Barrier(2), list[int]()
+
+    def work(items: Iterator[int]) -> None:
+        both.wait(10)  # so that each takes some
+        if fails == ("caller" if get_ident() == here else "helper"):
+            raise ArithmeticError(fails)
+        done.extend(items)
+
+    with nullcontext() if fails == "neither" else pytest.raises(ArithmeticError, match=fails):
+        prefix.share(work, range(20))
+    assert sorted(done) == list(range(20))
 
 
 @pytest.mark.parametrize("ties", [False, True])
