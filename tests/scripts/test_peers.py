@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,9 @@ from transformers import LlamaForCausalLM
 from mtad.errors import Failed, InvalidInput
 from scripts.bench.peers import compare as module
 from scripts.bench.peers.catalog import System, at_temperature, method_params
-from scripts.bench.peers.compare import Comparison, greedy_gap
+from scripts.bench.peers.compare import Comparison, greedy_gap, surprise
 from scripts.bench.peers.models import python
-from scripts.bench.peers.report import plot, summarise, table
+from scripts.bench.peers.report import perplexity, plot, summarise, table
 from scripts.bench.peers.store import Store
 from scripts.bench.peers.worker import Worker
 
@@ -112,6 +113,7 @@ def comparison(tmp_path: Path) -> Comparison:
     made = Comparison(models, "float32", SYSTEMS, prompts, base, Store(tmp_path / "slices.jsonl"))
     for one in SYSTEMS:
         made.store.add(system=one.name, gap=0.0)
+        made.store.add(system=one.name, surprise=[1.0])
     return made
 
 
@@ -168,6 +170,40 @@ def test_the_gap_is_that_of_the_worst_token(reference: LlamaForCausalLM) -> None
     expected = float(logits[text[2]] - logits[second])
     assert greedy_gap(reference, prompt, [*text[:2], second], []) == pytest.approx(expected, abs=1e-5)
     assert greedy_gap(reference, prompt, [*text[:2], second], [text[2]]) == 0, "skipping an end of text is no error"
+
+
+@torch.inference_mode()
+def test_the_surprise_is_the_mean_of_what_the_checkpoint_gives_each_token(reference: LlamaForCausalLM) -> None:
+    prompt, text = [5, 6, 7], [9, 8, 4]
+    log_p = reference(torch.tensor([prompt + text])).logits[0].log_softmax(-1)
+    expected = -sum(float(log_p[2 + at, token]) for at, token in enumerate(text)) / 3
+    assert surprise(reference, prompt, text) == pytest.approx(expected, abs=1e-5)
+
+
+def test_sampled_texts_of_every_system_are_scored_once(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison.store.rows.clear()
+    monkeypatch.setattr(module, "load_checkpoint", lambda folder: None)
+    monkeypatch.setattr(module, "surprise", lambda model, prompt, text: float(prompt[0] + sum(text)))
+    asked = list[dict[str, Any]]()
+
+    def ask(job: dict[str, Any]) -> tuple[list[list[int]], float]:
+        asked.append(job)
+        return [[1, number] for number in range(len(job["prompts"]))], 0.0
+
+    workers: Any = {one.name: SimpleNamespace(ask=ask) for one in SYSTEMS}
+    comparison.judge(workers)
+    comparison.judge(workers)
+    assert [job["in_flight"] for job in asked] == [8, 8, 8, 1]
+    assert [row["system"] for row in comparison.store.rows] == [one.name for one in SYSTEMS]
+    assert all(row["surprise"] == [1.0 + 2 * n for n in range(20)] for row in comparison.store.rows)
+
+
+def test_perplexities_are_compared_prompt_by_prompt() -> None:
+    plain, other = [1.0, 3.0, 2.0], [1.5, 3.5, 2.2]
+    found = perplexity(other, plain)
+    assert found["value"] == pytest.approx(math.exp(2.4))
+    assert found["ratio"] == pytest.approx(math.exp(0.4))
+    assert found["error"] == pytest.approx(math.exp(0.4) * 0.1)
 
 
 def rows_of(rates: dict[str, list[float]]) -> list[dict[str, Any]]:

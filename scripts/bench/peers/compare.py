@@ -6,9 +6,11 @@
 
 Each library runs in a process and an environment of its own (scripts/baselines.sh installs them), reads token ids and
 returns token ids, which are counted here. Every text has the same length, whatever token would end it. At the start,
-each system's greedy texts are compared with the checkpoint. A slice is one job: twice as many prompts as are in flight,
-prompts included in the time; a system that decodes one text at a time gets the first two of them. In each round all
-systems answer the same prompts, one system after another, in an order that rotates. Ratios are taken round by round.
+each system's greedy texts are compared with the checkpoint, and its sampled texts are scored by it: one whose texts are
+less likely than those of plain sampling does not decode what it was asked to. A slice is one job: twice as many prompts
+as are in flight, prompts included in the time; a system that decodes one text at a time gets the first two of them. In
+each round all systems answer the same prompts, one system after another, in an order that rotates. Ratios are taken
+round by round.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ from scripts.bench.peers.store import Store
 from scripts.bench.peers.worker import Worker
 from scripts.demo import dataset
 from scripts.machine import machine
-from scripts.paths import RESULTS, ROOT
+from scripts.paths import DEMO, RESULTS, ROOT
 from scripts.systems import load_checkpoint
 
 TOLERANCE = {"float32": 1e-3, "fastest": 0.5}
 """By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding."""
 CHECKED, CHECK_TOKENS, WARM_TOKENS = 4, 32, 12
+JUDGED = 32
+"""Sampled texts of each system whose likelihood says what its sampling is worth."""
 LEARNING = 3
 """Slices before a load's first one in which adaptive drafts learn what pays; a server has learnt it in a minute."""
 
@@ -73,6 +77,13 @@ def greedy_gap(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int
     own = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
     logits[:, list(eos)] = -torch.inf
     return max(0.0, float((logits.max(1).values - own).max()))
+
+
+@torch.inference_mode()
+def surprise(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int]) -> float:
+    """Mean negative log-likelihood of a text's tokens, unfiltered and at temperature 1, in nats."""
+    log_p = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    return -float(log_p.gather(1, torch.tensor(text)[:, None]).mean())
 
 
 class Comparison:
@@ -113,12 +124,13 @@ class Comparison:
             for one in (*self.systems[number % len(self.systems) :], *self.systems[: number % len(self.systems)])
         ]
         left = [turn for turn in turns if not self.store.has(round=turn[0], load=turn[1], system=turn[2].name)]
-        if not left:
+        if not left and not self._unjudged():
             return
         label = f"{self.models.size}, {self.precision}"
         with opened(self.systems, self.models.folder) as (workers, versions):
             self.store.add(versions=versions)
             self.check_greedy(workers)
+            self.judge(workers)
             with tqdm(total=len(turns), initial=len(turns) - len(left), desc=label, unit="slice") as bar:
                 for number, load, one in left:
                     bar.set_postfix_str(f"{one.name}, {load} in flight")
@@ -156,6 +168,23 @@ class Comparison:
                 problem = f"a token's logit lies {gap:.3g} below the largest, more than {TOLERANCE[self.precision]}"
                 raise Failed(f"{one.name}: its greedy texts are not the checkpoint's: {problem}")
             self.store.add(system=one.name, gap=gap)
+
+    def judge(self, workers: Mapping[str, Worker]) -> None:
+        """Have each system sample texts of the same prompts, and note how likely they are under the checkpoint.
+
+        Every size of the pair computes what the demo pair does, which takes the least time.
+        """
+        if not (waiting := self._unjudged()):
+            return
+        model, prompts = load_checkpoint(DEMO / "pair" / "target"), self._prompts[:JUDGED]
+        for one in tqdm(waiting, desc=f"{self.models.size}, {self.precision}, sampled texts", unit="system"):
+            texts, _ = workers[one.name].ask(self._job(one, prompts, 8 if one.batches else 1, 0))
+            found = [surprise(model, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+            self.store.add(system=one.name, surprise=found)
+
+    def _unjudged(self) -> list[System]:
+        judged = {row["system"] for row in self.store.rows if "surprise" in row}
+        return [one for one in self.systems if one.name not in judged]
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +22,14 @@ def summarise(
     """Figures of one size and precision.
 
     Returns:
-        `systems`: of each its rates and their medians with 95 % intervals, by load, and its check's gap; `versions`;
-        `against`: see `compare`, with peers at the temperature of ours, and, if some ran at another one, at that one.
+        `systems`: of each its rates and their medians with 95 % intervals, by load, its check's gap, and the perplexity
+        of its texts with that relative to `sample`'s of the same prompts and its standard error; `versions`; `against`:
+        see `compare`, with peers at the temperature of ours, and, if some ran at another one, at that one.
     """
     rows = list(rows)
     gaps = {row["system"]: row["gap"] for row in rows if "gap" in row}
+    surprises = {row["system"]: row["surprise"] for row in rows if "surprise" in row}
+    plain = next((surprises[one.name] for one in systems if one.method == "sample" and one.name in surprises), None)
     cells = {(r["system"], r["load"], r["round"]): r["tokens"] / r["seconds"] for r in rows if "seconds" in r}
     rates = {
         one.name: {load: [cells[one.name, load, number] for number in range(rounds)] for load in loads}
@@ -41,6 +45,7 @@ def summarise(
                 "batches": one.batches,
                 "lossless": one.lossless,
                 "greedy_gap": gaps.get(one.name),
+                "perplexity": perplexity(surprises[one.name], plain) if one.name in surprises and plain else None,
             }
             for one in systems
         },
@@ -54,6 +59,18 @@ def summarise(
             },
         },
     }
+
+
+def perplexity(surprise: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
+    """Of texts, and relative to that of `plain` sampling's texts of the same prompts, with one standard error.
+
+    Args:
+        surprise, plain: mean negative log-likelihood of each text, which all have the same length.
+    """
+    apart = [a - b for a, b in zip(surprise, plain, strict=True)]
+    ratio, count = math.exp(statistics.fmean(apart)), len(apart)
+    error = ratio * statistics.stdev(apart) / count**0.5 if count > 1 else math.nan
+    return {"value": math.exp(statistics.fmean(surprise)), "ratio": ratio, "error": error}
 
 
 def compare(systems: Sequence[System], rates: Mapping[str, Rates]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -81,18 +98,17 @@ def table(found: Mapping[str, Any]) -> str:
     tables = []
     for precision, one in found.items():
         loads = list(next(iter(one["systems"].values()))["tokens_per_second"])
-        lines = [[f"tokens/s, {PRECISIONS[precision]}", *map(str, loads)]]
+        lines = [[f"tokens/s, {PRECISIONS[precision]}", *map(str, loads), "perplexity, relative to `sample`"]]
         for name, row in one["systems"].items():
             label = name if row["batches"] else f"{name} (one at a time)"
-            lines.append([label, *(f"{row['tokens_per_second'][load]['median']:.0f}" for load in loads)])
+            rates, judged = row["tokens_per_second"], row["perplexity"]
+            shown = f"{judged['ratio']:.2f} ± {judged['error']:.2f}" if judged else "-"
+            lines.append([label, *(f"{rates[load]['median']:.0f}" for load in loads), shown])
         tables.append(lines)
         for against, methods in one["against"].items():
             lines = [[f"{PRECISIONS[precision]}, relative to {against}", *map(str, loads)]]
             for method, cells in methods.items():
-                ratios = [cells[load]["ratio"] for load in loads]
-                lines.append(
-                    [f"`{method}`", *(f"{r['median']:.2f} ({r['low']:.2f} to {r['high']:.2f})" for r in ratios)]
-                )
+                lines.append([f"`{method}`", *(_shown(cells[load]["ratio"]) for load in loads)])
             for cells in list(methods.values())[:1]:
                 lines.append(["which is", *(cells[load]["peer"] for load in loads)])
             tables.append(lines)
