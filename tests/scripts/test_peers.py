@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from scripts.bench.peers import compare as module
 from scripts.bench.peers.catalog import System, at_temperature, method_params
 from scripts.bench.peers.compare import Comparison, greedy_gap, surprise
 from scripts.bench.peers.models import python
-from scripts.bench.peers.report import perplexity, plot, summarise, table
+from scripts.bench.peers.report import EQUAL, perplexity, plot, summarise, table
 from scripts.bench.peers.store import Store
 from scripts.bench.peers.worker import Worker
 
@@ -206,6 +207,21 @@ def test_perplexities_are_compared_prompt_by_prompt() -> None:
     assert found["error"] == pytest.approx(math.exp(0.4) * 0.1)
 
 
+def test_a_peer_whose_texts_are_less_likely_than_samples_is_not_one_of_equal_quality() -> None:
+    ours = [replace(SYSTEMS[0], name="sample, a", method="sample"), SYSTEMS[0]]
+    rows = rows_of({"sample, a": [1.0], "mtad, a": [4.0], "plain": [2.0], "slow": [8.0]})
+    texts = {
+        "sample, a": [1.0, 2.0, 3.0],
+        "mtad, a": [0.5, 1.0, 2.0],
+        "plain": [1.2, 1.9, 3.0],
+        "slow": [2.1, 3.0, 4.2],
+    }
+    rows += [{"system": name, "surprise": own} for name, own in texts.items()]
+    found = summarise([*ours, *SYSTEMS[2:]], rows, [1], 1)
+    peers = {against: cells["mtad"][1]["peer"] for against, cells in found["against"].items()}
+    assert peers == {"the best peer": "slow", EQUAL: "plain"}
+
+
 def rows_of(rates: dict[str, list[float]]) -> list[dict[str, Any]]:
     return [
         {"system": name, "load": 1, "round": n, "tokens": rate, "seconds": 1.0}
@@ -224,7 +240,7 @@ def test_ratios_are_paired_and_to_the_best_of_all_peers(tmp_path: Path) -> None:
     cell = found["against"]["the best peer"]["mtad"][1]
     assert (cell["system"], cell["peer"]) == ("mtad, b", "slow")
     assert cell["ratio"] == pytest.approx({"median": 2.0, "low": 2.0, "high": 2.0})
-    other = found["against"]["the best peer at T=0.5"]["mtad"][1]
+    other = found["against"][EQUAL]["mtad"][1]
     assert (other["peer"], other["ratio"]["median"]) == ("slow, T=0.5", pytest.approx(1.5))
     again = json.loads(json.dumps({"float32": found}))
     for one in ({"float32": found}, again):

@@ -53,7 +53,9 @@ class System:
     def lossless(self) -> bool:
         """Whether its texts are distributed as the target's samples are.
 
-        OpenVINO GenAI's with a draft model are not: with top-k 1 its sampled texts are not greedy (2026.4.1).
+        OpenVINO GenAI's with a draft model are not. Its rule accepts a drafted token by the ratio of the draft model's
+        probability of it to the target's probability of another token, which the target has just drawn
+        (`Sampler::validate_candidate` in src/cpp/src/sampling/sampler.cpp, commit 02400d9b).
         """
         if self.peer:
             return not (self.peer == "openvino-genai" and self.drafts)

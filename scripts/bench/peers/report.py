@@ -12,6 +12,9 @@ from scripts.bench.gate import median_interval
 from scripts.bench.peers.catalog import PRECISIONS, System
 from scripts.evaluation.report import markdown
 
+EQUAL = "the best peer that keeps the quality"
+"""Of those whose sampled texts are not clearly less likely than `sample`'s."""
+
 Rates = Mapping[int, Sequence[float]]
 """Tokens per second by requests in flight, round by round."""
 
@@ -24,7 +27,8 @@ def summarise(
     Returns:
         `systems`: of each its rates and their medians with 95 % intervals, by load, its check's gap, and the perplexity
         of its texts with that relative to `sample`'s of the same prompts and its standard error; `versions`; `against`:
-        see `compare`, with peers at the temperature of ours, and, if some ran at another one, at that one.
+        see `compare`, with all peers at the temperature of ours, and with those, at any temperature that was run, whose
+        texts are not clearly less likely than `sample`'s.
     """
     rows = list(rows)
     gaps = {row["system"]: row["gap"] for row in rows if "gap" in row}
@@ -35,7 +39,8 @@ def summarise(
         one.name: {load: [cells[one.name, load, number] for number in range(rounds)] for load in loads}
         for one in systems
     }
-    others = sorted({one.job["temperature"] for one in systems if "temperature" in one.job})
+    judged = {name: perplexity(own, plain) for name, own in surprises.items()} if plain else {}
+    correct = [one for one in systems if not _is_worse(judged.get(one.name))]
     return {
         "versions": {name: version for row in rows for name, version in row.get("versions", {}).items()},
         "systems": {
@@ -45,20 +50,20 @@ def summarise(
                 "batches": one.batches,
                 "lossless": one.lossless,
                 "greedy_gap": gaps.get(one.name),
-                "perplexity": perplexity(surprises[one.name], plain) if one.name in surprises and plain else None,
+                "perplexity": judged.get(one.name),
             }
             for one in systems
         },
         "against": {
             "the best peer": compare([one for one in systems if "temperature" not in one.job], rates),
-            **{
-                f"the best peer at T={value:g}": compare(
-                    [o for o in systems if not (o.peer and o.drafts) or o.job.get("temperature") == value], rates
-                )
-                for value in others
-            },
+            EQUAL: compare(correct, rates),
         },
     }
+
+
+def _is_worse(judged: Mapping[str, float] | None) -> bool:
+    """Whether texts are less likely than those of `sample`, by more than twice the error."""
+    return judged is not None and judged["ratio"] - 2 * judged["error"] > 1
 
 
 def perplexity(surprise: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
@@ -120,7 +125,7 @@ def _shown(figure: Mapping[str, float]) -> str:
 
 
 def plot(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """A panel for each size and precision: our methods relative to the best peer, against requests in flight."""
+    """A panel for each size and precision: our methods relative to `EQUAL`, against requests in flight."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -131,7 +136,7 @@ def plot(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(len(precisions), len(sets), figsize=wide, squeeze=False, layout="constrained")
     for column, (size, found) in enumerate(sets.items()):
         for axis, precision in zip(axes[:, column], precisions, strict=True):
-            methods = found[precision]["against"]["the best peer"]
+            methods = found[precision]["against"][EQUAL]
             loads = list(next(iter(methods.values()), []))
             for method, cells in methods.items():
                 ratios = [cells[load]["ratio"] for load in loads]
@@ -140,11 +145,11 @@ def plot(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:
                 axis.errorbar(xs, [r["median"] for r in ratios], yerr=bars, label=method, marker="o", capsize=2)
             if methods:
                 best = [max(cells[load]["ratio"]["median"] for cells in methods.values()) for load in loads]
-                message = f"our best is {min(best):.2f} to {max(best):.2f} times the best peer"
+                message = f"our best is {min(best):.2f} to {max(best):.2f} times the best that keeps the quality"
                 axis.set_title(f"{size}, {PRECISIONS[precision]}:\n{message}", fontsize=10)
             axis.axhline(1, color="gray", linestyle="--", linewidth=1)
             axis.set_xticks(range(len(loads)), list(map(str, loads)))
-            axis.set(xlabel="requests in flight", ylabel="tokens/s relative to the best peer")
+            axis.set(xlabel="requests in flight", ylabel=f"tokens/s relative to {EQUAL}")
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
