@@ -6,8 +6,9 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import torch
 from scipy.stats import chisquare
 from transformers import LlamaForCausalLM
 
-from engines import Placement, Step, open_engine
+from engines import Engine, Placement, Step, open_engine
 from engines.folder import read_spec
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.run import Run
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime import LLM, DecodingParams, RuntimeConfig, pair
 from runtime.pair import _draft_seconds
 from runtime.tuning.measure import answer
 from tests.support.schedules import run_schedule
@@ -31,6 +32,19 @@ from tests.support.steps import make_step, some_tokens
 FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
 LOSSLESS = ("block", "specinfer", "gbv", "traversal")
 METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "bild", "mtjd")
+
+
+def _prefer(runtime: str, engine: Engine) -> float:
+    """Seconds of a draft, such that the auxiliary runs on this one."""
+    return float(isinstance(engine, OpenVinoEngine) != (runtime == "openvino"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def auxiliary_on_openvino() -> Iterator[None]:
+    """Where it runs is otherwise a race, which ONNX Runtime wins with models as small as these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "_draft_seconds", partial(_prefer, "openvino"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -229,10 +243,11 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "runtime"), [(0, "openvino"), (1, "openvino"), (2, "cpu")])
 def test_random_schedules_on_few_pages_lose_no_request_and_no_page(
-    folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, seed: int, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pair, "_draft_seconds", partial(_prefer, runtime))
     config = replace(FLOAT32, prefix_tokens=0)
     whole = LLM(folder, config).memory
     llm = LLM(folder, replace(config, memory=replace(whole, pages=whole.capacity // whole.page_columns).total))
