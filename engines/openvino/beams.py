@@ -8,33 +8,11 @@ and the path of the beam goes on from column 40 of it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.openvino.sequences import Sequences
 from engines.pages import Ints, PageTable
-
-
-class Sequences(NamedTuple):
-    """Sequences of a run, one behind the other.
-
-    Attributes:
-        past: int64 [N], columns that are there before each one's new tokens.
-        sizes: int64 [N], new tokens of each.
-        rows, columns: int64 [T], whose token each of the new tokens is.
-        pages: int32, the pages of each sequence's columns.
-        used: int64 [N], how many of these each one has.
-        copies: pages to copy before the run, (from, to); all are read before any is written.
-    """
-
-    past: Ints
-    sizes: Ints
-    rows: Ints
-    columns: Ints
-    pages: NDArray[np.int32]
-    used: Ints
-    copies: list[tuple[int, int]]
 
 
 class BeamPages:
@@ -51,17 +29,16 @@ class BeamPages:
 
     def __init__(self, table: PageTable) -> None:
         self._table, self.slots, self.per_beam = table, 1, 1
-        rows = len(table.table)
-        self._ends = np.full((rows, 1), -1)  # the last column of the path that each beam holds, from the base on
-        self._paths = np.full((rows, 1, 1), -1)  # all its columns, from the base on
+        # the columns of the path that each beam holds, counted from the base on, and -1 behind them
+        self._paths = np.full((len(table.table), 1, 1), -1)
 
     @property
     def count(self) -> int:
         """Pages of all beams together."""
-        return len(self._ends) * self.slots * self.per_beam
+        return len(self._paths) * self.slots * self.per_beam
 
     def forget(self, rows: Ints | int | slice) -> None:
-        self._ends[rows] = self._paths[rows] = -1
+        self._paths[rows] = -1
 
     def pages(self, rows: Ints | int, slots: Ints | int) -> Ints:
         """The pages of beams: one more axis than `rows` and `slots` have together."""
@@ -88,7 +65,7 @@ class BeamPages:
         kept = np.where(parent < 0, 0, length - 1)
         copies = self._copies(rows, base, parent, kept, own)
         self.forget(rows)
-        self._ends[rows, :steps], self._paths[rows, :steps, :depth] = paths.max(-1), paths
+        self._paths[rows, :steps, :depth] = paths
 
         new = (order >= kept[:, :, None]) & (order < length[:, :, None])
         sizes = (length - kept).ravel()
@@ -109,7 +86,8 @@ class BeamPages:
     def _parents(self, rows: Ints, paths: Ints, length: Ints) -> Ints:
         """The slot that holds each path [R, S, D] but for its last column: int64 [R, S], -1 where there is none."""
         before = np.where(np.arange(paths.shape[2]) == (length - 2)[:, :, None], paths, 0).sum(-1)
-        held = (self._ends[rows][:, None] == before[:, :, None]) & (length > 1)[:, :, None]
+        ends = self._paths[rows].max(-1)
+        held = (ends[:, None] == before[:, :, None]) & (length > 1)[:, :, None]
         found: Ints = np.where(held.any(-1), held.argmax(-1), -1)
         return found
 
@@ -137,10 +115,9 @@ class BeamPages:
 
     def _reserve(self, slots: int, per_beam: int, depth: int) -> None:
         """Have room for so many beams of a row, pages of a beam, and columns of a path. More pages hold no path."""
-        rows = len(self._ends)
+        rows = len(self._paths)
         if slots > self.slots or per_beam > self.per_beam:
             self.slots, self.per_beam = max(slots, self.slots), max(per_beam, self.per_beam)
-            self._ends = np.full((rows, self.slots), -1)
             self._paths = np.full((rows, self.slots, self._paths.shape[2]), -1)
         if depth > self._paths.shape[2]:
             more = np.full((rows, self.slots, depth - self._paths.shape[2]), -1)
@@ -153,3 +130,15 @@ def _paths(seen: NDArray[np.bool_], length: Ints) -> Ints:
     row, slot, column = np.nonzero(seen)
     paths[row, slot, (seen.cumsum(-1) - 1)[row, slot, column]] = column
     return paths
+
+
+def seen_from(base: Ints, ends: Ints, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of the columns base .. end - 1, of bounds [R], each token of a mask [R, S, L] sees: [R, S, T].
+
+    A slot that no beam is in does not see itself. Nobody looks at it, so it is run as a token behind the base.
+    """
+    columns = base[:, None] + np.arange(int((ends - base).max()))
+    inside = np.minimum(columns, ends[:, None] - 1)
+    seen = np.take_along_axis(mask, inside[:, None], 2) & (columns < ends[:, None])[:, None]
+    own = columns[:, None] == (ends[:, None] - mask.shape[1] + np.arange(mask.shape[1]))[:, :, None]
+    return np.where((seen & own).any(-1, keepdims=True), seen, own)

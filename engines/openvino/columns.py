@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.openvino.beams import BeamPages, Sequences
+from engines.openvino.beams import BeamPages, seen_from
 from engines.openvino.graph import PAGE
 from engines.openvino.run import Run
+from engines.openvino.sequences import Sequences, texts_of
 from engines.pages import Ints, PageTable
 
 
@@ -141,9 +142,9 @@ class Columns:
         each = list[Sequences]()
         if len(texts) or len(beside[0]):
             own = rows[texts], held[texts], ends[texts]
-            each.append(self._texts(*map(np.concatenate, zip(own, beside, strict=True))))
+            each.append(texts_of(self.table, *map(np.concatenate, zip(own, beside, strict=True))))
         if len(drafts):
-            seen = self._seen(mask[drafts], self._base[rows[drafts]], ends[drafts])
+            seen = seen_from(self._base[rows[drafts]], ends[drafts], mask[drafts])
             each.append(self.beams.extend(rows[drafts], self._base[rows[drafts]], seen))
         past, sizes, of_row, columns, pages, used = (
             np.concatenate(parts) for parts in list(zip(*each, strict=True))[:-1]
@@ -174,34 +175,6 @@ class Columns:
             keep=place[:, keep].ravel(),
             copies=[pair for sequences in each for pair in sequences.copies],
         )
-
-    def _texts(self, rows: Ints, past: Ints, ends: Ints) -> Sequences:
-        """A sequence per row, of its columns past .. ends - 1, in pages of its own."""
-        sizes = ends - past
-        lacking = np.flatnonzero(self.table.missing(rows, past, ends)).tolist()
-        copies = [pair for n in lacking for pair in self.table.make_writable(rows[n], past[n], ends[n])]
-        used, table = -(-ends // PAGE), self.table.table[rows]
-        first = np.repeat(past - sizes.cumsum() + sizes, sizes)
-        return Sequences(
-            past=past,
-            sizes=sizes,
-            rows=np.repeat(rows, sizes),
-            columns=np.arange(len(first)) + first,
-            pages=table[np.arange(table.shape[1]) < used[:, None]],
-            used=used,
-            copies=copies,
-        )
-
-    def _seen(self, mask: NDArray[np.bool_], base: Ints, ends: Ints) -> NDArray[np.bool_]:
-        """Which of the columns base .. end - 1 each token [R, S] sees: [R, S, T].
-
-        A slot that no beam is in does not see itself. Nobody looks at it, so it is run as a token behind the base.
-        """
-        columns = base[:, None] + np.arange(int((ends - base).max()))
-        inside = np.minimum(columns, ends[:, None] - 1)
-        seen = np.take_along_axis(mask, inside[:, None], 2) & (columns < ends[:, None])[:, None]
-        own = columns[:, None] == (ends[:, None] - mask.shape[1] + np.arange(mask.shape[1]))[:, :, None]
-        return np.where((seen & own).any(-1, keepdims=True), seen, own)
 
     def pages_of(self, row: int, start: int, end: int) -> list[int]:
         """The pages of columns start .. end - 1 of a row, which are stored."""
