@@ -55,12 +55,14 @@ class OpenVinoEngine(Engine):
         self.spec = spec
         ov = self._ov = load_openvino()
         core = ov.Core()
-        if compute is None:
-            compute = "bfloat16" if computes_bfloat16() else "float32"
+        has_bfloat16 = computes_bfloat16()
+        compute = compute or ("bfloat16" if has_bfloat16 else "float32")
         kv_cache = kv_cache or compute
         for name, value, known in (("compute", compute, COMPUTE), ("kv_cache", kv_cache, KV_CACHE)):
             if value not in known:
                 raise InvalidInput(name, value, f"give one of {', '.join(known)}")
+            if value == "bfloat16" and not has_bfloat16:
+                raise InvalidInput(name, value, "this CPU has no instructions for it; give float32")
         options = {
             "INFERENCE_PRECISION_HINT": COMPUTE[compute],
             "KV_CACHE_PRECISION": KV_CACHE[kv_cache],

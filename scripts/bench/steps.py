@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engines import Engine, Placement, Step, open_engine
 from engines.base import KV_PAGE
 from engines.folder import write_folder, write_spec
+from engines.openvino.graph import computes_bfloat16
 from engines.placement import cores
 from export.checkpoint.checkpoint import find
 from export.onnx.graph import write_graph
@@ -171,7 +172,7 @@ def run(arguments: Sequence[str]) -> None:
     own = Parser(prog="mtad bench steps", description=(__doc__ or "").splitlines()[0])
     own.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=list(SWEEPS), help="(default all)")
     own.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="of the target (default all)")
-    own.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="(default all)")
+    own.add_argument("--engines", nargs="+", choices=ENGINES, help="(default all that this CPU runs)")
     own.add_argument("--repeats", type=int, default=60, help="of each step (default %(default)s)")
     own.add_argument("--seconds", type=float, default=20.0, help="for steps that take turns (default %(default)s)")
     own.add_argument("--threads", type=int, default=cores(), help="of an engine (default: all cores)")
@@ -179,6 +180,8 @@ def run(arguments: Sequence[str]) -> None:
     own.add_argument("--quick", action="store_true", help="few values of the demo's size, into build/results")
     own.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
     options = own.parse_args(arguments)
+    if options.engines is None:
+        options.engines = [one for one, (*_, kind) in ENGINES.items() if kind != "bfloat16" or computes_bfloat16()]
     if options.quick:
         options.sizes, options.repeats, options.seconds = ["demo"], 8, 2.0
     torch.set_num_threads(options.threads)

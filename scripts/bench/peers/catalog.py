@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engines.openvino.graph import computes_bfloat16
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from scripts.bench.methods import THRESHOLDS
@@ -106,7 +107,8 @@ def catalog(
     def here(**settings: Any) -> tuple[str, ...]:
         return sys.executable, "-m", "scripts.bench.peers.systems", json.dumps(settings | common)
 
-    engines: dict[str, tuple[str, str | None]] = {"openvino bf16": ("openvino", "bfloat16")}
+    has_bf16 = fast and computes_bfloat16()
+    engines: dict[str, tuple[str, str | None]] = {f"openvino {'bf16' if has_bf16 else 'f32'}": ("openvino", None)}
     if not fast:
         engines = {"onnxruntime f32": ("cpu", None), "openvino f32": ("openvino", "float32")}
     systems = []
@@ -123,7 +125,7 @@ def catalog(
             settings = {**common, "precision": "" if fast else "f32", "target": str(folder / "target")}
             settings["draft"] = str(folder / "auxiliary") if drafts else ""
             command = (interpreter, "-m", "scripts.bench.peers.openvino_genai", json.dumps(settings))
-            name = f"openvino-genai {'bf16, u8 cache' if fast else 'f32'}{suffix}"
+            name = f"openvino-genai {'bf16' if has_bf16 else 'f32'}{', u8 cache' if fast else ''}{suffix}"
             for length in GENAI_DRAFTS if drafts else (0,):
                 title = f"{name} of {length}" if drafts else name
                 systems.append(System(title, command, {"draft_len": length}, "openvino-genai", drafts=drafts))

@@ -19,7 +19,9 @@ from transformers import LlamaForCausalLM
 
 from engines import Engine, Placement, Step, open_engine
 from engines.folder import read_spec
+from engines.openvino import engine as openvino_engine
 from engines.openvino.engine import OpenVinoEngine
+from engines.openvino.graph import computes_bfloat16
 from engines.openvino.run import Run
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
@@ -65,10 +67,13 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bfloat16_is_near_the_checkpoint(folder: Path, reference: LlamaForCausalLM, threads: int) -> None:
-    """Several threads run OpenVINO's own MLP, for which the graph has to have its weights as it expects them."""
-    placement = Placement(provider="openvino", compute="bfloat16", threads=threads)
-    engine = open_engine(folder / "target", placement)
+def test_the_default_type_is_near_the_checkpoint(folder: Path, reference: LlamaForCausalLM, threads: int) -> None:
+    """That is bfloat16 where the CPU has it.
+
+    Several threads run OpenVINO's own MLP then, for which the graph has to have its weights as it expects them.
+    """
+    engine = open_engine(folder / "target", Placement(provider="openvino", threads=threads))
+    assert engine.name.endswith("bfloat16" if computes_bfloat16() else "float32")
     assert verify_activations(engine, expect(reference, engine.spec), precision="int8") < 0.05
     assert isinstance(engine, OpenVinoEngine)
     operators = engine._request.get_compiled_model().get_runtime_model().get_ops()
@@ -281,8 +286,9 @@ def _paged(llm: LLM) -> list[OpenVinoEngine]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["speculative", *LOSSLESS])
-def test_lossless_methods_keep_the_distribution_of_the_target_in_bfloat16(folder: Path, method: str) -> None:
-    llm = LLM(folder, RuntimeConfig(threads=1, provider="openvino", compute="bfloat16", kv_cache="u8"))
+def test_lossless_methods_keep_the_distribution_of_the_target_in_the_fewest_bits(folder: Path, method: str) -> None:
+    """Computed as this CPU does by default, in bfloat16 where it can."""
+    llm = LLM(folder, RuntimeConfig(threads=1, provider="openvino", kv_cache="u8"))
     base, prompt, count = DecodingParams(top_k=3, top_p=1.0, seed=1, ignore_eos=True), llm.tokenize("SELECT name"), 900
 
     def next_tokens(tokens: list[int]) -> dict[int, float]:
@@ -325,6 +331,22 @@ def test_options_that_do_not_go_together_are_refused_by_name(folder: Path, confi
     with pytest.raises(InvalidInput) as refused:
         LLM(folder, config)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("placement", "field"),
+    [
+        (Placement(provider="openvino", compute="bfloat16"), "compute"),
+        (Placement(provider="openvino", compute="float32", kv_cache="bfloat16"), "kv_cache"),
+    ],
+)
+def test_bfloat16_is_refused_by_name_where_the_cpu_has_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement, field: str
+) -> None:
+    """OpenVINO itself would compute in float32, or fail with an error of its own."""
+    monkeypatch.setattr(openvino_engine, "computes_bfloat16", lambda: False)
+    with pytest.raises(InvalidInput, match=f"{field} = 'bfloat16': this CPU has no instructions for it"):
+        open_engine(folder / "target", placement)
 
 
 @pytest.fixture
