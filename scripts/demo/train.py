@@ -73,6 +73,13 @@ def optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optim
     ]
 
 
+def autocast(device: str) -> torch.autocast:
+    """Computing in bfloat16 on a device; in float32 on a CPU without AVX-512, which takes many times as long else."""
+    kind = device.split(":")[0]
+    has_bfloat16 = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=has_bfloat16)
+
+
 @torch.no_grad()
 def held_out(model: PreTrainedModel, material: Material) -> dict[str, float]:
     """Mean negative log-likelihood per answer token (nats) on a few held-out examples of each kind."""
@@ -82,7 +89,7 @@ def held_out(model: PreTrainedModel, material: Material) -> dict[str, float]:
         for pair in examples:
             prompt, answer = words(list(pair))["input_ids"]
             ids = torch.tensor([prompt + answer], device=model.device)
-            with torch.autocast(model.device.type, dtype=torch.bfloat16):
+            with autocast(model.device.type):
                 logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
             total += float(F.cross_entropy(logits, ids[0, len(prompt) :], reduction="sum"))
             tokens += len(answer)
@@ -134,7 +141,7 @@ class Trainer:
         material: what it learns from.
         work: folder of its own; a checkpoint there is gone on with.
         output: where `recipe.folder` is, and its target beside it.
-        device: torch's name; computes in bfloat16 autocast.
+        device: torch's name; see `autocast`.
         fresh: ignore the checkpoint.
         compiled: run through torch.compile; a model of code alone layer by layer, with the causal kernel.
     """
@@ -209,7 +216,7 @@ class Trainer:
         """
         everything, losses = batch.weights.sum().to(self.device), []
         for part in batch.parts(self.recipe.at_once, self.device):
-            with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+            with autocast(self.device):
                 logits = self._run(**part.inputs, use_cache=False).logits.float().flatten(0, 1)
             each = F.cross_entropy(logits, part.targets.flatten(), reduction="none").view_as(part.weights)
             loss = (each * part.weights).sum() / everything
@@ -231,7 +238,7 @@ class Trainer:
         if self._guide is None:
             guide = AutoModelForCausalLM.from_pretrained(self._target, dtype=torch.float32).to(self.device).eval()
             self._guide = self._ready(guide)
-        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+        with autocast(self.device):
             logits: torch.Tensor = self._guide(**part.inputs, use_cache=False).logits.float().flatten(0, 1)
         return logits
 
