@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -67,6 +66,12 @@ class Table(NamedTuple):
     def most(self) -> Tensor:
         """Log-probability of the most likely token, [...]."""
         return -self.log_total.squeeze(-1)
+
+    @property
+    def whole(self) -> Tensor:
+        """Logarithm of the sum of the logits' exponentials, [...], where it is known; elsewhere not a number."""
+        unfiltered = (self.lowest == -math.inf) & (self.inverse_temperature == 1) & (self.log_total < math.inf)
+        return torch.where(unfiltered, self.largest + self.log_total, math.nan).squeeze(-1)
 
     def at(self, tokens: Tensor) -> Tensor:
         """log-probability of `tokens` [...], -inf where the filter removed them."""
@@ -169,22 +174,33 @@ def positions(logits: Tensor, at: Tensor) -> Tensor:
     return logits.flatten(0, 1).index_select(0, (at + start).flatten()).view(*at.shape, -1)
 
 
-def normaliser(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Logarithm of the sum of exponentials of logits [R, S, V], float32 [R, S].
+def log_likelihood(logits: Tensor, at: Tensor, tokens: Tensor, wanted: Tensor, table: Table | None) -> Tensor:
+    """Log-probability of tokens under the model itself, without filter and at temperature 1: float32 [R, M].
 
-    On the host one after the other, and only the `wanted` [R, S]; the others are 0.
+    Args:
+        logits: float [R, S, V].
+        at: int64 [R, M], positions among the S.
+        tokens: int64 [R, M], one at each.
+        wanted: bool [R, M]; on the host, the others are anything.
+        table: [R, S], made of these logits; None where it was made of others. Where nothing was filtered it has the sum
+            that normalises already.
     """
+    size = logits.shape[-1]
+    own = logits.flatten(1).gather(1, at * size + tokens).float()
     if logits.device.type != "cpu":
-        return logits.float().logsumexp(-1)
-    found, given = np.zeros(logits.shape[:2], np.float32), logits.float().numpy()
+        return own - positions(logits, at).float().logsumexp(-1)
+    known = torch.full(at.shape, math.nan) if table is None else table.whole.gather(1, at)
+    computed = torch.ones(2, *at.shape)
+    given, (largest, total) = logits.float().numpy(), computed.numpy()
 
-    def work(positions: Iterator[list[int]]) -> None:
-        for row, at in positions:
-            _, largest, peak = softmax(given[row, at], 1)
-            found[row, at] = largest - math.log(peak)
+    def work(places: Iterator[tuple[int, int, int]]) -> None:
+        for row, number, position in places:
+            _, largest[row, number], peak = softmax(given[row, position], 1)
+            total[row, number] = 1 / peak
 
-    share(work, wanted.nonzero().tolist())
-    return torch.from_numpy(found)
+    rows, numbers = (wanted & known.isnan()).nonzero().unbind(1)
+    share(work, list(zip(rows.tolist(), numbers.tolist(), at[rows, numbers].tolist(), strict=True)))
+    return own - torch.where(known.isnan(), computed[0] + computed[1].log(), known)  # the same bits, whichever it is
 
 
 def draw_one(table: Table, at: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:

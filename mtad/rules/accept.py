@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from mtad.distributions.candidates import draw
 from mtad.distributions.filters import FILTERS, Filters
-from mtad.distributions.table import Distributions, Table, draw_from, draw_one, normaliser, positions
+from mtad.distributions.table import Distributions, Table, draw_from, draw_one, log_likelihood, positions
 from mtad.draft.live import Live
 from mtad.draft.tree import TokenTree
 from mtad.methods import Rule
@@ -124,33 +124,35 @@ def accept(
         log_p = log_likelihoods(after, tree)
         return judge(Scored(tree, log_p, after, own, behind, noise, logits.shape[2], live), rows, rules)
 
-    def decided(number: int, table: bool) -> Decided:
-        """What is decided by one of the kinds of distributions."""
-        if not table:
-            after = filters.lists(adjusted, rows)
-            verdict = _undrafted(after) if tree is None else judged(after, number, _judge_list)
-            node, length, ids, weights, own = verdict
-            assert ids is not None, "a list has weights"
-            assert weights is not None, "a list has weights"
-            return Decided(node, length, draw(ids, weights, noise.bonus), own)
-        every = None if adjusted.device.type == "cpu" else filters.tables(adjusted, rows, None)
+    def by_lists(number: int) -> Decided:
+        after = filters.lists(adjusted, rows)
+        verdict = _undrafted(after) if tree is None else judged(after, number, _judge_list)
+        node, length, ids, weights, own = verdict
+        assert ids is not None, "a list has weights"
+        assert weights is not None, "a list has weights"
+        return Decided(node, length, draw(ids, weights, noise.bonus), own)
+
+    def by_tables(number: int) -> tuple[Decided, Table]:
+        on_host = adjusted.device.type == "cpu"  # where only the positions that are looked at are filtered
+        wanted = has_children(tree) if on_host and tree is not None and SCALAR.issuperset(rules) else None
+        after = filters.tables(adjusted, rows, wanted)
         if tree is None:
             none = torch.full_like(rows.rule, -1)
             found = Decided(none, none + 1, none, None)
-        elif every is not None:
-            found = judged(every, number, _judge_table)
-        elif SCALAR.issuperset(rules):
-            found = judged(filters.tables(adjusted, rows, has_children(tree)), number, _judge_table)
         else:
-            found = judged(filters.tables(adjusted, rows, None), number, partial(by_row, _judge_table))
+            found = judged(after, number, partial(by_row, _judge_table) if on_host and wanted is None else _judge_table)
         missing, at = found.bonus < 0, (found.node + 1)[:, None]
-        if every is None:  # on the host, only the positions that are looked at are filtered
-            every, at = filters.tables(positions(adjusted, at), rows, missing[:, None]), torch.zeros_like(at)
-        return found._replace(bonus=torch.where(missing, draw_one(every, at, noise.bonus, rows.greedy), found.bonus))
+        bonus = draw_one(after, at, noise.bonus, rows.greedy)
+        if wanted is not None and (new := missing & rows.tabulated & ~wanted.gather(1, at).squeeze(1)).any():
+            leaves = filters.tables(positions(adjusted, at), rows, new[:, None])
+            bonus = torch.where(new, draw_one(leaves, torch.zeros_like(at), noise.bonus, rows.greedy), bonus)
+        return found._replace(bonus=torch.where(missing, bonus, found.bonus)), after
 
-    verdict = decided(0, tables[0])
-    if len(tables) > 1:
-        verdict = choose_rows(rows.tabulated, decided(1, True), verdict)
+    if False in tables:
+        verdict = by_lists(0)
+    if True in tables:
+        found, after = by_tables(len(tables) - 1)
+        verdict = choose_rows(rows.tabulated, found, verdict) if False in tables else found
     if tree is None:
         path = tokens = verdict.node[:, None][:, :0]
         last = torch.ones_like(rows.draft_len, dtype=torch.bool)
@@ -160,25 +162,17 @@ def accept(
         last = index(tree.levels + 1, logits.device) == verdict.length[:, None]
     tokens = torch.where(last, verdict.bonus[:, None], pad(tokens, (0, 1)))
     # emitted token i follows the root (i = 0) or the node of emitted token i - 1
-    if tree is not None and tree.width > 1:
-        at = pad(path + 1, (1, 0))
-        spread = at[:, :, None].expand(-1, -1, logits.shape[2])
-        logits = positions(logits, at) if True in tables else logits.gather(1, spread)
-    likelihoods = [_log_softmax(logits, tokens, verdict.length, table) for table in tables]
+    branches = tree is not None and tree.width > 1
+    at = pad(path + 1, (1, 0)) if branches else index(tokens.shape[1], tokens.device).expand_as(tokens)
+    likelihoods = []
+    if False in tables:
+        own = logits.gather(1, at[:, :, None].expand(-1, -1, logits.shape[2])) if branches else logits
+        likelihoods.append(own.float().log_softmax(-1).gather(2, tokens[:, :, None]).squeeze(2))
+    if True in tables:
+        emitted = rows.tabulated[:, None] & (index(tokens.shape[1], tokens.device) <= verdict.length[:, None])
+        likelihoods.append(log_likelihood(logits, at, tokens, emitted, after if adjusted is logits else None))
     log_probs: Tensor = choose_rows(rows.tabulated, likelihoods[-1], likelihoods[0])
     return Accepted(tokens, log_probs, verdict.length, path, live=verdict.live)
-
-
-def _log_softmax(logits: Tensor, tokens: Tensor, length: Tensor, table: bool) -> Tensor:
-    """Log-likelihood of the first `length` [R] + 1 of `tokens` [R, S] under logits [R, S, V].
-
-    Args:
-        table: for rows whose distributions are tables, or for the others.
-    """
-    if table:
-        emitted = index(tokens.shape[1], tokens.device) <= length[:, None]
-        return logits.gather(2, tokens[:, :, None]).squeeze(2).float() - normaliser(logits, emitted)
-    return logits.float().log_softmax(-1).gather(2, tokens[:, :, None]).squeeze(2)
 
 
 def _judge_list(scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Verdict:

@@ -174,7 +174,7 @@ def run_block(
 
     def note_one(after: Table, at: Tensor, noise: Tensor, greedy: Tensor) -> Tensor:
         found = after.pick(at).log_prob.squeeze(1).exp()
-        own.copy_(torch.where(found.sum(-1, keepdim=True) > 0, found, own))
+        own.copy_(torch.where(own.sum(-1, keepdim=True) > 0, own, found))  # a rule's own weights come first
         return draw_one(after, at, noise, greedy)
 
     with (

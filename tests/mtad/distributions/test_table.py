@@ -16,7 +16,7 @@ from torch import Tensor
 import mtad.rules.accept
 from mtad import rows, stacking
 from mtad.distributions import prefix, table
-from mtad.distributions.table import Table, draw_from, tabulate
+from mtad.distributions.table import Table, draw_from, log_likelihood, tabulate
 from mtad.draft import from_tables
 from mtad.noise import host
 from mtad.params import DecodingParams
@@ -49,6 +49,20 @@ def tables(logits: Tensor) -> tuple[Rows, Table]:
     shape = block_shape(SETTINGS, VOCAB, listed=0)
     given = stack_rows(SETTINGS, shape, VOCAB, ())
     return given, tabulate(logits, given)
+
+
+def test_log_probabilities_have_the_same_bits_whether_the_filter_knows_the_sum_or_not() -> None:
+    logits = 3 * torch.randn(len(SETTINGS), 3, VOCAB, generator=torch.Generator().manual_seed(0))
+    at = torch.tensor([2, 0]).expand(len(SETTINGS), 2)
+    tokens, found = torch.randint(VOCAB, at.shape), tables(logits)[1]
+    known = ~found.whole.isnan()
+    unfiltered = [(one.temperature, one.top_k, one.top_p, one.min_p) == (1.0, 0, 1.0, 0.0) for one in SETTINGS]
+    assert known[unfiltered].all()
+    assert not known.all()
+    sums = [log_likelihood(logits, at, tokens, torch.ones_like(at, dtype=torch.bool), one) for one in (found, None)]
+    assert sums[0].equal(sums[1])
+    expected = logits.double().log_softmax(-1)[torch.arange(len(at))[:, None], at, tokens]
+    torch.testing.assert_close(sums[0].double(), expected, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("ties", [False, True])
