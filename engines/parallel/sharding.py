@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear, pad
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from engines.base import EngineSpec
 from engines.pytorch.engine import TorchEngine
@@ -30,10 +30,8 @@ SPLIT = ("rowwise_split_input", "rowwise_rep")
 """Divided by inputs, which are whole where they come from."""
 REPLICATED = ("replicate", "replicated_with_grad_allreduce")
 """The same on every rank."""
-FUSED = "colwise_qkv"
-"""Divided by outputs, those of queries, keys and values each; a style of ours."""
 HEADS = "heads"
-"""An attention that reshapes by its own `num_heads` or `split_size`, which become a rank's; a style of ours."""
+"""An attention that reshapes by its own `num_heads`, which become a rank's; a style of ours."""
 
 OWN: dict[str, dict[str, str]] = {
     "OPTForCausalLM": {
@@ -44,14 +42,6 @@ OWN: dict[str, dict[str, str]] = {
         "model.decoder.layers.*.self_attn.out_proj": "rowwise",
         "model.decoder.layers.*.fc1": "colwise",
         "model.decoder.layers.*.fc2": "rowwise",
-        "lm_head": GATHERED[0],
-    },
-    "GPT2LMHeadModel": {
-        "transformer.h.*.attn": HEADS,
-        "transformer.h.*.attn.c_attn": FUSED,
-        "transformer.h.*.attn.c_proj": "rowwise",
-        "transformer.h.*.mlp.c_fc": "colwise",
-        "transformer.h.*.mlp.c_proj": "rowwise",
         "lm_head": GATHERED[0],
     },
 }
@@ -82,17 +72,15 @@ class ColumnLinear(torch.nn.Module):
     Args:
         ranks: who has the others.
         gathers: return all outputs instead. Only then may their number not be a multiple of the ranks'.
-        parts: how many layers of one size are fused in it; the rank has its outputs of each.
     """
 
-    def __init__(self, whole: torch.nn.Linear, ranks: Ranks, gathers: bool = False, parts: int = 1) -> None:
+    def __init__(self, whole: torch.nn.Linear, ranks: Ranks, gathers: bool = False) -> None:
         super().__init__()
         self.out_features, self._ranks, self._gathers = whole.out_features, ranks, gathers
-        each = -(-whole.out_features // (parts * ranks.world))
-        mine = slice(ranks.rank * each, (ranks.rank + 1) * each)
-        self._each = each
-        self.weight = _parameter(whole.weight.view(parts, -1, whole.in_features)[:, mine].flatten(0, 1))
-        self.bias = None if whole.bias is None else _parameter(whole.bias.view(parts, -1)[:, mine].flatten())
+        self._each = -(-whole.out_features // ranks.world)
+        mine = slice(ranks.rank * self._each, (ranks.rank + 1) * self._each)
+        self.weight = _parameter(whole.weight[mine])
+        self.bias = None if whole.bias is None else _parameter(whole.bias[mine])
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[.., inputs] to [.., outputs / world], or to [.., outputs]."""
@@ -145,9 +133,10 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
             divide by the number of ranks.
     """
     plan, family = plan_of(model), type(model).__name__
-    known = {"colwise", "rowwise", FUSED, HEADS, *GATHERED, *SPLIT, *REPLICATED}
+    known = {"colwise", "rowwise", HEADS, *GATHERED, *SPLIT, *REPLICATED}
     if not plan:
-        raise InvalidInput("tensor_parallel", ranks.world, f"there is no tensor-parallel plan for {family}")
+        problem = f"there is no tensor-parallel plan for {family}; leave it out"
+        raise InvalidInput("tensor_parallel", ranks.world, problem)
     parts = {name: module for name, module in model.named_modules() if name}
     parameters = [name for name, _ in model.named_parameters()]
     for pattern, style in plan.items():
@@ -167,30 +156,19 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> None:
 
 def _divided(name: str, module: torch.nn.Module, style: str, ranks: Ranks) -> torch.nn.Module:
     if style == HEADS:
-        for count in ("num_heads", "split_size"):
-            if hasattr(module, count):
-                setattr(module, count, _even(getattr(module, count), f"{count} of {name}", ranks))
+        attention: Any = module
+        attention.num_heads = _even(attention.num_heads, f"num_heads of {name}", ranks)
         return module
-    if isinstance(module, Conv1D):
-        module = _linear(module)
     if not isinstance(module, torch.nn.Linear):
         problem = f"{name} is a {type(module).__name__}; only plain linear layers can be sharded"
         raise InvalidInput("tensor_parallel", ranks.world, problem)
     if style in GATHERED:
         return ColumnLinear(module, ranks, gathers=True)
-    if style in ("colwise", FUSED):
-        parts = 3 if style == FUSED else 1
-        _even(module.out_features // parts, f"outputs of {name}", ranks)
-        return ColumnLinear(module, ranks, parts=parts)
+    if style == "colwise":
+        _even(module.out_features, f"outputs of {name}", ranks)
+        return ColumnLinear(module, ranks)
     _even(module.in_features, f"inputs of {name}", ranks)
     return RowLinear(module, ranks, style in SPLIT)
-
-
-def _linear(layer: Conv1D) -> torch.nn.Linear:
-    """The same, in the same memory; a `Conv1D`'s weight is [inputs, outputs]."""
-    same = torch.nn.Linear(layer.nx, layer.nf, device="meta")
-    same.weight, same.bias = torch.nn.Parameter(layer.weight.T), layer.bias
-    return same
 
 
 def _even(count: int, what: str, ranks: Ranks) -> int:
