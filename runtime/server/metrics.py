@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
-from runtime.server.energy import EnergyMeter
+from runtime.server.energy import GpuEnergy
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
@@ -64,7 +64,7 @@ class Metrics(Collector):
     """
 
     def __init__(self, engine: AsyncLLM, model: str) -> None:
-        self._engine, self._model, self._meter = engine, model, EnergyMeter()
+        self._engine, self._model, self._energy = engine, model, GpuEnergy()
         self._responses: Counter[tuple[str, str]] = Counter()
         self.gaps = Histogram(SECONDS)
         self._process = ProcessCollector(registry=None)
@@ -121,7 +121,7 @@ class Metrics(Collector):
         for length, blocks in enumerate(lengths):
             accepted.add(length, blocks)
         yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", accepted)
-        joules = self._meter.joules("gpu")
+        joules = self._energy.joules()
         if joules:
             yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")
 

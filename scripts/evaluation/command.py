@@ -18,8 +18,8 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.commands.entry import Parser, add_placement, placed_config
-from runtime.server.energy import EnergyMeter
 from scripts.demo.dataset import SIZES
+from scripts.energy import EnergyMeter
 from scripts.evaluation import curves, gain, report
 from scripts.evaluation.baselines import SEARCHES, check_baseline, check_checkpoints, open_baselines, parse_searches
 from scripts.evaluation.curves import Curve

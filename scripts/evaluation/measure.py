@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.server.energy import EnergyMeter
+from scripts.energy import EnergyMeter
 from scripts.evaluation.decoders import Answer, Decoder, Ids, Ours
 from scripts.evaluation.figures import Scored, summarise
 from scripts.evaluation.prompt_set import PromptSet

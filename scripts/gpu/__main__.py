@@ -111,7 +111,7 @@ def run_stages(path: Path, device: str, sizes: str, names: list[str]) -> int:
     import torch
 
     from engines.quiet import quiet_transformers
-    from runtime.server.energy import EnergyMeter
+    from scripts.energy import EnergyMeter
     from scripts.gpu.setup import SIZES, Setup, freed
     from scripts.gpu.timing import Timer
 

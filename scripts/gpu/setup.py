@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
-from runtime.server.energy import EnergyMeter
+from scripts.energy import EnergyMeter
 from scripts.gpu.timing import Timer
 
 METHODS = ("sample", "speculative", "mtad", "mmtad")

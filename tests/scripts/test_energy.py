@@ -1,4 +1,4 @@
-"""One meter of energy for the server, the evaluation and the check of a GPU."""
+"""Energy: the server's metric, and the meter of the evaluation and the check of a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime.server.energy import EnergyMeter
+from runtime.server.energy import GpuEnergy
+from scripts.energy import EnergyMeter
 
 
 class Packages:
@@ -63,12 +64,11 @@ def install_zeus(monkeypatch: pytest.MonkeyPatch, packages: Packages | None) -> 
 
 
 def test_energy_counts_from_the_first_look_at_gpus_with_a_counter(gpus: dict[str, int]) -> None:
-    meter = EnergyMeter()
-    assert meter.joules("gpu") == {"0": 0.0}
+    energy = GpuEnergy()
+    assert energy.joules() == {"0": 0.0}
     gpus["first"] += 2500
-    assert meter.joules("gpu") == {"0": 2.5}
-    assert meter.joules("cpu") == {}
-    assert meter.name == "GPU 0 (NVML)"
+    assert energy.joules() == {"0": 2.5}
+    assert EnergyMeter().name == "GPU 0 (NVML)"
 
 
 def test_all_counters_of_a_window_are_added_up(gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_machine_without_a_driver_reports_no_energy_and_why(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "zeus.device", None)
     meter = EnergyMeter()
     assert not meter.available
-    assert meter.joules("gpu") == {}
+    assert GpuEnergy().joules() == {}
     assert meter.name == "none (NVML: NVML Shared Library Not Found; zeus is not installed (extra energy))"
 
 

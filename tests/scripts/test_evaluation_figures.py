@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.server.energy import EnergyMeter
 from runtime.tuning.measure import distinct
+from scripts.energy import EnergyMeter
 from scripts.evaluation import report
 from scripts.evaluation.decoders import Answer
 from scripts.evaluation.figures import REPEATED_SPAN, Scored, longest_repeat, summarise
