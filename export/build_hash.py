@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 import engines.base
 import engines.pytorch.fixed_cache
+import engines.pytorch.fused_layers
 import engines.pytorch.hook
 import export
 from engines.base import EngineSpec
@@ -28,7 +29,7 @@ from engines.base import EngineSpec
 WRITES_NO_ENGINE = ("build_hash.py", "estimate.py", "staging.py", "verification/check.py", "verification/layers.py")
 """Modules and folders of `export/` that can change without any engine changing."""
 
-TRACED = (engines.base, engines.pytorch.fixed_cache, engines.pytorch.hook)
+TRACED = (engines.base, engines.pytorch.fixed_cache, engines.pytorch.fused_layers, engines.pytorch.hook)
 """Modules of other packages whose code becomes part of a graph, or decides its shapes."""
 
 

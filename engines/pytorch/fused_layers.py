@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -70,6 +71,38 @@ class RmsNorm(torch.nn.Module):
         super().__init__()
         self.weight, self.eps, self.offset = weight, eps, offset
 
+    @staticmethod
+    @torch.no_grad()
+    def of(module: torch.nn.Module) -> RmsNorm | None:
+        """What computes the same as `module`, with its weight, if that is a root mean square norm.
+
+        Compared with a random weight, since the module's own may be a shape alone, on vectors whose mean is not 0 and
+        on small ones.
+        """
+        weight = getattr(module, "weight", None)
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if (
+            not isinstance(weight, torch.nn.Parameter)
+            or weight.dim() != 1
+            or not isinstance(eps, float)
+            or len(module._parameters) > 1
+        ):
+            return None
+        some = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
+        some = some.to(weight.device, weight.dtype)
+        x, own = torch.cat([some[:2] + 1.0, some[:2] * 1e-3]), some[2]
+        probe = copy.copy(module)
+        probe._parameters = {"weight": _frozen(own)}
+        try:
+            theirs = probe(x)
+        except (TypeError, ValueError, RuntimeError):
+            return None  # it is given something else than one tensor
+        for offset in (0.0, 1.0):  # Gemma keeps the weight's distance from one
+            ours = functional.rms_norm(x.float(), own.shape, own.float() + offset, eps).to(x.dtype)
+            if all(map(alike, ours, theirs)):
+                return RmsNorm(weight, eps, offset)
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.offset)
 
@@ -102,6 +135,12 @@ class Activation(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.name](x)
+
+
+def alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether two results differ by rounding only."""
+    bound = {torch.float32: 1e-4, torch.float16: 1e-2}.get(theirs.dtype, 3e-2)
+    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= bound * theirs.abs().max())
 
 
 def _frozen(values: Tensor) -> torch.nn.Parameter:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel, activations
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -37,6 +36,7 @@ from engines.pytorch.fused_layers import (
     JoinedPart,
     PostponedNorm,
     RmsNorm,
+    alike,
 )
 from engines.pytorch.hook import run_once
 from engines.pytorch.layer_ops import Norms
@@ -75,7 +75,7 @@ class _Look:
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> Any:
         theirs = self._theirs(query, key, cos, sin, *more, **named)
         ours = _turned(query, cos, sin), _turned(key, cos, sin)
-        self._known = all(map(_alike, ours, theirs)) and not more and not named
+        self._known = all(map(alike, ours, theirs)) and not more and not named
         self._given = query, key
         known = ((*self._normed.get(x.data_ptr(), ("", x[:0])), x) for x in (query, key))
         self.norms = [
@@ -121,7 +121,7 @@ def fuse(model: PreTrainedModel) -> None:
     hooks = []
     for name, module in attentions.items():
         _call_instead(module, looks[name], looks[name])
-        norms = ((child, norm) for child, norm in module.named_children() if _norm(norm))
+        norms = ((child, norm) for child, norm in module.named_children() if RmsNorm.of(norm))
         hooks += [norm.register_forward_hook(partial(looks[name].mark, child)) for child, norm in norms]
         hooks.append(module.register_forward_hook(looks[name].leave))
     together = _together(model)
@@ -141,7 +141,7 @@ def fuse(model: PreTrainedModel) -> None:
             model.set_submodule(name, JoinedPart(joined, left))
         model.set_submodule(names[0], joined)
         fused["joined layers"] += 1
-    for kind, make in (("norms", _norm), ("gated blocks", _gated), ("activations", _activation)):
+    for kind, make in (("norms", RmsNorm.of), ("gated blocks", _gated), ("activations", _activation)):
         for name, module in list(model.named_modules()):
             if (found := make(module)) is not None:
                 model.set_submodule(name, found)
@@ -192,7 +192,7 @@ def _calls_rope(module: torch.nn.Module) -> bool:
 
 def _with_norms(module: torch.nn.Module, names: Sequence[str], rotation: Rotation) -> Callable[..., Any]:
     """What an attention is to call: `rotation`, after the norms of queries and keys if it has both of one kind."""
-    found = [norm for name in names if (norm := _norm(module.get_submodule(name)))]
+    found = [norm for name in names if (norm := RmsNorm.of(module.get_submodule(name)))]
     if len(found) < 2 or len({(norm.eps, norm.offset) for norm in found}) > 1:
         return rotation
     query, key = found
@@ -218,32 +218,6 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned, x[..., size:]], -1)
 
 
-def _alike(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether two results differ by rounding only."""
-    bound = {torch.float32: 1e-4, torch.float16: 1e-2}.get(theirs.dtype, 3e-2)
-    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= bound * theirs.abs().max())
-
-
-def _norm(module: torch.nn.Module) -> RmsNorm | None:
-    """The same, if it is a root mean square norm: compared on vectors whose mean is not 0, and on small ones."""
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if (
-        not isinstance(weight, torch.nn.Parameter)
-        or weight.dim() != 1
-        or not isinstance(eps, float)
-        or len(vars(module)["_parameters"]) > 1
-    ):
-        return None
-    x = _some(weight, weight.shape[0]) + 1.0
-    x = torch.cat([x, x * 1e-3], 1)
-    for offset in (0.0, 1.0):
-        ours = functional.rms_norm(x.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
-        if all(map(_alike, ours[0], module(x)[0])):
-            return RmsNorm(weight, eps, offset)
-    return None
-
-
 def _gated(module: torch.nn.Module) -> Gated | None:
     """The same, if it is a gated feed-forward block: products that are wide, an activation, a product that is not."""
     children = [child for child in module.children() if not isinstance(child, JoinedPart | torch.nn.Dropout)]
@@ -256,7 +230,7 @@ def _gated(module: torch.nn.Module) -> Gated | None:
         if up.weight.shape[0] == 2 * down.weight.shape[1] and _is_plain(down):
             x = _some(up.weight, up.weight.shape[1])
             values, factor = (up.whole(x) if joined else up(x)).chunk(2, -1)
-            if _alike(down(ACTIVATIONS[names[0]](values) * factor), module(x)):
+            if alike(down(ACTIVATIONS[names[0]](values) * factor), module(x)):
                 return Gated(up, names[0], down)
     return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 
 from engines.base import INPUTS, KV_PAGE, EngineSpec, Step, input_shapes
 from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
+from engines.pytorch.fused_layers import RmsNorm
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.quiet import quiet
 from engines.tensorrt_plan import RUNTIMES
@@ -30,36 +30,18 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 """Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
 
 
-class _RMSNormalization(torch.nn.Module):
+class _RMSNormalization(RmsNorm):
     """Stands in for a model's RMSNorm and becomes the operator (ONNX RMSNormalization-23) instead of its parts.
 
     A weight that is kept as its distance from one multiplies in float32, as transformers' Gemma norms do: the sum has
     too many bits for 16. Any other multiplies in the model's dtype, as in the standard and in Llama.
     """
 
-    def __init__(self, weight: Tensor, epsilon: float, distance: bool) -> None:
-        super().__init__()
-        self.weight, self.epsilon, self.distance = weight, epsilon, distance
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        x, scale = (hidden.float(), 1.0 + self.weight.float()) if self.distance else (hidden, self.weight)
-        return rms_norm(x, scale.shape, scale, self.epsilon).to(hidden.dtype)
-
-
-def _norm_operator(module: torch.nn.Module) -> _RMSNormalization | None:
-    """The operator that computes what a copy of `module` does with a random weight, if there is one."""
-    weight = getattr(module, "weight", None)
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float) or hasattr(module, "bias"):
-        return None
-    generator = torch.Generator().manual_seed(0)
-    sample, some = torch.randn(2, 3, weight.shape[0], generator=generator).to(weight.dtype)
-    probe = copy.copy(module)
-    probe._parameters = {"weight": torch.nn.Parameter(some[0], requires_grad=False)}
-    for distance in (False, True):  # Gemma keeps the weight's distance from one
-        if _same(lambda: probe(sample), _RMSNormalization(some[0], epsilon, distance)(sample)):
-            return _RMSNormalization(weight, epsilon, distance)
-    return None
+    def forward(self, x: Tensor) -> Tensor:
+        if self.offset:
+            weight = self.offset + self.weight.float()
+            return rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class _HalfAngles(torch.nn.Module):
@@ -122,7 +104,8 @@ def _operators(model: PreTrainedModel) -> Iterator[None]:
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            operator: torch.nn.Module | None = _norm_operator(child)
+            norm = RmsNorm.of(child)
+            operator: torch.nn.Module | None = norm and _RMSNormalization(norm.weight, norm.eps, norm.offset)
             if type(child).__name__.endswith("RotaryEmbedding") and sys.modules[type(child).__module__] in rotating:
                 operator = _HalfAngles(child)
             if operator is not None:
