@@ -22,7 +22,7 @@ class Placement:
     Attributes:
         device: `cpu`, `cuda`, `cuda:1`, ..; a GPU without a number is the current one, and has its number afterwards. A
             plan of TensorRT runs on a GPU whatever is given.
-        threads: of the CPU.
+        threads: of the CPU, >= 1.
         graphs: whether CUDA graphs may be recorded, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
             does not ask.
         provider: of ONNX graphs: `openvino` (docs/openvino.md), or one of `engines.onnx.providers.PROVIDERS`
@@ -33,7 +33,7 @@ class Placement:
             device.
 
     Raises:
-        InvalidInput: not the name of a CPU or of a CUDA GPU, there is no such GPU, or there are no threads.
+        InvalidInput: not the name of a CPU or of a CUDA GPU, or there is no such GPU.
     """
 
     device: str = "cpu"
@@ -45,8 +45,6 @@ class Placement:
     kv_cache: str | None = None
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise InvalidInput("threads", self.threads, "give at least 1")
         object.__setattr__(self, "device", _found(self.device))
 
     @property

@@ -187,8 +187,6 @@ def share(folder: Path, spec: EngineSpec, world: int) -> tuple[EngineSpec, int]:
     Raises:
         InvalidInput: it cannot be divided so.
     """
-    if world < 2:
-        raise InvalidInput("tensor_parallel", world, "give at least 2 ranks, or leave it out")
     if spec.format != "torch":
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", world, problem)

@@ -47,8 +47,10 @@ def serve_cluster(
         pair: pair folder, at the same path on each machine of the cluster.
 
     Raises:
-        InvalidInput: Ray cannot be reached, has too little for the replicas, or they do not start.
+        InvalidInput: the pair cannot be read, Ray cannot be reached or has too little for the replicas, or they do not
+            start.
     """
+    rows = read_spec(pair / "target").rows  # a damaged folder is refused before anything is started
     lost = threading.Event()
     try:
         ray.init(address=cluster.ray_address, include_dashboard=False if cluster.ray_address is None else None)
@@ -63,7 +65,7 @@ def serve_cluster(
 
         def deploy() -> Any:
             """Start the replicas, or replace them one after another; returns when all are ready."""
-            deployment = _deployment(pair, config, options, cluster)
+            deployment = _deployment(config.rows or rows, config, options, cluster)
             application = deployment.bind(str(pair.absolute()), config, inner, board, next(generations))
             return serve.run(application, name=options.model, route_prefix=None)
 
@@ -117,8 +119,7 @@ def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> Non
             raise InvalidInput(name.replace("_", "-"), getattr(cluster, name), problem)
 
 
-def _deployment(pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:
-    rows = config.rows or read_spec(pair / "target").rows
+def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:
     size: dict[str, Any] = {"num_replicas": cluster.replicas}
     if cluster.max_replicas is not None:
         scaling = AutoscalingConfig(

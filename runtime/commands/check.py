@@ -37,11 +37,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    check_least(options, threads=1)
+    check_least(options, threads=1, tolerance=0)
     if not 0 <= options.seed < 2**63:
         raise InvalidInput("seed", options.seed, "give 0 to 2**63 - 1")
-    if options.tolerance is not None and not options.tolerance >= 0:
-        raise InvalidInput("tolerance", options.tolerance, "give a number of at least 0")
     folders = _folders(options.engine, options.other, options.checkpoint)
     import torch
     from tqdm import tqdm

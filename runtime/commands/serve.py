@@ -107,7 +107,6 @@ def main() -> None:
 
     bound = bind(options.host, options.port)
 
-    from engines.folder import read_spec
     from runtime.async_llm import AsyncLLM
     from runtime.pair import open_tokenizer
     from runtime.server.app import create_app
@@ -116,8 +115,6 @@ def main() -> None:
     use_torch()
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
-    if cluster:
-        read_spec(folder / "target")  # a folder that is no pair is refused before anything is started
     if options.chat_template:
         template = read_template(options.chat_template, open_tokenizer(folder / "target"))
         settings = replace(settings, chat_template=template)

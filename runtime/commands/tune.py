@@ -133,10 +133,13 @@ def main() -> None:
     from runtime.llm import LLM
     from runtime.pair import write_tuning
 
-    use_torch()
-    llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
     bases = {method: DecodingParams.from_dict({**exported, **given, "method": method}) for method in methods}
+    for method, grid in grids.items():
+        for setting in itertools.product(*grid.values()):
+            replace(bases[method], **dict(zip(grid, setting, strict=True)))  # refuses what is no value of the method
+    use_torch()
+    llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
     prompts = [example.prompt for example in examples]
     verdict = Decision(False, "no setting keeps the bounds")
     said = time.monotonic()
@@ -248,8 +251,6 @@ def _values(name: str, text: str | None) -> tuple[Any, ...]:
         found = tuple(kind(part) for part in text.split(","))
     except ValueError:
         raise InvalidInput(name, text, "give numbers separated by commas") from None
-    for value in found:
-        DecodingParams.from_dict({name: value})
     if len(set(found)) < len(found):
         raise InvalidInput(name, text, "a value is given twice")
     return found

@@ -121,10 +121,11 @@ def tune(
     right: Right = None,
     progress: Progress = lambda done, total: None,
 ) -> Tuning:
-    """Search for the best setting of `base.method`.
+    """Search for the best setting of `base.method`, which has something to tune.
 
     Args:
         llm: an idle pair, large enough for the grid's drafts.
+        prompts: at least two.
         base: the method, everything that is not tuned, and where a coordinate search begins.
         grid: values by parameter, `temperature` among them; those the method does not use are not varied. Default:
             `grid_of`.
@@ -134,20 +135,11 @@ def tune(
         progress: called with the answers given in this sweep, and how many it has.
 
     Raises:
-        InvalidInput: the method has nothing to tune, or a prompt or value does not fit the engines; nothing was run.
+        InvalidInput: a prompt or value does not fit the engines; nothing was run.
     """
-    if search not in ("coordinate", "grid"):
-        raise InvalidInput("search", search, "give coordinate or grid")
-    if seeds < 1 or len(prompts) < 2:
-        raise InvalidInput("prompts", len(prompts), "give at least two, and at least one seed")
-    base = replace(base, n=1, seed=None)
     grid = grid_of(base.spec) if grid is None else grid
     names = [name for name in grid if name in (*GRID, "temperature") and base.spec.uses(name)]
-    if not names:
-        raise InvalidInput("method", base.method, "it has nothing to tune")
     every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
-    for values in every:
-        replace(base, **dict(values))  # refuses what is no value
     largest = {name: max(grid[name]) for name in names if name in ("draft_len", "beam_width")}
     for prompt in prompts:
         llm.requests(prompt, replace(base, **largest))  # refuses what does not fit

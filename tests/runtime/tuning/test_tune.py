@@ -442,6 +442,7 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
         (["--draft-len", "4,four"], "--draft-len"),
         (["--draft-len", "4,9"], "--draft-len"),
         (["--accept-threshold", "0.1,0.1"], "--accept-threshold"),
+        (["--method", "ensemble", "--accept-threshold", "0.5,1.5"], "--accept-threshold"),
         (["--seeds", "0"], "--seeds"),
         (["--limit", "1"], "--prompts"),
         (["--params", "{"], "argument --params:"),
