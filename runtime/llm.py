@@ -314,7 +314,7 @@ class LLM:
         """
         if requests[0].params.adaptive:
             self.measure()
-        self.loop.submit(*requests)
+        self.loop.scheduler.submit(*requests)
 
     @staticmethod
     def result(request: Request) -> Result:

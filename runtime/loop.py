@@ -196,14 +196,6 @@ class DecodingLoop:
         drafted = request.params.assisted and request.params.max_tokens > 0
         return drafted and (not adaptive or self.planner.drafting)  # type: ignore[union-attr]
 
-    def submit(self, *requests: Request) -> None:
-        """Queue requests, all or none.
-
-        Raises:
-            InvalidInput, CapacityExceeded, QueueFull: as `Scheduler.submit` does.
-        """
-        self.scheduler.submit(*requests)
-
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:
         """Cancel requests, wherever they are; their rows are free at once.
 

@@ -40,16 +40,15 @@ class OutputProcessor:
         self._constraints: dict[int, Constraint] = {}
         self.totals = Totals(unrecorded={} if unrecorded is None else unrecorded)
 
-    def begin(self, request: Request) -> bool:
-        """Make a request's detokenizer and constraint, unless they are there; returns whether it has begun only now."""
+    def begin(self, request: Request) -> None:
+        """Make a request's detokenizer and constraint, unless they are there."""
         if request.id in self._detokenizers:
-            return False
+            return
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
         self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params)
         constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint
-        return True
 
     def constraint(self, request: Request) -> Constraint | None:
         """What the request asks of its logits; None if nothing."""

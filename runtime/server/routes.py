@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from mtad import __version__
 
@@ -38,7 +38,7 @@ _ERROR = {"type": "object", "properties": _DETAIL, "required": list(_DETAIL)}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One row, and the ASGI application that answers its requests.
+    """One row.
 
     Attributes:
         path: in Starlette's notation. Requests below `/v1/`, and for tokens, need a key, also those for paths that are
@@ -58,14 +58,10 @@ class Endpoint:
     methods: tuple[str, ...] = ("GET",)
     label: str | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.handler(Request(scope, receive))
-        await response(scope, receive, send)
-
     @cached_property
     def route(self) -> Route:
         """The row for Starlette's router."""
-        route = Route(self.path, self)
+        route = Route(self.path, self.handler)
         route.methods = set(self.methods)  # Starlette adds HEAD to GET
         return route
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mtad.errors import InvalidInput
-from runtime.config import RuntimeConfig, read_mapping
+from runtime.config import RuntimeConfig, check_least, read_mapping
 from runtime.triton.tensors import CONVENTIONS
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -20,7 +19,7 @@ class TritonOptions:
     Attributes:
         pair: pair folder; a relative one starts at the folder of `model.yaml`.
         convention: names and shapes of the tensors: bls or llmapi.
-        request_seconds: timeout for a request, waiting included, in seconds, > 0.
+        request_seconds: timeout for a request, waiting included, in seconds, >= 0.001.
         log_level: least severe message that is logged: debug, info, warning or error.
         engine: how the pair runs. The target is not sharded: a model of Triton is one process.
     """
@@ -37,9 +36,7 @@ class TritonOptions:
         for name, known in (("convention", tuple(CONVENTIONS)), ("log_level", LEVELS)):
             if getattr(self, name) not in known:
                 raise InvalidInput(name, getattr(self, name), f"choose one of {', '.join(known)}")
-        seconds = self.request_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-            raise InvalidInput("request_seconds", seconds, "give a positive number")
+        check_least(self, request_seconds=1e-3)
         if self.engine.tensor_parallel != 1:
             raise InvalidInput("tensor_parallel", self.engine.tensor_parallel, "a Triton model is one process; give 1")
 

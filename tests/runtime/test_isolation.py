@@ -34,7 +34,7 @@ def make(count: int, bad: Sequence[int] = ()) -> list[Request]:
 
 
 def run(loop: DecodingLoop, requests: list[Request]) -> list[Request]:
-    loop.submit(*requests)
+    loop.scheduler.submit(*requests)
     while not loop.scheduler.idle:
         loop.step()
         loop.check_integrity()

@@ -101,7 +101,7 @@ def pick_prompt(chance: random.Random) -> list[int]:
 def test_a_block_that_decides_no_token_of_a_prompt_of_one_leaves_the_caches_right() -> None:
     params = DecodingParams(method="dsbd", draft_len=4, beam_width=3, accept_threshold=0.0, max_tokens=5, seed=0)
     mock, request = make_mock(rows=1), Request(0, [5], replace(params, draft_confidence=0.1, ignore_eos=True), 0)
-    mock.loop.submit(request)
+    mock.loop.scheduler.submit(request)
     while not mock.loop.scheduler.idle:
         mock.loop.step()
         mock.loop.check_integrity()
@@ -118,7 +118,7 @@ def pool(crowding: bool = False) -> list[Entry]:
             prompt, values = prompt + SHARED[: 45 - len(prompt) % 64], values | {"max_tokens": 16, "ignore_eos": True}
         params = DecodingParams.from_dict(values)
         mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
-        mock.loop.submit(request)
+        mock.loop.scheduler.submit(request)
         while not mock.loop.scheduler.idle:
             mock.loop.step()
         entries.append((prompt, params, request.tokens, request.text))

@@ -78,7 +78,7 @@ class Device:
         added = left[::-1]
         while left or not self.loop.scheduler.idle:
             for _ in range(min(len(left), chance.choice([0, 1, 3]))):
-                self.loop.submit(left.pop())
+                self.loop.scheduler.submit(left.pop())
             self.loop.step()
             self.loop.check_integrity()
         return added
@@ -103,7 +103,7 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
 def alone_on_the_host(prompt: list[int], params: DecodingParams) -> Request:
     """A request that has ended. It has drawn the numbers of a device."""
     mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
-    mock.loop.submit(request)
+    mock.loop.scheduler.submit(request)
     with device_numbers():
         while not mock.loop.scheduler.idle:
             mock.loop.step()

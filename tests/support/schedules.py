@@ -30,7 +30,7 @@ def run_schedule(
             prompt, params, _, _ = entries[todo[-1]]
             request = Request(len(entry), prompt, params, params.seed or 0, priority=chance.choice([0, 0, 1]))
             try:
-                loop.submit(request)
+                loop.scheduler.submit(request)
             except QueueFull:
                 break
             entry[request.id] = todo.pop()

@@ -51,7 +51,7 @@ class Pair:
         )
 
     def run(self, *requests: Request) -> None:
-        self.loop.submit(*requests)
+        self.loop.scheduler.submit(*requests)
         while not self.loop.scheduler.idle:
             self.loop.step()
             self.loop.check_integrity()
@@ -205,7 +205,7 @@ def test_a_tree_of_which_a_leaf_fails_ends_with_an_error_and_not_with_another_te
 def test_an_executor_that_is_gone_ends_the_requests_in_flight_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, params = Pair(2, "search"), DecodingParams(max_tokens=6, seed=1)
     first, second, third = (Request(at, [at + 1, 2, 3], params, at) for at in range(3))
-    pair.loop.submit(first, second, third)
+    pair.loop.scheduler.submit(first, second, third)
 
     def broken(self: fake.Executor, timeout: object = None) -> list[fake.Response]:
         raise OSError("the worker is gone")
