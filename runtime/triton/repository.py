@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -17,8 +16,8 @@ from mtad.errors import InvalidInput
 from runtime.triton.options import TritonOptions
 from runtime.triton.tensors import CONVENTIONS, TritonTensor
 
-MANIFEST = "mtad-triton.json"
-"""Names and hashes of the files that were written: what has others is somebody's own work."""
+STAMP = "mtad-triton.sha256"
+"""File with a hash of all that was written: a directory that has another is somebody's own work."""
 
 _MODEL = '''"""Written by mtad triton. Options are in model.yaml; docs/triton.md describes them."""
 
@@ -56,7 +55,8 @@ def write_model(
     repository, folder = repository.absolute(), repository.absolute() / name
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
-    if folder.exists() and not _as_written(folder):
+    stamp = folder / STAMP
+    if folder.exists() and not (stamp.is_file() and stamp.read_bytes() == _hash(folder)):
         problem = "exists and is not what mtad triton wrote; give another --model, or move it away"
         raise InvalidInput("repository", str(folder), problem)
     values = asdict(options) | {"pair": _PAIR if copy else str(pair)}
@@ -70,7 +70,7 @@ def write_model(
         (version / "model.yaml").write_text(header + yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         if copy:
             shutil.copytree(pair, version / _PAIR)
-        (temporary / MANIFEST).write_text(json.dumps(_hashes(temporary), indent=1) + "\n", encoding="utf-8")
+        (temporary / STAMP).write_bytes(_hash(temporary))
     return folder
 
 
@@ -103,19 +103,12 @@ def _block(kind: str, tensors: Iterable[TritonTensor], optional: bool) -> list[s
     return [f"{kind} [", ",\n".join(rows), "]"]
 
 
-def _as_written(folder: Path) -> bool:
-    """Whether a directory holds exactly what `write_model` put there."""
-    with contextlib.suppress(OSError, ValueError):
-        return bool(json.loads((folder / MANIFEST).read_text(encoding="utf-8")) == _hashes(folder))
-    return False
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    """Hashes of all files but the manifest and what Python leaves beside a module when Triton has run it."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    return {path.relative_to(folder).as_posix(): _hash(path) for path in paths if path.name != MANIFEST}
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash(folder: Path) -> bytes:
+    """Of names and contents of all files, as text, without the stamp and what Python leaves when Triton has run it."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != STAMP and "__pycache__" not in path.parts:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            whole.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return whole.hexdigest().encode()
