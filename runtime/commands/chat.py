@@ -39,6 +39,9 @@ def main() -> None:
     DecodingParams.from_dict(given)
     folder = find_pair(options)
     check_room(folder, config, given.get("max_tokens", 0))
+    if options.chat_template is None and not _has_template(folder / "target"):
+        problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
+        raise InvalidInput("chat-template", None, problem)
 
     from runtime.async_llm import AsyncLLM
     from runtime.pair import open_tokenizer
@@ -48,9 +51,6 @@ def main() -> None:
     tokenizer = open_tokenizer(folder / "target")
     source = read_template(options.chat_template, tokenizer) if options.chat_template else None
     template = ChatTemplate(tokenizer, source, str(folder))
-    if not template.available:
-        problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
-        raise InvalidInput("chat-template", None, problem)
     messages = [{"role": "system", "content": options.system}] if options.system else []
     template.render([*messages, {"role": "user", "content": "Hello"}])  # a pair that cannot chat is not opened
     engine = AsyncLLM(folder, config)
@@ -68,6 +68,13 @@ async def converse(
             ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
             text = await answer(engine, ids, params, colour)
             messages.append({"role": "assistant", "content": text})
+
+
+def _has_template(engine: Path) -> bool:
+    """Whether an engine's tokenizer brings a chat template; read off its files, since opening it takes seconds."""
+    config = engine / "tokenizer_config.json"
+    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
+    return named or (engine / "chat_template.jinja").is_file()
 
 
 def _ask() -> str:
