@@ -29,7 +29,7 @@ def check_least(options: object, **least: float) -> None:
         value = getattr(options, name)
         if value is None and getattr(type(options), name, None) is None:
             continue
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InvalidInput(name, value, f"give a finite number, at least {low:g}")
         if value < low:
             raise InvalidInput(name, value, f"give at least {low:g}")

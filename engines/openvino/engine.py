@@ -42,7 +42,7 @@ class OpenVinoEngine(Engine):
         kv_cache: of the cache, one of `KV_CACHE`; default: as `compute`.
 
     Raises:
-        InvalidInput: OpenVINO is not installed, or cannot run the graph.
+        InvalidInput: OpenVINO is not installed or cannot run the graph, or the CPU has no such type.
     """
 
     capturable = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 
@@ -93,14 +94,12 @@ class RmsNorm(torch.nn.Module):
         x, own = torch.cat([some[:2] + 1.0, some[:2] * 1e-3]), some[2]
         probe = copy.copy(module)
         probe._parameters = {"weight": _frozen(own)}
-        try:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # it is given something else than one tensor
             theirs = probe(x)
-        except (TypeError, ValueError, RuntimeError):
-            return None  # it is given something else than one tensor
-        for offset in (0.0, 1.0):  # Gemma keeps the weight's distance from one
-            ours = functional.rms_norm(x.float(), own.shape, own.float() + offset, eps).to(x.dtype)
-            if all(map(alike, ours, theirs)):
-                return RmsNorm(weight, eps, offset)
+            for offset in (0.0, 1.0):  # Gemma keeps the weight's distance from one
+                ours = functional.rms_norm(x.float(), own.shape, own.float() + offset, eps).to(x.dtype)
+                if all(map(alike, ours, theirs)):
+                    return RmsNorm(weight, eps, offset)
         return None
 
     def forward(self, x: Tensor) -> Tensor:

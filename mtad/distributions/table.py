@@ -68,8 +68,8 @@ class Table(NamedTuple):
         return -self.log_total.squeeze(-1)
 
     @property
-    def whole(self) -> Tensor:
-        """Logarithm of the sum of the logits' exponentials, [...], where it is known; elsewhere not a number."""
+    def log_sum(self) -> Tensor:
+        """Logarithm of the sum of the logits' exponentials, [...], where `lowest` says that all are kept; else nan."""
         unfiltered = (self.lowest == -math.inf) & (self.inverse_temperature == 1) & (self.log_total < math.inf)
         return torch.where(unfiltered, self.largest + self.log_total, math.nan).squeeze(-1)
 
@@ -188,8 +188,9 @@ def log_likelihood(logits: Tensor, at: Tensor, tokens: Tensor, wanted: Tensor, t
     size = logits.shape[-1]
     own = logits.flatten(1).gather(1, at * size + tokens).float()
     if logits.device.type != "cpu":
-        return own - positions(logits, at).float().logsumexp(-1)
-    known = torch.full(at.shape, math.nan) if table is None else table.whole.gather(1, at)
+        chosen = logits if at.shape[1] == logits.shape[1] else positions(logits, at)  # all of a chain's, in order
+        return own - chosen.float().logsumexp(-1)
+    known = torch.full(at.shape, math.nan) if table is None else table.log_sum.gather(1, at)
     computed = torch.ones(2, *at.shape)
     given, (largest, total) = logits.float().numpy(), computed.numpy()
 

@@ -50,7 +50,7 @@ def serve_cluster(
         InvalidInput: the pair cannot be read, Ray cannot be reached or has too little for the replicas, or they do not
             start.
     """
-    rows = read_spec(pair / "target").rows  # a damaged folder is refused before anything is started
+    read_spec(pair / "target")  # a damaged folder is refused before anything is started
     lost = threading.Event()
     try:
         ray.init(address=cluster.ray_address, include_dashboard=False if cluster.ray_address is None else None)
@@ -65,7 +65,8 @@ def serve_cluster(
 
         def deploy() -> Any:
             """Start the replicas, or replace them one after another; returns when all are ready."""
-            deployment = _deployment(config.rows or rows, config, options, cluster)
+            rows = config.rows or read_spec(pair / "target").rows  # of a new export, after a signal
+            deployment = _deployment(rows, config, options, cluster)
             application = deployment.bind(str(pair.absolute()), config, inner, board, next(generations))
             return serve.run(application, name=options.model, route_prefix=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -55,8 +56,7 @@ def write_model(
     repository, folder = repository.absolute(), repository.absolute() / name
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
-    stamp = folder / STAMP
-    if folder.exists() and not (stamp.is_file() and stamp.read_bytes() == _hash(folder)):
+    if folder.exists() and not _is_ours(folder):
         problem = "exists and is not what mtad triton wrote; give another --model, or move it away"
         raise InvalidInput("repository", str(folder), problem)
     values = asdict(options) | {"pair": _PAIR if copy else str(pair)}
@@ -103,8 +103,15 @@ def _block(kind: str, tensors: Iterable[TritonTensor], optional: bool) -> list[s
     return [f"{kind} [", ",\n".join(rows), "]"]
 
 
+def _is_ours(folder: Path) -> bool:
+    """Whether a directory holds exactly what `write_model` put there; what cannot be read is somebody else's."""
+    with contextlib.suppress(OSError, ValueError):
+        return (folder / STAMP).read_bytes() == _hash(folder)
+    return False
+
+
 def _hash(folder: Path) -> bytes:
-    """Of names and contents of all files, as text, without the stamp and what Python leaves when Triton has run it."""
+    """Of names and contents of all files, in hexadecimal, but for the stamp and what Python leaves behind in Triton."""
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != STAMP and "__pycache__" not in path.parts:

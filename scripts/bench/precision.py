@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from engines import Engine, Placement, open_engine
+from engines.openvino.graph import computes_bfloat16
+from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import Pair, open_pair
@@ -63,6 +65,8 @@ def run(folders: Mapping[str, Path], threads: int, counts: Mapping[str, int]) ->
         threads: of the engines.
         counts: prompts, by kind.
     """
+    if not computes_bfloat16():
+        raise Failed("this CPU has no instructions for bfloat16, which is compared with float32")
     pair = open_pair(folders["float32"], RuntimeConfig(threads=threads, provider="cpu"))
     engines: dict[tuple[str, tuple[str, str, str]], Engine] = {}
 

@@ -74,7 +74,7 @@ def optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optim
 
 
 def autocast(device: str) -> torch.autocast:
-    """Computing in bfloat16 on a device; in float32 on a CPU without AVX-512, which takes many times as long else."""
+    """Computing in bfloat16 on a device; in float32 on a CPU without AVX-512, where bfloat16 is many times slower."""
     kind = device.split(":")[0]
     has_bfloat16 = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.autocast(kind, dtype=torch.bfloat16, enabled=has_bfloat16)

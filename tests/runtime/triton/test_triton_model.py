@@ -119,6 +119,7 @@ def test_the_command_has_every_option_of_the_engine() -> None:
         ("pair: x\neager: 1\n", "eager"),
         ("pair: x\nconvention: vllm\n", "convention"),
         ("pair: x\nrequest_seconds: 0\n", "request_seconds"),
+        ("pair: x\nrequest_seconds: true\n", "request_seconds"),
         ("pair: x\nrequest_seconds: .inf\n", "request_seconds"),
         ("pair: x\nlog_level: loud\n", "log_level"),
         ("rows: 4\n", "pair"),
@@ -156,7 +157,7 @@ def test_an_interrupted_write_leaves_what_was_there(
     options = TritonOptions(str(pair_folders("onnx")))
     folder = write_model(tmp_path, "mtad", options)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(yaml, "safe_dump", Mock(side_effect=OSError("disk full")))
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("disk full")))
     for name in ("mtad", "new"):
         with pytest.raises(OSError, match="disk full"):
             write_model(tmp_path, name, options)
