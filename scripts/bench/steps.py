@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from argparse import Namespace
@@ -200,7 +201,7 @@ def run(arguments: Sequence[str]) -> None:
     for sweep, model, points in tqdm(work, desc="steps", unit="model"):
         for name in options.engines:
             keep(sweep, {"engine": name, **asdict(model)}, partial(_points_of, name, model, points, options))
-    report = {"command": " ".join(["mtad bench", *sys.argv[1:]]), "machine": machine(), "sets": sets}
+    report = {"command": f"mtad bench {shlex.join(sys.argv[1:])}", "machine": machine(), "sets": sets}
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "steps.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

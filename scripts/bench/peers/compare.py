@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,7 +217,7 @@ def run(arguments: Sequence[str]) -> None:
     use_torch()
     base = {name: getattr(options, name) for name in ("tokens", "temperature", "top_k", "top_p")}
     report: dict[str, Any] = {
-        "command": " ".join(["mtad bench", *sys.argv[1:]]),
+        "command": f"mtad bench {shlex.join(sys.argv[1:])}",
         "machine": machine(),
         "settings": {**base, "threads": options.threads, "rounds": options.rounds},
         "sets": {},
