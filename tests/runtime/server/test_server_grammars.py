@@ -46,7 +46,7 @@ def serves(server: LiveServer) -> None:
 
 
 def test_a_compilation_has_the_time_of_a_request(plain: LLM, trying: list[Trial]) -> None:
-    with live(own(plain), request_seconds=0.3) as server:
+    with live(own(plain), request_seconds=2.0) as server:
         status, answer = ask(server, prompt="S", regex=HELD)
         assert (status, answer["error"]["code"]) == (504, "timeout")
         until(lambda: not trying)
