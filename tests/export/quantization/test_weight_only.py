@@ -106,6 +106,15 @@ def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
 
 
 @pytest.mark.slow
+def test_no_sum_of_8_bit_products_stops_at_16_bits(quantized: Callable[[str, str], Path]) -> None:
+    """As sums of signed weights do on CPUs without VNNI; the graph is looked at, so that others notice it as well."""
+    graph = onnx.load(quantized("phi-3", "int8-dynamic") / "model.onnx", load_external_data=False).graph
+    weights = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
+    kinds = {one.data_type for one in graph.initializer if one.name in weights}
+    assert kinds == {onnx.TensorProto.UINT8}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
     precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
