@@ -148,7 +148,8 @@ class Engine(ABC):
         page_columns, page_bytes: columns and bytes of a page, where rows share a pool of pages; else 0.
         pages: of the pool, those for kept prefixes not counted.
         kv: [layers, 2, rows, kv_heads, capacity, head_dim], keys at index 0 of the second axis; zeroed at allocation (a
-            NaN in a masked column would poison its row). Per-layer views of it are bound in place.
+            NaN in a masked column would poison its row). Per-layer views of it are bound in place. An engine may give
+            it as many columns as its rows need, in place of the capacity.
     """
 
     capturable: ClassVar[bool] = False
@@ -241,8 +242,8 @@ class Engine(ABC):
         """
         return True
 
-    def free_row(self, row: int) -> None:  # noqa: B027 - nothing is to be done where rows share no memory
-        """Nobody needs what a row holds: others may have its memory, where rows share it."""
+    def free_row(self, row: int) -> None:  # noqa: B027 - nothing is to be done where rows have memory of their own
+        """Nobody needs what a row holds: others may have its memory."""
 
     @contextlib.contextmanager
     def kept(self, *columns: slice) -> Iterator[None]:

@@ -26,7 +26,7 @@ _TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 
 
 
 def open_session(
-    path: Path, threads: int, shared: bool = False, providers: Options | None = None
+    path: Path, threads: int, shared: bool = False, providers: Options | None = None, model: bytes | None = None
 ) -> ort.InferenceSession:
     """A session.
 
@@ -36,6 +36,7 @@ def open_session(
             Either grows to the largest step seen and stays.
         providers: where it runs, see `engines.onnx.providers.cuda_options`; default: on the CPU. On a GPU weights
             lie outside the arena, and what runs where is recorded for `engines.onnx.providers.check_session`.
+        model: a serialized graph that is run in place of the one in the file `path`, with the weights beside that.
     """
     ort = load_onnxruntime()
     options = ort.SessionOptions()
@@ -52,11 +53,17 @@ def open_session(
         maps = [np.memmap(file, np.uint8, "r") for file in linked]  # needed until the session is made
         names, sizes = [file.name for file in linked], [len(content) for content in maps]
         options.add_external_initializers_from_files_in_memory(names, maps, sizes)
+    graph: str | bytes = str(path)
+    if model is not None:
+        graph = model
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(path.parent.absolute())
+        )
     if providers is None:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
 
 def _linked_weights(path: Path) -> list[Path]:

@@ -53,7 +53,9 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     provider = choose_provider(placement.provider, device)
     check_provider(provider)
     if provider == "cpu":
-        return OnnxRuntimeEngine(folder, spec, threads)
+        from engines.onnx.packed_engine import PackedEngine
+
+        return (OnnxRuntimeEngine if spec.attention == "decomposed" else PackedEngine)(folder, spec, threads)
     recorder = SessionRecorder(device)
     options = cuda_options(device, recorder.stream, graphs)
     with refused_as("provider", provider, "ONNX Runtime cannot open the graph with it"):
@@ -94,6 +96,7 @@ class OnnxRuntimeEngine(Engine):
 
     Args:
         graph: the file in the folder that is run.
+        model: the graph that is run in place of that file's, serialized, with the same weights.
         device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
 
     Attributes:
@@ -116,8 +119,9 @@ class OnnxRuntimeEngine(Engine):
         options: Options | None = None,
         recorder: Recorder | None = None,
         graphs: bool = False,
+        model: bytes | None = None,
     ) -> None:
-        self._session = open_session(folder / graph, threads, providers=options)
+        self._session = open_session(folder / graph, threads, providers=options, model=model)
         if options is not None:
             check_session(self._session)
         super().__init__(spec, device)
@@ -154,7 +158,8 @@ class OnnxRuntimeEngine(Engine):
             binding = self._bound(step)
         else:  # it comes again
             addresses = step.tokens.data_ptr(), step.mask.data_ptr(), logits.data_ptr()
-            key = (*addresses, *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row)
+            sizes = *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row
+            key = (*addresses, *sizes, self.kv.data_ptr(), self.kv.shape[4])
             binding = self._kept.find(key, lambda: self._bound(step))
         self._work(step, logits, binding)()
         return logits

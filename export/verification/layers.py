@@ -18,6 +18,7 @@ import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from engines.base import INPUTS, Engine, named
@@ -108,7 +109,8 @@ class MarkedGraph:
     def layers(self, engine: Engine, case: Case) -> dict[str, Tensor]:
         """What every module gives, [K, H] each, and `logits` [K, V], float32; `engine` stores the contexts."""
         logits, step = run_engine(engine, case), begin(engine, case)
-        cache = named("past", engine.kv[:, :, : step.tokens.shape[0]])
+        rows = engine.kv[:, :, : step.tokens.shape[0]]  # an engine may give them fewer columns
+        cache = named("past", pad(rows, (0, 0, 0, engine.spec.capacity - rows.shape[4])))
         inputs = {name: getattr(step, name) for name in INPUTS} | cache
         names = [place.tensor for place in self.places.values()]
         found = self._session.run(names, {name: value.numpy() for name, value in inputs.items()})

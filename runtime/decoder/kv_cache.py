@@ -22,7 +22,7 @@ class KvCaches:
 
     Args:
         prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
-        engines: those of the roles, the auxiliary's first, of which some may have rows that share pages.
+        engines: those of the roles, the auxiliary's first.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class KvCaches:
     ) -> None:
         self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
         each = zip(engines, ("auxiliary_held", "target_held"), strict=False)
+        self._engines = engines
         self._paged = [(engine, held) for engine, held in each if engine.pages]
 
     def fits(self, requests: Sequence[Request], ahead: int) -> bool:
@@ -57,7 +58,7 @@ class KvCaches:
 
     def free(self, row: int) -> None:
         """A row is nobody's now."""
-        for engine, _ in self._paged:
+        for engine in self._engines:
             engine.free_row(row)
 
     def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:

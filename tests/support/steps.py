@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.nn.functional import pad
 
 from engines import Engine, Step
 from engines.base import KV_PAGE, mask_length
@@ -53,8 +54,10 @@ def alone_and_together(engine: Engine) -> Iterator[tuple[torch.Tensor, torch.Ten
 
 
 def columns_of(engine: Engine) -> torch.Tensor:
-    """What the columns of all rows hold, [layers, 2, rows, kv_heads, capacity, head_dim]; of pages, a copy."""
-    return gathered(engine.kv, engine.page_table[:, :-1]) if isinstance(engine, PagedEngine) else engine.kv
+    """What the columns of all rows hold, [layers, 2, rows, kv_heads, capacity, head_dim]; it may be a copy."""
+    if isinstance(engine, PagedEngine):
+        return gathered(engine.kv, engine.page_table[:, :-1])
+    return pad(engine.kv, (0, 0, 0, engine.spec.capacity - engine.kv.shape[4]))
 
 
 def change(engine: Engine, row: int, columns: slice, by: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -1,0 +1,103 @@
+"""The cache of ONNX Runtime on the CPU, whose rows have as many columns as the longest of them needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from engines.base import KV_PAGE
+from engines.folder import read_spec
+from engines.onnx.engine import OnnxRuntimeEngine
+from engines.onnx.packed_engine import PackedEngine, without_slices
+from tests.support.steps import columns_of, make_step, some_tokens
+
+
+@pytest.fixture
+def folder(pair_folders: Callable[[str], Path]) -> Path:
+    return pair_folders("onnx") / "target"
+
+
+@pytest.fixture
+def packed(folder: Path) -> PackedEngine:
+    return PackedEngine(folder, read_spec(folder), 1)
+
+
+def test_attention_reads_the_cache_and_no_copy_of_it(folder: Path) -> None:
+    graph = onnx.load_from_string(without_slices(folder / "model.onnx")).graph
+    cache = {value.name for value in graph.output if value.name.startswith("present_")}
+    readers = [node.op_type for node in graph.node for name in node.input if name in cache]
+    assert readers == ["Attention"] * len(cache)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
+    folder: Path, packed: PackedEngine, seed: int
+) -> None:
+    whole = OnnxRuntimeEngine(folder, packed.spec, 1)
+    engines, prefixes = (whole, packed), [engine.prefix_cache(256) for engine in (whole, packed)]
+    rows, capacity, choose = packed.spec.rows, packed.spec.capacity, random.Random(seed)
+    held, lengths = [0] * rows, set()
+    for number in range(60):
+        row = choose.randrange(rows)
+        what = choose.choice(
+            ["prompt", "prompt", "decode", "decode", "decode", "free", "copy", "cut", "move", "prefix"]
+        )
+        if what == "prompt":
+            tokens = some_tokens(number, choose.randint(2, capacity // 2))[None]
+            if held[row] + tokens.shape[1] > capacity:
+                held[row] = 0
+            steps, held[row] = [make_step(tokens, [held[row]], first_row=row, keep=[0])], held[row] + tokens.shape[1]
+        elif what == "decode" and max(held) + 3 <= capacity:
+            tokens = torch.stack([some_tokens(number + at, 3) for at in range(rows)])
+            steps, held = [make_step(tokens, held)], [count + 3 for count in held]
+        else:
+            steps = []
+            for engine, kept in zip(engines, prefixes, strict=True):
+                if what == "free":
+                    engine.free_row(row)
+                elif what == "copy":
+                    engine.copy_row(row, (row + 1) % rows, held[row])
+                elif what == "cut":
+                    engine.clear_row(row, held[row] // 2)
+                elif what == "move" and min(held) > 8:
+                    engine.move_columns(torch.tensor([[7, 6]] * rows), torch.tensor([[1, 2]] * rows))
+                elif what == "prefix":
+                    kept.store(row, tuple(range(held[row])))
+                    kept.restore((row + 1) % rows, tuple(range(held[row])))
+            if what == "copy":
+                held[(row + 1) % rows] = held[row]
+            elif what == "prefix":
+                held[(row + 1) % rows] = held[row] // KV_PAGE * KV_PAGE
+            elif what in ("free", "cut"):
+                held[row] = held[row] // 2 if what == "cut" else 0
+        for step in steps:
+            assert torch.equal(packed.step(step), whole.step(step))
+        lengths.add(packed.kv.shape[4])
+        for at, count in enumerate(held):
+            columns = [columns_of(engine)[:, :, at, :, :count] for engine in engines]
+            assert torch.equal(*columns), what
+    assert len(lengths) > 2
+
+
+def test_what_is_not_a_number_does_not_come_back_with_the_columns_that_held_it(packed: PackedEngine) -> None:
+    packed.step(make_step(some_tokens(0, 200)[None], [0], first_row=1, keep=[]))
+    packed.kv[:, :, 1] = torch.nan
+    packed.clear_row(1)
+    packed.step(make_step(some_tokens(1, 10)[None], [0], keep=[]))
+    assert packed.kv.shape[4] == KV_PAGE
+    assert packed.step(make_step(some_tokens(2, 190)[None], [10])).isfinite().all()
+    assert packed.kv.isfinite().all()
+
+
+def test_what_is_run_in_between_leaves_the_cache_as_it_was(packed: PackedEngine) -> None:
+    packed.step(make_step(some_tokens(0, 100)[None], [0], keep=[]))
+    before = packed.kv.clone()
+    with packed.kept(slice(0, 64)):
+        for length in (10, 250):
+            packed.step(make_step(some_tokens(1, length)[None], [0], keep=[]))
+    assert torch.equal(packed.kv, before)
