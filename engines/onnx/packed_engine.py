@@ -24,35 +24,36 @@ class PackedEngine(OnnxRuntimeEngine):
 
     ONNX Runtime's Attention wants each row's columns right behind those of the row before. In a cache whose rows have
     room for the whole capacity these must first be copied, by a Slice of the keys and of the values in every layer,
-    which takes a third of a step over 8 rows behind 2,048 columns. Here `kv` has only as many columns as a row needs,
+    which takes a third of a step over 8 rows behind 3,072 columns. Here `kv` has only as many columns as a row needs,
     [layers, 2, rows, kv_heads, columns, head_dim] in the memory of all, so that there is nothing to leave out; it is
     laid out anew where that number changes, once in 64 tokens or so.
     """
 
     def __init__(self, folder: Path, spec: EngineSpec, threads: int) -> None:
         super().__init__(folder, spec, threads, model=without_slices(folder / "model.onnx"))
-        self._memory = self.kv.flatten(2)
+        self._memory, self._scratch = self.kv.flatten(2), False
         self._used = [0] * spec.rows
         """Columns of each row that may hold something that is still needed."""
 
     def step(self, step: Step) -> Tensor:
         length, rows = step.mask.shape[3], range(step.first_row, step.first_row + len(step.tokens))
-        self.reserve(step.spans, step.first_row)
-        if not any(used for row, used in enumerate(self._used) if row not in rows):
-            self._lay_out(max(length, self._needed))
-        elif length > self._columns_now:
-            self._lay_out(length)
+        self._use(step.spans, step.first_row)
+        needed, others = max(length, self._needed), any(n for row, n in enumerate(self._used) if row not in rows)
+        self._lay_out(max(needed, self._columns_now) if others else needed)
         if length < self._columns_now:
-            step = replace(
-                step, mask=pad(step.mask, (0, self._columns_now - length)), out=None
-            )  # it does not come again
+            mask = pad(step.mask, (0, self._columns_now - length))
+            step = replace(step, mask=mask, out=None)  # this mask does not come again
         return super().step(step)
 
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
+        self._use(spans, first_row)
+        self._lay_out(max(self._needed, self._columns_now))
+
+    def _use(self, spans: Sequence[tuple[int, int]], first_row: int) -> None:
+        if self._scratch:
+            self._used = [0] * self.spec.rows
         for row, (_, end) in enumerate(spans, first_row):
             self._used[row] = max(self._used[row], end)
-        if self._needed > self._columns_now:
-            self._lay_out(self._needed)
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
         super().copy_row(source, to, columns)
@@ -71,14 +72,14 @@ class PackedEngine(OnnxRuntimeEngine):
 
         They have other memory there, which the system provides where it is written.
         """
-        held = self.kv, self._memory, self._used
+        held = self.kv, self._memory, self._used, self._scratch
         blank = torch.from_numpy(np.zeros(self._memory.nbytes, np.uint8)).view(self._memory.dtype)
-        self._memory, self._used = blank.view_as(self._memory), [0] * self.spec.rows
+        self._memory, self._scratch = blank.view_as(self._memory), True
         self.kv = self._packed(self._columns_now)
         try:
             yield
         finally:
-            self.kv, self._memory, self._used = held
+            self.kv, self._memory, self._used, self._scratch = held
             self._kept.clear()  # bindings keep the other memory
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
@@ -103,6 +104,8 @@ class PackedEngine(OnnxRuntimeEngine):
         if columns == self._columns_now:
             return
         before, self.kv = self.kv, self._packed(columns)
+        if self._scratch:
+            return
         both = min(columns, before.shape[4])
         for old, new in zip(before.flatten(0, 1), self.kv.flatten(0, 1), strict=True):
             values = old[:, :, :both].clone()  # they lie in the same memory
