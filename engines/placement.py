@@ -60,9 +60,12 @@ class Placement:
             return self, ""
         if self.on_gpu:
             return replace(self, provider="cuda"), f"provider cuda, because the device is {self.device}"
-        from engines.openvino.graph import read_graph
+        from engines.openvino.graph import computes_bfloat16, read_graph
 
         try:
+            if not computes_bfloat16():
+                why = "without bfloat16, which this CPU does not compute in, it is faster than openvino"
+                return replace(self, provider="cpu"), f"provider cpu, because {why}"
             for folder, spec in engines.items():
                 read_graph(folder / "model.onnx", spec)
         except InvalidInput as refused:
@@ -83,7 +86,9 @@ class Placement:
                 raise InvalidInput(name, value, problem)
         for name, value in (("compute", self.compute), ("kv_cache", self.kv_cache)):
             if value is not None and self.provider != "openvino":
-                raise InvalidInput(name, value, "it is an option of provider openvino; leave it out")
+                raise InvalidInput(
+                    name, value, "it is an option of provider openvino; give that as well, or leave it out"
+                )
         if self.provider == "openvino" and self.on_gpu:
             raise InvalidInput("provider", "openvino", f"does not run on the device {self.device}; give device cpu")
         if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:

@@ -365,9 +365,13 @@ def provider_of(
     return choose
 
 
-def test_auto_is_openvino_where_it_knows_the_models_else_onnx_runtime_and_says_why(
+def test_auto_is_openvino_on_cpus_with_bfloat16_where_it_knows_the_models_else_onnx_runtime_and_says_why(
     provider_of: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: False)
+    provider, why = provider_of()
+    assert (provider, "bfloat16" in why) == ("cpu", True)
+    monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: True)
     assert provider_of()[0] == "openvino"
     assert provider_of("cuda:0") == ("cuda", "provider cuda, because the device is cuda:0")
     assert provider_of(format="torch") == ("None", "")
