@@ -11,6 +11,8 @@ from mtad.distributions.candidates import Candidates
 from mtad.distributions.table import Distributions, Table
 from mtad.ops import log_total, total
 from mtad.rows import Rows
+from mtad.rules import one_row
+from mtad.rules.one_row import is_one_row
 from mtad.rules.scored import Scored, Verdict
 
 
@@ -25,6 +27,8 @@ def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:
     Of lists, the rounds of all nodes run side by side, and then the accepted path is followed from the root; of tables,
     only the nodes of the path have rounds, one level after the other.
     """
+    if is_one_row(scored):
+        return one_row.recursive_rejection(scored, rows)
     tree, after = scored.tree, scored.after
     count, levels = tree.tokens.shape[0], tree.levels
     node = torch.full((count,), -1, dtype=torch.int64, device=scored.log_p.device)
@@ -54,10 +58,7 @@ def recursive_rejection(scored: Scored, rows: Rows) -> Verdict:
 def _rounds(
     after: Distributions, auxiliary: Distributions, child_at: Tensor, scored: Scored, rows: Rows
 ) -> tuple[Tensor, Tensor]:
-    """Try the children `child_at` [R, M, C] of M nodes.
-
-    What is left of q is added up anew in every round, over the auxiliary's own candidates and from their logarithms: an
-    auxiliary may be so sure of a token that 1 - q is nothing but rounding.
+    """Try the children `child_at` [R, M, C] of M nodes, until one is accepted.
 
     Args:
         after, auxiliary: the distributions after the nodes, [R, M, K].
@@ -65,34 +66,72 @@ def _rounds(
     Returns:
         the child that each node has chosen, int64 [R, M], -1 for none; and what is left of p, [R, M, K].
     """
-    tree, p_ids, p, q_ids, left = scored.tree, after.ids, after.log_prob.exp(), auxiliary.ids, auxiliary.log_prob
-    table = isinstance(after, Table)
-    log_q = left if table else Candidates(q_ids, left).among(p_ids, scored.vocab)
-    chosen = torch.full(p.shape[:2], -1, dtype=torch.int64, device=p.device)
+    rounds = Rounds(after, auxiliary, scored, rows)
+    chosen = torch.full(child_at.shape[:2], -1, dtype=torch.int64, device=child_at.device)
     for children in child_at.unbind(2):
-        node = children.clamp(min=0)
-        token = tree.tokens.gather(1, node)
-        tried = (children >= 0) & tree.drafted.gather(1, node) & (chosen < 0)
-        rest = log_total(left)
-        if table:
-            own_q, own_p = left.gather(2, token[:, :, None]).squeeze(2), p.gather(2, token[:, :, None]).squeeze(2)
-        else:
-            in_p, in_q = p_ids == token[:, :, None], q_ids == token[:, :, None]
-            own_q, own_p = left.masked_fill(~in_q, -math.inf).amax(-1), (p * in_p).sum(-1)
-        drawn = (own_q - rest.squeeze(2)).exp()
-        taken = tried & (scored.noise.nodes.gather(1, node) * drawn < own_p)
+        rounds.turn(children)
+        tried = rounds.tried & (chosen < 0)
+        taken = tried & (scored.noise.nodes.gather(1, rounds.node) * rounds.drawn < rounds.own_p)
         chosen = torch.where(taken, children, chosen)
-        rejected = (tried & ~taken)[:, :, None]
-        residual = (p - (log_q - rest).exp()).clamp(min=0)
-        mass = total(residual)
-        # no residual but for rounding: a rejection then has probability ~0, and p itself is right
-        p = torch.where(rejected & (mass > 0), residual / mass, p)
-        lost = rejected & ~rows.replacement[:, :, None]
-        if table:
-            log_q = left = left.scatter(2, token[:, :, None], own_q[:, :, None].masked_fill(lost, -math.inf))
+        rounds.reject(tried & ~taken)
+    return chosen, rounds.p
+
+
+class Rounds:
+    """What is left of p and q after M nodes, while their children are tried one after the other.
+
+    What is left of q is added up anew in every round, over the auxiliary's own candidates and from their logarithms: an
+    auxiliary may be so sure of a token that 1 - q is nothing but rounding.
+
+    Args:
+        after, auxiliary: the distributions after the nodes, [R, M, K].
+
+    Attributes:
+        p: float32 [R, M, K], what is left of the target's.
+        node: int64 [R, M], each node's child whose turn it is; any without one.
+        tried: bool [R, M], whether there is one.
+        own_p, drawn: float32 [R, M], its probability under what is left of p and of q.
+    """
+
+    def __init__(self, after: Distributions, auxiliary: Distributions, scored: Scored, rows: Rows) -> None:
+        self._tree, self._replacement, self._table = scored.tree, rows.replacement, isinstance(after, Table)
+        self._p_ids, self.p = after.ids, after.log_prob.exp()
+        self._q_ids, self._left = auxiliary.ids, auxiliary.log_prob
+        listed = None if self._table else Candidates(self._q_ids, self._left)
+        self._log_q = self._left if listed is None else listed.among(self._p_ids, scored.vocab)
+
+    def turn(self, children: Tensor) -> None:
+        """It is the turn of these children, int64 [R, M], -1 for none."""
+        self.node = children.clamp(min=0)
+        self.tried = (children >= 0) & self._tree.drafted.gather(1, self.node)
+        self._token = self._tree.tokens.gather(1, self.node)[:, :, None]
+        self._rest = log_total(self._left)
+        if self._table:
+            own_q, own_p = self._left.gather(2, self._token), self.p.gather(2, self._token)
         else:
-            log_q, left = log_q.masked_fill(lost & in_p, -math.inf), left.masked_fill(lost & in_q, -math.inf)
-    return chosen, p
+            own_q = self._left.masked_fill(self._q_ids != self._token, -math.inf).amax(-1, keepdim=True)
+            own_p = (self.p * (self._p_ids == self._token)).sum(-1, keepdim=True)
+        self._own_q, self.own_p, self.drawn = own_q, own_p.squeeze(2), (own_q - self._rest).exp().squeeze(2)
+
+    def reject(self, rejected: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Where `rejected` [R, M], leave max(weight p - q, 0) of p, and what q has without the child.
+
+        Returns:
+            float32 [R, M], the residual's mass before it is renormalised. Where it is 0, there is no residual but for
+            rounding: a rejection then has probability ~0, and p itself is right.
+        """
+        weighted = self.p if weight is None else weight[:, :, None] * self.p
+        residual = (weighted - (self._log_q - self._rest).exp()).clamp(min=0)
+        mass = total(residual)
+        self.p = torch.where(rejected[:, :, None] & (mass > 0), residual / mass, self.p)
+        lost = (rejected & ~self._replacement)[:, :, None]
+        if self._table:
+            left = self._left.scatter(2, self._token, self._own_q.masked_fill(lost, -math.inf))
+            self._log_q = self._left = left
+        else:
+            self._log_q = self._log_q.masked_fill(lost & (self._p_ids == self._token), -math.inf)
+            self._left = self._left.masked_fill(lost & (self._q_ids == self._token), -math.inf)
+        return mass.squeeze(2)
 
 
 def auxiliary_after(scored: Scored) -> Candidates:
