@@ -180,7 +180,7 @@ class Engine(ABC):
         """Memory for the keys and values of `tokens` tokens of earlier prompts at most."""
         from engines.prefix_cache import PrefixCache
 
-        return PrefixCache(self.kv, tokens)
+        return PrefixCache(self, tokens)
 
     @abstractmethod
     def step(self, step: Step) -> Tensor:

@@ -54,6 +54,9 @@ class Placement:
     def chosen(self, engines: Mapping[Path, EngineSpec]) -> tuple[Placement, str]:
         """The same with a provider for all of these engines, where they are ONNX graphs, and why it is that one.
 
+        On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16 or an
+        option of openvino is given.
+
         Where a provider was asked for, that is what there is, and nothing is to be said.
         """
         if self.provider is not None or any(spec.format != "onnx" for spec in engines.values()):
@@ -63,8 +66,8 @@ class Placement:
         from engines.openvino.graph import computes_bfloat16, read_graph
 
         try:
-            if not computes_bfloat16():
-                why = "without bfloat16, which this CPU does not compute in, it is faster than openvino"
+            if not (self.compute or self.kv_cache or computes_bfloat16()):
+                why = "this CPU has no bfloat16, and without it ONNX Runtime is faster than OpenVINO"
                 return replace(self, provider="cpu"), f"provider cpu, because {why}"
             for folder, spec in engines.items():
                 read_graph(folder / "model.onnx", spec)
@@ -86,9 +89,7 @@ class Placement:
                 raise InvalidInput(name, value, problem)
         for name, value in (("compute", self.compute), ("kv_cache", self.kv_cache)):
             if value is not None and self.provider != "openvino":
-                raise InvalidInput(
-                    name, value, "it is an option of provider openvino; give that as well, or leave it out"
-                )
+                raise InvalidInput(name, value, "it is an option of provider openvino; leave it out")
         if self.provider == "openvino" and self.on_gpu:
             raise InvalidInput("provider", "openvino", f"does not run on the device {self.device}; give device cpu")
         if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:

@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from engines.base import KV_PAGE
+from engines.base import KV_PAGE, Engine
 
 Key = tuple[int, tuple[int, ...]]
 """Slot of the preceding page (for none, -1 - salt), and the page's own tokens: together, all tokens from the start."""
@@ -22,13 +21,14 @@ class PrefixCache:
     (ONNX Runtime on CPUs); those of decoded tokens were computed inside a tree.
 
     Args:
-        kv: the engine's cache, [layers, 2, rows, kv_heads, capacity, head_dim].
+        engine: one whose `kv` holds columns by row.
         tokens: tokens to keep at most; rounded down to pages; allocated at once.
     """
 
-    def __init__(self, kv: Tensor, tokens: int) -> None:
+    def __init__(self, engine: Engine, tokens: int) -> None:
+        kv = engine.kv
         layers, pair, _, heads, _, dim = kv.shape
-        self._kv = kv
+        self._engine = engine
         self._pool = torch.zeros(tokens // KV_PAGE, layers, pair, heads, KV_PAGE, dim, dtype=kv.dtype, device=kv.device)
         self._begin(len(self._pool), self._pool.nbytes)
 
@@ -65,12 +65,13 @@ class PrefixCache:
 
     def _load(self, slots: Sequence[int], row: int, first: int, tokens: Sequence[int]) -> None:
         """Write pages of a row from page `first` on, the columns of these tokens, from the store."""
+        self._engine.reserve([(first * KV_PAGE, first * KV_PAGE + len(tokens))], row)
         for number, slot in enumerate(slots, first):
-            self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
+            self._engine.kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE] = self._pool[slot]
 
     def _keep(self, slot: int, row: int, number: int) -> None:
         """Store page `number` of a row."""
-        self._pool[slot] = self._kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE]
+        self._pool[slot] = self._engine.kv[:, :, row, :, number * KV_PAGE : (number + 1) * KV_PAGE]
 
     def _find(self, tokens: Sequence[int], salt: int) -> list[Key]:
         """The longest known chain of pages, marked as used."""

@@ -49,7 +49,7 @@ def open_session(
     if providers is None:  # a pattern would be kept for each shape of inputs, and blocks for patterns split the arena
         options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
-    if linked := _linked_weights(path):
+    if linked := _linked_weights(path, model is None):
         maps = [np.memmap(file, np.uint8, "r") for file in linked]  # needed until the session is made
         names, sizes = [file.name for file in linked], [len(content) for content in maps]
         options.add_external_initializers_from_files_in_memory(names, maps, sizes)
@@ -66,9 +66,13 @@ def open_session(
     return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
 
-def _linked_weights(path: Path) -> list[Path]:
-    """Files of a graph's weights that are links out of its folder: ONNX Runtime does not follow them by itself."""
-    folders = path.parent.resolve(), path.resolve().parent
+def _linked_weights(path: Path, beside: bool) -> list[Path]:
+    """Files of a graph's weights that are links out of its folder: ONNX Runtime does not follow them by itself.
+
+    Args:
+        beside: whether it follows those to the folder of the file that the graph itself is a link to.
+    """
+    folders = [path.parent.resolve(), *([path.resolve().parent] if beside else [])]
     return [file for file in sorted(path.parent.glob("*.data")) if file.resolve().parent not in folders]
 
 

@@ -86,8 +86,8 @@ class SessionRecorder(CudaRecorder):
 class OnnxRuntimeEngine(Engine):
     """A step is one run on bound memory.
 
-    `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place and nothing of the
-    cache is ever copied; of a graph whose attention is decomposed, its new columns are.
+    `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place. Of a graph whose
+    attention is decomposed, the new columns are copied.
 
     On a GPU everything runs on the recorder's stream, behind what the caller's was given before, and the host waits for
     nothing. Steps that begin with row 0 and keep logits are replayed as CUDA graphs, each with a graph id and a

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engines.base import KV_PAGE, EngineSpec, Step, mask_length
+from engines.base import EngineSpec, Step, mask_length
+from engines.buffers import Slab
 from engines.onnx.engine import OnnxRuntimeEngine
-from engines.prefix_cache import PrefixCache
 
 
 class PackedEngine(OnnxRuntimeEngine):
@@ -24,38 +24,65 @@ class PackedEngine(OnnxRuntimeEngine):
 
     ONNX Runtime's Attention wants each row's columns right behind those of the row before. In a cache whose rows have
     room for the whole capacity these must first be copied, by a Slice of the keys and of the values in every layer,
-    which takes a third of a step over 8 rows behind 3,072 columns. Here `kv` has only as many columns as a row needs,
-    [layers, 2, rows, kv_heads, columns, head_dim] in the memory of all, so that there is nothing to leave out; it is
-    laid out anew where that number changes, once in 64 tokens or so.
+    which takes a third of a step over 8 rows behind 3,072 columns. Here `kv` has only as many columns as the longest
+    row needs, [layers, 2, rows, kv_heads, columns, head_dim] at the start of the memory for the whole capacity, so that
+    there is nothing to leave out. It is laid out anew where that number changes: about once in 64 tokens, and where
+    a longer row comes or goes. Only a step over some rows, while another row holds more than they do, runs on a copy.
     """
 
     def __init__(self, folder: Path, spec: EngineSpec, threads: int) -> None:
         super().__init__(folder, spec, threads, model=without_slices(folder / "model.onnx"))
-        self._memory, self._scratch = self.kv.flatten(2), False
+        self._memory, self._copy = self.kv.flatten(2), Slab()
         self._used = [0] * spec.rows
-        """Columns of each row that may hold something that is still needed."""
+        """Columns of each row up to the last that was written: nobody needs one behind that."""
+        self._forgets = False
+        """Rows hold nothing from one step to the next, see `kept`."""
 
     def step(self, step: Step) -> Tensor:
-        length, rows = step.mask.shape[3], range(step.first_row, step.first_row + len(step.tokens))
-        self._use(step.spans, step.first_row)
-        needed, others = max(length, self._needed), any(n for row, n in enumerate(self._used) if row not in rows)
-        self._lay_out(max(needed, self._columns_now) if others else needed)
-        if length < self._columns_now:
-            mask = pad(step.mask, (0, self._columns_now - length))
-            step = replace(step, mask=mask, out=None)  # this mask does not come again
+        spans, first = step.spans, step.first_row
+        self._use(spans, first)
+        length = step.mask.shape[3]
+        columns = mask_length(max(length, *(end for _, end in spans)), self.spec.capacity)
+        if length < columns:  # padding is written behind the mask
+            step = replace(step, mask=pad(step.mask, (0, columns - length)), out=None)
+        if mask_length(max(*self._used[:first], *self._used[first + len(spans) :], 0, 0), self.spec.capacity) > columns:
+            return self._apart(step, columns)
+        self._lay_out(columns)
         return super().step(step)
+
+    def _apart(self, step: Step, columns: int) -> Tensor:
+        """Run a step on a copy of the first columns of its rows."""
+        whole, spans, first = self.kv, step.spans, step.first_row
+        own = whole[:, :, first : first + len(spans), :, :columns]
+        self.kv = self._copy.like(torch.empty_like(own, device="meta", memory_format=torch.contiguous_format)).copy_(
+            own
+        )
+        try:
+            logits = super().step(replace(step, first_row=0))
+            for row, (start, end) in enumerate(spans):
+                whole[:, :, first + row, :, start:end] = self.kv[:, :, row, :, start:end]
+        finally:
+            self.kv = whole
+        return logits
 
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
         self._use(spans, first_row)
-        self._lay_out(max(self._needed, self._columns_now))
+        self._lay_out(max(mask_length(max(self._used), self.spec.capacity), self._columns_now))
 
     def _use(self, spans: Sequence[tuple[int, int]], first_row: int) -> None:
-        if self._scratch:
+        if self._forgets:
             self._used = [0] * self.spec.rows
         for row, (_, end) in enumerate(spans, first_row):
-            self._used[row] = max(self._used[row], end)
+            self._enter(row)
+            self._used[row] = end
+
+    def _enter(self, row: int) -> None:
+        """A row that is not used becomes zeros: what it was left with may be anything."""
+        if not self._used[row] and not self._forgets:
+            self.kv[:, :, row] = 0
 
     def copy_row(self, source: int, to: int, columns: int) -> None:
+        self._enter(to)
         super().copy_row(source, to, columns)
         self._used[to] = columns
 
@@ -72,26 +99,19 @@ class PackedEngine(OnnxRuntimeEngine):
 
         They have other memory there, which the system provides where it is written.
         """
-        held = self.kv, self._memory, self._used, self._scratch
+        held = self.kv, self._memory, self._used, self._forgets
         blank = torch.from_numpy(np.zeros(self._memory.nbytes, np.uint8)).view(self._memory.dtype)
-        self._memory, self._scratch = blank.view_as(self._memory), True
+        self._memory, self._used, self._forgets = blank.view_as(self._memory), [0] * self.spec.rows, True
         self.kv = self._packed(self._columns_now)
         try:
             yield
         finally:
-            self.kv, self._memory, self._used, self._scratch = held
+            self.kv, self._memory, self._used, self._forgets = held
             self._kept.clear()  # bindings keep the other memory
-
-    def prefix_cache(self, tokens: int) -> PrefixCache:
-        return _KeptPrompts(self, tokens)
 
     @property
     def _columns_now(self) -> int:
         return self.kv.shape[4]
-
-    @property
-    def _needed(self) -> int:
-        return mask_length(max(self._used), self.spec.capacity)
 
     def _packed(self, columns: int) -> Tensor:
         """The first memory of each layer's keys and of its values, as rows of so many columns."""
@@ -100,34 +120,17 @@ class PackedEngine(OnnxRuntimeEngine):
         return self._memory[:, :, : math.prod(shape)].view(spec.layers, 2, *shape)
 
     def _lay_out(self, columns: int) -> None:
-        """Give each row so many columns: it keeps what it has in the first ones, and new ones are zeros."""
+        """Give each row so many columns: a used one keeps what it has in the first ones, and new ones are zeros."""
         if columns == self._columns_now:
             return
+        rows = max((row + 1 for row, used in enumerate(self._used) if used), default=0)
+        both = min(columns, self._columns_now, max(self._used))
+        moved = self.kv.new_empty(rows, self.spec.kv_heads, both, self.spec.head_dim)
         before, self.kv = self.kv, self._packed(columns)
-        if self._scratch:
-            return
-        both = min(columns, before.shape[4])
-        for old, new in zip(before.flatten(0, 1), self.kv.flatten(0, 1), strict=True):
-            values = old[:, :, :both].clone()  # they lie in the same memory
-            new[:, :, :both] = values
-            new[:, :, both:] = 0
-
-
-class _KeptPrompts(PrefixCache):
-    """Kept prefixes of an engine whose cache does not always lie in the same way."""
-
-    def __init__(self, engine: PackedEngine, tokens: int) -> None:
-        super().__init__(engine.kv, tokens)
-        self._engine = engine
-
-    def _load(self, slots: Sequence[int], row: int, first: int, tokens: Sequence[int]) -> None:
-        self._engine.reserve([(0, first * KV_PAGE + len(tokens))], row)
-        self._kv = self._engine.kv
-        super()._load(slots, row, first, tokens)
-
-    def _keep(self, slot: int, row: int, number: int) -> None:
-        self._kv = self._engine.kv
-        super()._keep(slot, row, number)
+        for old, new in zip(before.flatten(0, 1), self.kv.flatten(0, 1), strict=True) if not self._forgets else ():
+            moved.copy_(old[:rows, :, :both])  # old and new are the same memory
+            new[:rows, :, :both] = moved
+            new[:rows, :, both:] = 0
 
 
 def without_slices(path: Path) -> bytes:

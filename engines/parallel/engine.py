@@ -145,6 +145,8 @@ def _close(worker: Worker, broken: list[RankFailed]) -> None:
 class ParallelPrefixCache(PrefixCache):
     """The kept prefixes of a divided target: each rank keeps those of its own part."""
 
+    _engine: Any
+
     def __init__(self, engine: ParallelEngine, tokens: int) -> None:
         engine.run("keep_prefixes", tokens)
         self.bytes = engine.worker.prefixes.bytes

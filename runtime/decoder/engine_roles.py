@@ -217,7 +217,7 @@ class EngineAuxiliary(Drafter):
 
     def commit(self, batch: Batch, draft: Draft, accepted: Accepted) -> None:
         """The last level was never run; its column is rewritten by the next draft."""
-        if batch.shape.width > 1 and accepted.moves is not None:
+        if batch.by_auxiliary and batch.shape.width > 1 and accepted.moves is not None:
             self._move(batch, accepted.moves.auxiliary, accepted.moves.to)
 
 

@@ -15,7 +15,13 @@ def table(rows: Sequence[Row]) -> str:
     """A Markdown table of one sweep: milliseconds by tokens per row."""
     sweep, tokens = rows[0]["sweep"], sorted({row["tokens"] for row in rows})
     lines = [
-        ["engine", "size", sweep if sweep != "size" else "rows", *(f"{n} tokens, ms" for n in tokens), "last : first"]
+        [
+            "engine",
+            "size",
+            sweep if sweep != "size" else "rows",
+            *(f"{n} token{'s' * (n > 1)}, ms" for n in tokens),
+            "last : first",
+        ]
     ]
     cells = {(*_place(row), row["tokens"]): row["ms"]["median"] for row in rows}
     for place in dict.fromkeys(map(_place, rows)):

@@ -355,9 +355,9 @@ def provider_of(
 ) -> Callable[..., tuple[str, str]]:
     """What provider `auto` is for the pair's engines, changed like this, on a device; and why."""
 
-    def choose(device: str = "cpu", **changes: Any) -> tuple[str, str]:
+    def choose(device: str = "cpu", kv_cache: str | None = None, **changes: Any) -> tuple[str, str]:
         monkeypatch.setattr("engines.placement._found", lambda device: device)  # no GPU is looked for
-        placement = Placement(device)
+        placement = Placement(device, kv_cache=kv_cache)
         engines = {folder / name: replace(read_spec(folder / name), **changes) for name in ("target", "auxiliary")}
         chosen, why = exact_engines(placement, engines)
         return str(chosen.provider), why
@@ -371,6 +371,7 @@ def test_auto_is_openvino_on_cpus_with_bfloat16_where_it_knows_the_models_else_o
     monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: False)
     provider, why = provider_of()
     assert (provider, "bfloat16" in why) == ("cpu", True)
+    assert provider_of(kv_cache="u8")[0] == "openvino"
     monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: True)
     assert provider_of()[0] == "openvino"
     assert provider_of("cuda:0") == ("cuda", "provider cuda, because the device is cuda:0")
