@@ -12,11 +12,14 @@ import numpy as np
 import onnx
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from engines.base import EngineSpec, Step, mask_length
 from engines.buffers import Slab
 from engines.onnx.engine import OnnxRuntimeEngine
+
+SHARE = 4
+"""Of the cache, one part in so many is copied at most for a step over rows that are shorter than others. A step that
+needs more of it reads what the longest row needs."""
 
 
 class PackedEngine(OnnxRuntimeEngine):
@@ -27,43 +30,50 @@ class PackedEngine(OnnxRuntimeEngine):
     which takes a third of a step over 8 rows behind 3,072 columns. Here `kv` has only as many columns as the longest
     row needs, [layers, 2, rows, kv_heads, columns, head_dim] at the start of the memory for the whole capacity, so that
     there is nothing to leave out. It is laid out anew where that number changes: about once in 64 tokens, and where
-    a longer row comes or goes. Only a step over some rows, while another row holds more than they do, runs on a copy.
+    a longer row comes or goes. Only a step over few rows, such as a prompt, while another row holds more than they do,
+    runs on a copy.
     """
 
     def __init__(self, folder: Path, spec: EngineSpec, threads: int) -> None:
         super().__init__(folder, spec, threads, model=without_slices(folder / "model.onnx"))
-        self._memory, self._copy = self.kv.flatten(2), Slab()
+        self._memory, self._copy, self._mask = self.kv.flatten(2), Slab(), Slab()
         self._used = [0] * spec.rows
         """Columns of each row up to the last that was written: nobody needs one behind that."""
         self._forgets = False
         """Rows hold nothing from one step to the next, see `kept`."""
 
     def step(self, step: Step) -> Tensor:
-        spans, first = step.spans, step.first_row
-        self._use(spans, first)
-        length = step.mask.shape[3]
-        columns = mask_length(max(length, *(end for _, end in spans)), self.spec.capacity)
-        if length < columns:  # padding is written behind the mask
-            step = replace(step, mask=pad(step.mask, (0, columns - length)), out=None)
-        if mask_length(max(*self._used[:first], *self._used[first + len(spans) :], 0, 0), self.spec.capacity) > columns:
+        spans, rows = step.spans, range(step.first_row, step.first_row + len(step.tokens))
+        self._use(spans, step.first_row)
+        end = max(step.mask.shape[3], *(end for _, end in spans))  # padding may be written behind the mask
+        columns, others = mask_length(end, self.spec.capacity), [n for at, n in enumerate(self._used) if at not in rows]
+        if max(others, default=0) <= columns:
+            self._lay_out(columns)
+        elif len(rows) * columns * SHARE <= self.spec.rows * self._columns_now:
             return self._apart(step, columns)
-        self._lay_out(columns)
-        return super().step(step)
+        return super().step(self._padded(step, self._columns_now))
 
     def _apart(self, step: Step, columns: int) -> Tensor:
         """Run a step on a copy of the first columns of its rows."""
-        whole, spans, first = self.kv, step.spans, step.first_row
-        own = whole[:, :, first : first + len(spans), :, :columns]
-        self.kv = self._copy.like(torch.empty_like(own, device="meta", memory_format=torch.contiguous_format)).copy_(
-            own
-        )
+        whole, first = self.kv, step.first_row
+        own = whole[:, :, first : first + len(step.tokens), :, :columns]
+        self.kv = self._copy.like(torch.empty(own.shape, dtype=own.dtype, device="meta")).copy_(own)
         try:
-            logits = super().step(replace(step, first_row=0))
-            for row, (start, end) in enumerate(spans):
+            logits = super().step(replace(self._padded(step, columns), first_row=0))
+            for row, (start, end) in enumerate(step.spans):
                 whole[:, :, first + row, :, start:end] = self.kv[:, :, row, :, start:end]
         finally:
             self.kv = whole
         return logits
+
+    def _padded(self, step: Step, columns: int) -> Step:
+        """The step with a mask of so many columns, in memory that is always the same."""
+        length = step.mask.shape[3]
+        if length == columns:
+            return step
+        mask = self._mask.like(torch.empty(*step.mask.shape[:3], columns, dtype=torch.bool, device="meta"))
+        mask[..., :length], mask[..., length:] = step.mask, False
+        return replace(step, mask=mask)
 
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
         self._use(spans, first_row)

@@ -45,7 +45,7 @@ def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
     engines, prefixes = (whole, packed), [engine.prefix_cache(256) for engine in (whole, packed)]
     rows, capacity, choose = packed.spec.rows, packed.spec.capacity, random.Random(seed)
     held, lengths = [0] * rows, set()
-    for number in range(60):
+    for number in range(100):
         row = choose.randrange(rows)
         what = choose.choice(
             ["prompt", "prompt", "decode", "decode", "decode", "free", "copy", "cut", "move", "prefix"]
@@ -56,8 +56,9 @@ def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
                 held[row] = 0
             steps, held[row] = [make_step(tokens, [held[row]], first_row=row, keep=[0])], held[row] + tokens.shape[1]
         elif what == "decode" and max(held) + 3 <= capacity:
-            tokens = torch.stack([some_tokens(number + at, 3) for at in range(rows)])
-            steps, held = [make_step(tokens, held)], [count + 3 for count in held]
+            some = choose.choice([2, rows])
+            tokens = torch.stack([some_tokens(number + at, 3) for at in range(some)])
+            steps, held = [make_step(tokens, held[:some])], [n + 3 * (at < some) for at, n in enumerate(held)]
         else:
             steps = []
             for engine, kept in zip(engines, prefixes, strict=True):
@@ -84,7 +85,7 @@ def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
         for at, count in enumerate(held):
             columns = [columns_of(engine)[:, :, at, :, :count] for engine in engines]
             assert torch.equal(*columns), what
-    assert len(lengths) > 2
+    assert len(lengths) > 1
 
 
 def test_what_is_not_a_number_does_not_come_back_with_the_columns_that_held_it(packed: PackedEngine) -> None:
