@@ -17,9 +17,9 @@ from engines.base import EngineSpec, Step, mask_length
 from engines.buffers import Slab
 from engines.onnx.engine import OnnxRuntimeEngine
 
-SHARE = 4
-"""Of the cache, one part in so many is copied at most for a step over rows that are shorter than others. A step that
-needs more of it reads what the longest row needs."""
+COPIED_AT_MOST = 0.25
+"""Part of the cache that a step over rows shorter than others may copy; one that needs more reads what the longest row
+needs."""
 
 
 class PackedEngine(OnnxRuntimeEngine):
@@ -27,10 +27,10 @@ class PackedEngine(OnnxRuntimeEngine):
 
     ONNX Runtime's Attention wants each row's columns right behind those of the row before. In a cache whose rows have
     room for the whole capacity these must first be copied, by a Slice of the keys and of the values in every layer,
-    which takes a third of a step over 8 rows behind 3,072 columns. Here `kv` has only as many columns as the longest
-    row needs, [layers, 2, rows, kv_heads, columns, head_dim] at the start of the memory for the whole capacity, so that
-    there is nothing to leave out. It is laid out anew where that number changes: about once in 64 tokens, and where
-    a longer row comes or goes. Only a step over few rows, such as a prompt, while another row holds more than they do,
+    which takes longer the longer the rows are. Here `kv` has only as many columns as the longest row needs,
+    [layers, 2, rows, kv_heads, columns, head_dim] at the start of the memory for the whole capacity, so that there is
+    nothing to leave out. It is laid out anew where that number changes: about once in 64 tokens, and where a longer row
+    comes or goes. Only a step over few rows, such as a prompt, while another row holds more than they do,
     runs on a copy.
     """
 
@@ -49,7 +49,7 @@ class PackedEngine(OnnxRuntimeEngine):
         columns, others = mask_length(end, self.spec.capacity), [n for at, n in enumerate(self._used) if at not in rows]
         if max(others, default=0) <= columns:
             self._lay_out(columns)
-        elif len(rows) * columns * SHARE <= self.spec.rows * self._columns_now:
+        elif len(rows) * columns <= COPIED_AT_MOST * self.spec.rows * self._columns_now:
             return self._apart(step, columns)
         return super().step(self._padded(step, self._columns_now))
 
