@@ -26,6 +26,12 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
 T = TypeVar("T")
 
+STEP = 64
+"""Every so many tokens are a sample of them."""
+
+TINY = np.finfo(np.float32).smallest_subnormal
+"""The least weight of a token that can be drawn."""
+
 
 _HELPER = ThreadPoolExecutor(1, "filter")
 _HAS_CORES = len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) > 1
@@ -66,23 +72,11 @@ def scratch(size: int) -> tuple[Tensor, Tensor]:
     return blocks.view(-1)[:size], blocks
 
 
-def softmax(logits: Floats, scale: float) -> tuple[Tensor, float, float]:
-    """Probabilities of scaled logits [V], the largest logit, and its probability.
-
-    The probabilities are blocks of this thread's `scratch`, so they last until it is used again.
-    """
+def softmax(logits: Floats, scale: float) -> tuple[Tensor, Tensor]:
+    """Probabilities of scaled logits [V], and the same in blocks: this thread's `scratch`, until it is used again."""
     (values, each), given = scratch(len(logits)), torch.from_numpy(logits)
     torch.softmax(given if scale == 1 else torch.mul(given, scale, out=values), 0, out=values)
-    best = int(logits.argmax())
-    return each, float(logits[best]), float(values[best])
-
-
-def _weigh(logits: Floats, largest: float, scale: float, out: Floats | None = None) -> Floats:
-    """exp(scale (logits - largest)); numpy takes half the time of torch, and less where results are denormal."""
-    values = np.subtract(logits, np.float32(largest), out=out)
-    if scale != 1:
-        np.multiply(values, np.float32(scale), out=values)
-    return np.exp(values, out=values)
+    return values, each
 
 
 def kept_tokens(logits: Tensor, weights: Tensor, measure: Tensor, bound: Tensor) -> Tensor:
@@ -126,32 +120,34 @@ def filter_on_host(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, 
     columns = rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.greedy
     asked = list(zip(*(x.flatten().tolist() for x in columns), strict=True))
 
-    def weigh(distributions: Iterator[tuple[int, int]]) -> None:
-        for row, at in distributions:
-            here, own, (scale, *_, greedy) = (row, at), given[row, at], asked[row]
-            weights, largest[here], peak = softmax(own, scale)
-            total[here] = 1 / peak
-            blocks[here] = (weights.amax(-1) if greedy else weights.sum(-1)).numpy() / peak
+    def work(places: Iterator[tuple[int, int]]) -> None:
+        for here in places:
+            own, (scale, top_k, top_p, min_p, greedy), mass = given[here], asked[here[0]], blocks[here]
+            best = int(own.argmax())
+            top = largest[here] = float(own[best])
+            peak, wide, some = 1.0, True, None
+            if math.isfinite(top) and (top_k < size or (top_p >= 1 and min_p > 0)):
+                wide, some = False, _by_logits(own, top, scale, top_k, top_p, min_p)
+            else:
+                values, each = softmax(own, scale)
+                peak = float(values[best])
+                if math.isfinite(top) and top_p < 1:
+                    wide, some = _by_mass(own, values, top_p, min_p * peak)
+            total[here] = 0
+            if wide:
+                mass[:] = (each.amax(-1) if greedy else each.sum(-1)).numpy()
+                total[here] = float(values.sum()) if some else 1
+            if some:
+                ids, weights = some
+                (np.maximum if greedy else np.add).at(mass, ids // BLOCK, weights)
+                total[here] += weights.sum()
+                likely = own[ids]
+                lowest[here] = least = likely.min()
+                last[here] = ids[likely == least][-1]
+            mass /= peak
+            total[here] /= peak
 
-    free: list[tuple[int, int]] = []
-    for row, at in (wanted & rows.tabulated[:, None]).nonzero().tolist():
-        here, own, (scale, top_k, top_p, min_p, greedy) = (row, at), given[row, at], asked[row]
-        top = float(own.max()) if top_k < size or top_p < 1 or min_p > 0 else math.nan
-        largest[here] = top
-        if not math.isfinite(top):
-            free.append(here)
-        elif top_k == size and top_p >= 1:
-            token, weight, lowest[here], last[here] = _likely(own, top, scale, min_p)
-            block, mass = token // BLOCK, np.zeros(blocks.shape[-1], np.float32)
-            (np.maximum if greedy else np.add).at(mass, block, weight)
-            blocks[here], total[here] = mass, weight.sum()
-        else:
-            values, each = scratch(size)
-            _weigh(own, top, scale, values.numpy())
-            lowest[here], last[here] = _filter(own, values, top_k, top_p, min_p)
-            blocks[here] = (each.amax(-1) if greedy else each.sum(-1)).numpy()
-            total[here] = values.sum() if greedy else blocks[here].sum()
-    share(weigh, free)
+    share(work, [(row, at) for row, at in (wanted & rows.tabulated[:, None]).nonzero().tolist()])
     numbers = [torch.from_numpy(x)[:, :, None] for x in (largest, lowest, last, total)]
     return *numbers[:3], numbers[3].log(), torch.from_numpy(blocks).log() - numbers[3].log()
 
@@ -176,74 +172,78 @@ def log_prob_on_host(
     return values
 
 
-def _likely(logits: Floats, largest: float, scale: float, min_p: float) -> tuple[Ids, Floats, float, int]:
-    """The tokens that min-p alone keeps, and their weights; the smallest logit of them, and the last that has it."""
-    least = largest + (math.log(min_p) - 1e-4) / scale
-    ids = np.flatnonzero(logits >= least - 1e-6 * abs(least))  # more than it keeps, whatever is rounded
-    weights = _weigh(logits[ids], largest, scale)
-    kept = weights >= np.float32(min_p)
-    ids, weights = ids[kept], weights[kept]
-    own = logits[ids]
-    lowest = own.min()
-    return ids, weights, float(lowest), int(ids[own == lowest][-1])
+def _by_logits(
+    logits: Floats, largest: float, scale: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Ids, Floats]:
+    """The tokens that top-k or min-p, and then top-p, keep, in their order, and weights exp(scale (logit - largest)).
 
-
-def _filter(logits: Floats, values: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[float, int]:
-    """Make the weights of dropped tokens 0; the smallest logit that is kept, and the last token that has it."""
-    last = -math.inf, len(logits)
+    No weight of another token is needed.
+    """
     if top_k < len(logits):
-        last = _cut(logits, values, top_k, None, 0.0)
-    if top_p < 1 or min_p > 0:
-        total = float(values.sum())
-        floor = float(np.nextafter(np.float32(min_p), np.float32(0)))
-        last = _cut(logits, values, top_p * total if top_p < 1 else math.inf, total, floor)
-    return last
+        ids = np.flatnonzero(logits >= _edge(logits, top_k))
+        ids = ids if len(ids) >= top_k else np.arange(len(logits))
+        ids = ids[_leading(logits[ids], top_k)]
+    else:
+        least = largest + (math.log(min_p) - 1e-4) / scale
+        ids = np.flatnonzero(logits >= least - 1e-6 * abs(least))  # more than it keeps, whatever is rounded
+    weights = np.exp((logits[ids] - np.float32(largest)) * np.float32(scale))
+    kept = weights >= max(np.float32(min_p), TINY)
+    if top_p < 1:
+        mass = np.sort(weights)[::-1].cumsum(dtype=np.float64)
+        kept &= _leading(logits[ids], int(mass.searchsorted(top_p * mass[-1])) + 1)
+    return ids[kept], weights[kept]
 
 
-def _cut(logits: Floats, values: Tensor, bound: float, total: float | None, floor: float) -> tuple[float, int]:
-    """`_filter` to the shortest prefix whose mass reaches `bound`, or else all, of the weights above `floor`.
+def _by_mass(logits: Floats, values: Tensor, top_p: float, least: float) -> tuple[bool, tuple[Ids, Floats]]:
+    """The tokens that top-p keeps, but none whose probability is below `least`.
 
-    Only weights near the last one's are sorted. Every 64th weight, sorted, says where these are likely to lie: what is
-    left behind the prefix has many tokens, so a sample tells its mass well. Where it does not, more are sorted.
+    Only those near the last one's are sorted. Every 64th, sorted, says where these are likely to lie: what is left
+    behind the prefix has many tokens, so a sample tells its mass well. Where it does not, more are sorted.
 
     Args:
-        total: sum of the weights; None if `bound` is a number of tokens rather than a mass.
+        values: probabilities [V]; afterwards, 0 but for the kept tokens above those that were sorted.
+
+    Returns:
+        Whether there are tokens above; the kept ones of those that were sorted, in their order, and their
+        probabilities.
     """
-    weights = values.numpy()
-    edges, part, before = [math.inf, math.inf, floor, floor], 1, 0.0
-    if bound < math.inf:
-        grid = np.append(np.sort(weights[::64])[::-1], np.float32(0))
-        size = len(grid) - 1
-        if total is None:
-            upper, lower = int(bound / 73), int(bound / 56)
-        else:
-            behind = (total - bound) / 64
-            upper, lower = size - grid[::-1].cumsum().searchsorted((behind * 1.15, behind * 0.87))
-        edges[2] = max(floor, float(grid[min(lower + 8, size)]))
-        if upper > 24:
-            edges[1] = max(floor, float(grid[upper - 8]))
-            above = threshold(values, edges[1], 0.0)
-            before = float(above.count_nonzero() if total is None else above.sum())
-            if before >= bound or edges[1] == floor:
-                part, before = 0, 0.0
+    weights, total = values.numpy(), float(values.sum())
+    floor, bound = float(np.nextafter(np.float32(least), np.float32(0))), top_p * total
+    ordered = np.sort(weights[::STEP])
+    behind = (total - bound) / STEP
+    low, high = ordered.cumsum().searchsorted((0.87 * behind, 1.15 * behind))
+    bottom = max(floor, float(ordered[low - 8])) if low >= 8 else floor
+    top, before = math.inf, 0.0
+    if high + 24 < len(ordered) and ordered[high + 8] > bottom:
+        top = float(ordered[high + 8])
+        before = float(threshold(values, top, 0.0).sum())
+        if before >= bound:
+            top, before = math.inf, 0.0
     while True:
-        top, bottom = edges[part : part + 2]
         likely = weights > bottom
-        between = np.flatnonzero(likely if top == math.inf else likely & (weights <= top))
-        own = weights[between]
-        mass = len(own) if total is None else float(own.sum(dtype=np.float64))
-        if before + mass >= bound or bottom == floor:
+        ids = np.flatnonzero(likely if top == math.inf else likely & (weights <= top))
+        own = weights[ids]
+        if bottom == floor or before + own.sum(dtype=np.float64) >= bound:
             break
-        part, before = part + 1, before + mass
-    ordered = np.sort(own)[::-1]
-    at = (
-        int(bound - before) - 1 if total is None else int(ordered.cumsum(dtype=np.float64).searchsorted(bound - before))
-    )
-    at = min(at, len(own) - 1)
-    edge = ordered[at]
-    tied = between[own == edge]
-    tied = tied[np.argsort(-logits[tied], kind="stable")]  # weights may be equal where logits are not
-    wanted = at + 1 - np.count_nonzero(ordered > edge)
-    threshold_(values, float(np.nextafter(edge, np.float32(0))), 0.0)
-    weights[tied[wanted:]] = 0
-    return float(logits[tied[wanted - 1]]), int(tied[wanted - 1])
+        bottom = floor
+    mass = np.sort(own)[::-1].cumsum(dtype=np.float64)
+    kept = _leading(logits[ids], int(mass.searchsorted(bound - before)) + 1)
+    if top < math.inf:
+        threshold_(values, top, 0.0)
+    return top < math.inf, (ids[kept], own[kept])
+
+
+def _edge(logits: Floats, count: int) -> float:
+    """A logit that a few more than the `count` largest reach, as every 64th of them says; most often."""
+    ordered = np.sort(logits[::STEP])
+    behind = len(ordered) - 9 - int(count / STEP * 1.15)
+    return float(ordered[behind]) if behind >= 0 else -math.inf
+
+
+def _leading(logits: Floats, count: int) -> npt.NDArray[np.bool_]:
+    """Which are the `count` largest, of equal ones the first."""
+    edge = np.partition(logits, -count)[-count] if count < len(logits) else -math.inf
+    kept = logits >= edge
+    if (surplus := np.count_nonzero(kept) - count) > 0:
+        kept[np.flatnonzero(logits == edge)[-surplus:]] = False
+    return kept

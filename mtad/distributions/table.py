@@ -196,8 +196,9 @@ def log_likelihood(logits: Tensor, at: Tensor, tokens: Tensor, wanted: Tensor, t
 
     def work(places: Iterator[tuple[int, int, int]]) -> None:
         for row, number, position in places:
-            _, largest[row, number], peak = softmax(given[row, position], 1)
-            total[row, number] = 1 / peak
+            own = given[row, position]
+            best = int(own.argmax())
+            largest[row, number], total[row, number] = own[best], 1 / float(softmax(own, 1)[0][best])
 
     rows, numbers = (wanted & known.isnan()).nonzero().unbind(1)
     share(work, list(zip(rows.tolist(), numbers.tolist(), at[rows, numbers].tolist(), strict=True)))
