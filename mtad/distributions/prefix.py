@@ -1,4 +1,7 @@
-"""Which tokens a filter keeps, without a sort of the vocabulary: by bisection on the logit of the last one.
+"""Which tokens a filter keeps, without a sort of the vocabulary.
+
+On a device by bisection on the logit of the last one; on the host by sorting a sample, and then the tokens near that
+one.
 
 A filter by top-k or top-p keeps the shortest prefix of the tokens, most likely first and of equal ones the smaller id
 first, whose count or mass reaches a bound.
@@ -24,13 +27,15 @@ from mtad.rows import BLOCK, Rows, blocks_of
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
+Tokens = tuple[Ids, Floats]
+"""Ids, ascending, and their weights."""
 T = TypeVar("T")
 
 STEP = 64
 """Every so many tokens are a sample of them."""
 
-TINY = np.finfo(np.float32).smallest_subnormal
-"""The least weight of a token that can be drawn."""
+SLACK, MARGIN = 1.15, 8
+"""By which share, and by how many of the sample besides, its estimate may be wrong. If it is more, that costs time."""
 
 
 _HELPER = ThreadPoolExecutor(1, "filter")
@@ -72,10 +77,12 @@ def scratch(size: int) -> tuple[Tensor, Tensor]:
     return blocks.view(-1)[:size], blocks
 
 
-def softmax(logits: Floats, scale: float) -> tuple[Tensor, Tensor]:
+def softmax(logits: Floats, largest: float, scale: float) -> tuple[Tensor, Tensor]:
     """Probabilities of scaled logits [V], and the same in blocks: this thread's `scratch`, until it is used again."""
     (values, each), given = scratch(len(logits)), torch.from_numpy(logits)
-    torch.softmax(given if scale == 1 else torch.mul(given, scale, out=values), 0, out=values)
+    if scale != 1:
+        given = torch.sub(given, largest, out=values).mul_(scale)  # the other way round, digits would be lost
+    torch.softmax(given, 0, out=values)
     return values, each
 
 
@@ -122,23 +129,14 @@ def filter_on_host(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, 
 
     def work(places: Iterator[tuple[int, int]]) -> None:
         for here in places:
-            own, (scale, top_k, top_p, min_p, greedy), mass = given[here], asked[here[0]], blocks[here]
-            best = int(own.argmax())
-            top = largest[here] = float(own[best])
-            peak, wide, some = 1.0, True, None
-            if math.isfinite(top) and (top_k < size or (top_p >= 1 and min_p > 0)):
-                wide, some = False, _by_logits(own, top, scale, top_k, top_p, min_p)
-            else:
-                values, each = softmax(own, scale)
-                peak = float(values[best])
-                if math.isfinite(top) and top_p < 1:
-                    wide, some = _by_mass(own, values, top_p, min_p * peak)
+            own, (*asked_for, greedy), mass = given[here], asked[here[0]], blocks[here]
+            largest[here], peak, each, tokens = _kept(own, *asked_for)
             total[here] = 0
-            if wide:
+            if each is not None:
                 mass[:] = (each.amax(-1) if greedy else each.sum(-1)).numpy()
-                total[here] = float(values.sum()) if some else 1
-            if some:
-                ids, weights = some
+                total[here] = float(each.sum()) if tokens else 1
+            if tokens:
+                ids, weights = tokens
                 (np.maximum if greedy else np.add).at(mass, ids // BLOCK, weights)
                 total[here] += weights.sum()
                 likely = own[ids]
@@ -172,72 +170,92 @@ def log_prob_on_host(
     return values
 
 
-def _by_logits(
-    logits: Floats, largest: float, scale: float, top_k: int, top_p: float, min_p: float
-) -> tuple[Ids, Floats]:
-    """The tokens that top-k or min-p, and then top-p, keep, in their order, and weights exp(scale (logit - largest)).
+def _kept(
+    logits: Floats, scale: float, top_k: int, top_p: float, min_p: float
+) -> tuple[float, float, Tensor | None, Tokens | None]:
+    """What a filter keeps of a distribution, given by logits [V].
 
-    No weight of another token is needed.
+    Top-p without top-k needs the sum over all tokens, hence a softmax; otherwise tokens are cut by their logits first.
+
+    Returns:
+        The largest logit, and its weight; weights in blocks [blocks, BLOCK], 0 for tokens that are dropped or listed;
+        and listed tokens. A kept token is in one of the last two, either of which may be None.
+    """
+    best, size = int(logits.argmax()), len(logits)
+    largest = float(logits[best])
+    finite = math.isfinite(largest)
+    if finite and (top_k < size or (top_p >= 1 and min_p > 0)):
+        return largest, 1.0, None, _by_logits(logits, largest, scale, top_k, top_p, min_p)
+    values, each = softmax(logits, largest, scale)
+    peak = float(values[best])
+    if top_p >= 1 or not finite:
+        return largest, peak, each, None
+    wide, tokens = _by_mass(logits, values, top_p, min_p * peak)
+    return largest, peak, each if wide else None, tokens
+
+
+def _by_logits(logits: Floats, largest: float, scale: float, top_k: int, top_p: float, min_p: float) -> Tokens:
+    """The tokens that top-k or min-p, and then top-p, keep; exp(scale (logit - largest)) is their weight.
+
+    The weight of no other token is needed.
     """
     if top_k < len(logits):
-        ids = np.flatnonzero(logits >= _edge(logits, top_k))
+        ordered = np.sort(logits[::STEP])
+        at = len(ordered) - 1 - MARGIN - int(top_k / STEP * SLACK)
+        ids = np.flatnonzero(logits >= ordered[at]) if at >= 0 else np.arange(0)
         ids = ids if len(ids) >= top_k else np.arange(len(logits))
         ids = ids[_leading(logits[ids], top_k)]
     else:
         least = largest + (math.log(min_p) - 1e-4) / scale
         ids = np.flatnonzero(logits >= least - 1e-6 * abs(least))  # more than it keeps, whatever is rounded
     weights = np.exp((logits[ids] - np.float32(largest)) * np.float32(scale))
-    kept = weights >= max(np.float32(min_p), TINY)
+    kept = (weights > 0) & (weights >= np.float32(min_p))
     if top_p < 1:
-        mass = np.sort(weights)[::-1].cumsum(dtype=np.float64)
-        kept &= _leading(logits[ids], int(mass.searchsorted(top_p * mass[-1])) + 1)
+        kept &= _nucleus(logits[ids], weights, top_p * float(weights.sum(dtype=np.float64)))
     return ids[kept], weights[kept]
 
 
-def _by_mass(logits: Floats, values: Tensor, top_p: float, least: float) -> tuple[bool, tuple[Ids, Floats]]:
+def _by_mass(logits: Floats, values: Tensor, top_p: float, least: float) -> tuple[bool, Tokens]:
     """The tokens that top-p keeps, but none whose probability is below `least`.
 
-    Only those near the last one's are sorted. Every 64th, sorted, says where these are likely to lie: what is left
-    behind the prefix has many tokens, so a sample tells its mass well. Where it does not, more are sorted.
+    Only those near the last one's are sorted, with probabilities in (bottom, top]. A sorted sample says where these are
+    likely to lie: what is left behind the prefix has many tokens, so a sample tells its mass well. Where it does not,
+    more are sorted.
 
     Args:
-        values: probabilities [V]; afterwards, 0 but for the kept tokens above those that were sorted.
+        values: probabilities [V]; afterwards, 0 but for tokens above `top`, if there are any.
 
     Returns:
-        Whether there are tokens above; the kept ones of those that were sorted, in their order, and their
-        probabilities.
+        Whether there are tokens above `top`; the kept ones of those that were sorted.
     """
     weights, total = values.numpy(), float(values.sum())
     floor, bound = float(np.nextafter(np.float32(least), np.float32(0))), top_p * total
     ordered = np.sort(weights[::STEP])
     behind = (total - bound) / STEP
-    low, high = ordered.cumsum().searchsorted((0.87 * behind, 1.15 * behind))
-    bottom = max(floor, float(ordered[low - 8])) if low >= 8 else floor
-    top, before = math.inf, 0.0
-    if high + 24 < len(ordered) and ordered[high + 8] > bottom:
-        top = float(ordered[high + 8])
-        before = float(threshold(values, top, 0.0).sum())
-        if before >= bound:
-            top, before = math.inf, 0.0
-    while True:
-        likely = weights > bottom
+    low, high = ordered.cumsum().searchsorted((behind / SLACK, behind * SLACK)) + np.array((-MARGIN, MARGIN))
+    bottom = max(floor, float(ordered[low])) if low >= 0 else floor
+    top, above = math.inf, 0.0
+    if high + 2 * MARGIN < len(ordered) and ordered[high] > bottom:
+        top = float(ordered[high])
+        above = float(threshold(values, top, 0.0).sum())
+        if above >= bound:
+            top, above = math.inf, 0.0
+    for edge in (bottom, floor):
+        likely = weights > edge
         ids = np.flatnonzero(likely if top == math.inf else likely & (weights <= top))
         own = weights[ids]
-        if bottom == floor or before + own.sum(dtype=np.float64) >= bound:
+        if above + own.sum(dtype=np.float64) >= bound:
             break
-        bottom = floor
-    mass = np.sort(own)[::-1].cumsum(dtype=np.float64)
-    kept = _leading(logits[ids], int(mass.searchsorted(bound - before)) + 1)
+    kept = _nucleus(logits[ids], own, bound - above)
     if top < math.inf:
         threshold_(values, top, 0.0)
     return top < math.inf, (ids[kept], own[kept])
 
 
-def _edge(logits: Floats, count: int) -> float:
-    """A logit that a few more than the `count` largest reach, as every 64th of them says; most often."""
-    ordered = np.sort(logits[::STEP])
-    behind = len(ordered) - 9 - int(count / STEP * 1.15)
-    return float(ordered[behind]) if behind >= 0 else -math.inf
+def _nucleus(logits: Floats, weights: Floats, bound: float) -> npt.NDArray[np.bool_]:
+    """Which are the shortest prefix whose mass reaches `bound`; all, if theirs does not."""
+    mass = np.sort(weights)[::-1].cumsum(dtype=np.float64)
+    return _leading(logits, int(mass.searchsorted(bound)) + 1)
 
 
 def _leading(logits: Floats, count: int) -> npt.NDArray[np.bool_]:

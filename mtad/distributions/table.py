@@ -196,9 +196,10 @@ def log_likelihood(logits: Tensor, at: Tensor, tokens: Tensor, wanted: Tensor, t
 
     def work(places: Iterator[tuple[int, int, int]]) -> None:
         for row, number, position in places:
-            own = given[row, position]
-            best = int(own.argmax())
-            largest[row, number], total[row, number] = own[best], 1 / float(softmax(own, 1)[0][best])
+            values = given[row, position]
+            best = int(values.argmax())
+            most = largest[row, number] = float(values[best])
+            total[row, number] = 1 / float(softmax(values, most, 1)[0][best])
 
     rows, numbers = (wanted & known.isnan()).nonzero().unbind(1)
     share(work, list(zip(rows.tolist(), numbers.tolist(), at[rows, numbers].tolist(), strict=True)))

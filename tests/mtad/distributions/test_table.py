@@ -144,6 +144,32 @@ def test_a_nucleus_is_the_shortest_prefix_of_the_sorted_tokens(deviation: float,
         assert found.any()
 
 
+@pytest.mark.parametrize("value", ["max", "min"])
+def test_the_most_likely_tokens_are_kept_where_the_sample_of_logits_leads_astray(value: str) -> None:
+    size, count = 20_000, 3000
+    logits = torch.randn(1, 1, size, generator=torch.Generator().manual_seed(2))
+    logits[0, 0, ::64] = getattr(logits, value)()
+    params = DecodingParams(method="sample", top_k=count, top_p=1.0)
+    given = stack_rows([params], block_shape([params], size, listed=0), size, ())
+    kept = (tabulate(logits, given).log_prob > -torch.inf).flatten().nonzero().flatten()
+    expected = logits.flatten().argsort(descending=True, stable=True)[:count]
+    assert kept.equal(expected.sort().values)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_a_low_temperature_takes_no_digits_from_large_logits(top_p: float) -> None:
+    """Nor carries them out of range."""
+    params = DecodingParams(method="sample", temperature=0.01, top_k=0, top_p=top_p)
+    logits = torch.zeros(2, 1, 3000)
+    logits[0, 0, :2] = torch.tensor([120.0, 120 - 2.0**-17])
+    logits[1, 0, 5] = 1e37
+    found = tabulate(logits, stack_rows([params] * 2, block_shape([params] * 2, 3000, listed=0), 3000, ()))
+    expected = torch.log_softmax(logits.double() / 0.01, -1)
+    kept = expected > -1
+    torch.testing.assert_close(found.log_prob.double()[kept], expected[kept], rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(found.blocks.exp().sum(-1), torch.ones(2, 1), rtol=0, atol=ROUNDING)
+
+
 @pytest.mark.parametrize("kind", ["common", "flat", "tied", "masked", "sure"])
 def test_any_filters_of_a_large_vocabulary_keep_what_the_definition_keeps(kind: str) -> None:
     """Also where thousands of tokens are kept, are impossible or are equal at the border, or one has all the mass."""
@@ -154,7 +180,7 @@ def test_any_filters_of_a_large_vocabulary_keep_what_the_definition_keeps(kind: 
     logits[77] += 40 if kind == "sure" else 0
     settings = [
         DecodingParams(method="sample", temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
-        for top_k, top_p, min_p in itertools.product((0, 200, 4000), (1.0, 0.95, 0.3), (0.0, 0.02))
+        for top_k, top_p, min_p in itertools.product((0, 200, 4000, 5000), (1.0, 0.95, 0.3), (0.0, 0.02))
     ]
     given = stack_rows(settings, block_shape(settings, size, listed=0), size, ())
     found, compared = tabulate(logits.expand(len(settings), 1, size), given).log_prob.exp().squeeze(1).numpy(), 0
