@@ -12,10 +12,11 @@ fifth is cancelled, after some time, after some pieces, or by leaving the loop o
 * a sample of those not cancelled has the tokens and the text they get alone, in another `LLM` without kept prompts,
   where the engines promise that (`--provider cpu`);
 * memory is flat: a line through resident memory after the first quarter does not rise by more than `--leak-limit` a
-  1,000 requests, and one through the interpreter's allocated blocks not by more than `BLOCKS` (the harness keeps
-  nothing of a request but its sample's tokens); a slope within two standard errors of 0 is none. Each reading is taken
-  after the C library has been asked for what it holds free (`malloc_trim`), so that it is of memory in use: how much
-  free memory glibc keeps goes up and down by some 20 MiB. The readings before that are reported as well;
+  1,000 requests, and one through the interpreter's allocated blocks not by more than `BLOCKS`; a slope within two
+  standard errors of 0 is none. The harness keeps nothing of a request but its sample's tokens, as arrays: in lists,
+  each token is a block. Each reading is taken after the C library has been asked for what it holds free
+  (`malloc_trim`), so that it is of memory in use: how much free memory glibc keeps goes up and down by some 20 MiB.
+  The readings before that are reported as well;
 * the engine's bookkeeping is consistent at the end (`check_integrity`).
 
 Writes soak.json and soak.png; the last line is one JSON object, the exit code 1 if anything of it fails. Linux only:
@@ -31,6 +32,7 @@ import math
 import random
 import sys
 import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,6 @@ from tqdm import tqdm
 
 from engines.quiet import quiet_transformers
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS
 from runtime.async_llm import AsyncLLM
 from runtime.commands.entry import Parser, add_placement, command, placed_config
 from runtime.llm import LLM
@@ -55,8 +56,11 @@ WAIT = 300.0
 """Seconds after which a request that has not ended counts as lost."""
 CLIENTS_EXTRA, WAITING = 8, 6
 """Clients beyond the rows, and places in the queue: fewer, so that some are turned away."""
-BLOCKS = 5000.0
-"""Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred."""
+BLOCKS = 20000.0
+"""Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred.
+
+The bindings of the block shapes that are kept come and go by some 40,000 (`runtime.decoder.compiled.functions.SHAPES`).
+"""
 
 
 async def client(engine: AsyncLLM, number: int, job: Job, seen: Seen, keep: bool) -> None:
@@ -105,9 +109,8 @@ async def client(engine: AsyncLLM, number: int, job: Job, seen: Seen, keep: bool
     seen.firsts.append(first)
     seen.wholes.append(whole)
     seen.paces.append((whole - first) / (count - at_first) if count > at_first else math.nan)
-    seen.methods.append(list(METHODS).index(job.params.method))
     if keep:
-        seen.kept[number] = list(zip(tokens, texts, strict=True))
+        seen.kept[number] = [(array("q", own), text) for own, text in zip(tokens, texts, strict=True)]
 
 
 async def soak(
@@ -176,7 +179,8 @@ def check_ends(seen: Seen, totals: dict[str, Any], jobs: Sequence[Job]) -> None:
 def compare(llm: LLM, jobs: Sequence[Job], seen: Seen) -> int:
     """Run the sample again, each request alone; adds to `seen.problems`, returns how many were compared."""
     for number, kept in tqdm(sorted(seen.kept.items()), desc="alone", unit="request", file=sys.stderr):
-        alone = [(result.token_ids, result.text) for result in llm.generate(jobs[number].prompt, jobs[number].params)]
+        results = llm.generate(jobs[number].prompt, jobs[number].params)
+        alone = [(array("q", result.token_ids), result.text) for result in results]
         if alone != kept:
             seen.problems.append(f"request {number} ({jobs[number].params.method}): other tokens or text than alone")
     return len(seen.kept)

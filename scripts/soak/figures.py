@@ -16,8 +16,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mtad.methods import METHODS
-
 
 @dataclass
 class Seen:
@@ -28,7 +26,7 @@ class Seen:
         problems: what went against the rules, one line each.
         turned_away: submissions refused because the queue was full.
         firsts, wholes, paces: seconds of the requests that were not cancelled: submission to first piece, to the end,
-            and a token after the first piece; `methods` is the method of each.
+            and a token after the first piece.
         memory: (requests ended, resident MiB, allocated blocks of the interpreter).
         untrimmed: (requests ended, resident MiB) with what the C library holds free.
         kept: of the sample, by request: token ids and text of each choice.
@@ -40,10 +38,9 @@ class Seen:
     firsts: array[float] = field(default_factory=lambda: array("d"))
     wholes: array[float] = field(default_factory=lambda: array("d"))
     paces: array[float] = field(default_factory=lambda: array("d"))
-    methods: array[int] = field(default_factory=lambda: array("b"))
     memory: list[tuple[int, float, int]] = field(default_factory=list)
     untrimmed: list[tuple[int, float]] = field(default_factory=list)
-    kept: dict[int, list[tuple[list[int], str]]] = field(default_factory=dict)
+    kept: dict[int, list[tuple[array[int], str]]] = field(default_factory=dict)
 
 
 def resident() -> int:
@@ -84,7 +81,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def plot(seen: Seen, slope: float, error: float, path: Path) -> None:
-    """Resident memory over requests, and the latencies by method."""
+    """Resident memory over requests, and the latencies."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,12 +93,8 @@ def plot(seen: Seen, slope: float, error: float, path: Path) -> None:
     left.legend()
     left.set(xlabel="requests ended", ylabel="resident memory, MiB", ylim=(0, None))
     left.set_title(f"{slope:+.2f} +- {error:.2f} MiB per 1,000 requests after the first quarter", fontsize=10)
-    wholes, methods = np.array(seen.wholes), np.array(seen.methods)
-    bins = np.geomspace(max(wholes.min(), 1e-3), wholes.max() * 1.01, 30)
-    parts = [wholes[methods == index] for index in range(len(METHODS))]
-    right.hist(parts, bins=bins, stacked=True, label=list(METHODS))
+    right.hist(seen.wholes, bins=np.geomspace(max(min(seen.wholes), 1e-3), max(seen.wholes) * 1.01, 30))
     right.set(xlabel="end-to-end latency, queueing included, s", ylabel="requests", xscale="log")
-    right.legend()
     for axis in (left, right):
         axis.grid(alpha=0.3)
     figure.tight_layout()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def test_other_tokens_than_alone_are_found(ran: Ran) -> None:
     seen, _, jobs, alone = ran
     number, choices = next(iter(seen.kept.items()))
     tokens, text = choices[0]
-    wrong = Seen(kept={number: [([*tokens[:-1], tokens[-1] ^ 1], text), *choices[1:]]})
+    wrong = Seen(kept={number: [(array("q", [*tokens[:-1], tokens[-1] ^ 1]), text), *choices[1:]]})
     compare(alone, jobs, wrong)
     assert wrong.problems == [f"request {number} ({jobs[number].params.method}): other tokens or text than alone"]
 
