@@ -1,7 +1,7 @@
 """What a request asks of its logits beyond the models' own opinion, at every node of the token tree.
 
 Both models' logits are changed alike, each node's by what its own path implies, before
-`mtad.distributions.candidates.process` filters them: p and q are then distributions under the same constraints, a
+`mtad.distribution.filter_logits` filters them: p and q are then distributions under the same constraints, a
 forbidden token has p = q = 0, and the acceptance rules need to know nothing of it.
 """
 
@@ -13,11 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-
-from mtad.draft.levels import Level
-from mtad.draft.tree import TokenTree
-from mtad.ops import index
 
 
 class Paths(NamedTuple):
@@ -149,30 +144,3 @@ def _barriers(device: torch.device) -> Tensor:
     """The barrier of each byte: float32 [256, 8]."""
     allowed = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool()
     return torch.full((256, 8), math.inf).masked_fill(allowed, 0.0).to(device)
-
-
-def root_paths(rows: int, device: torch.device | str = "cpu") -> Paths:
-    """Paths [R, 1, 0]: the root alone."""
-    none = torch.zeros(rows, 1, 0, dtype=torch.int64, device=device)
-    return Paths(none, none.bool())
-
-
-def extend(above: Paths, level: Level) -> Paths:
-    """Paths [R, B, D + 1] of a draft's next level, from those of the level above it.
-
-    Slots that draft nothing, dead ones and ended beams carried down, have their parent's path.
-    """
-    parents = level.parents[:, :, None].expand(-1, -1, above.tokens.shape[2])
-    return Paths(
-        torch.cat([above.tokens.gather(1, parents), level.tokens[:, :, None]], 2),
-        torch.cat([above.valid.gather(1, parents), level.drafted[:, :, None]], 2),
-    )
-
-
-def tree_paths(tree: TokenTree) -> Paths:
-    """Paths [R, 1 + N, draft_len] of the root and the nodes of a tree."""
-    rows, nodes = tree.tokens.shape
-    on_path = (tree.ancestors & tree.drafted[:, None, :]).view(rows, nodes, tree.levels, tree.width)
-    at = on_path.byte().argmax(-1) + index(tree.levels, tree.tokens.device, tree.width)
-    tokens = tree.tokens.gather(1, at.flatten(1)).view_as(at)
-    return Paths(pad(tokens, (0, 0, 1, 0)), pad(on_path.any(-1), (0, 0, 1, 0)))

@@ -1,96 +1,199 @@
-"""The table of methods: who drafts what, what the target scores, which rule accepts. No torch."""
+"""The table of methods: what is drafted, what the target scores, which rule accepts. It imports nothing heavy.
+
+A method is one row. The command line, the server's schema, the documentation and the tests read this table, and
+`rule` names the function that is called: adding a method takes its function, its row here, and its test.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal[
-    "token_wise",
-    "block",
-    "greedy_multi_path",
-    "traversal",
-    "recursive_rejection",
-    "joint",
-    "joint_sample",
-    "modal",
-    "typical",
-    "threshold",
-    "ensemble",
-    "relaxed",
-    "fly",
-    "bild",
-    "beams",
-    "whole",
-]
-Drafter = Literal["auxiliary", "target"]
 Form = Literal["chain", "beams", "branches"]
 FORMS: tuple[Form, ...] = ("chain", "beams", "branches")
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the method table: who drafts what, what the target scores, which rule accepts.
+    """One row of the table.
 
     Attributes:
-        drafter: the model that drafts; None where nothing is drafted.
-        form: of the draft: one sampled `chain`, `beams` (beam sampling, `beam_width` beams), or `branches` (each node
-            has its own children, drawn without replacement, as many as `branching` says).
-        independent: of a branching draft: whether it is `beam_width` chains, each drawn without regard to the others.
-        tree: whether the target scores the whole draft rather than one path of it.
-        rule: the acceptance rule, a key of `mtad.rules.accept.RULES`.
-        lossless: whether the output is distributed as the target's own samples.
-        drawn: whether what is kept is drawn, so that temperature 0 needs a definition of its own: the likeliest.
+        form: of the draft: one sampled `chain`; `beams` (beam sampling, `beam_width` beams); `branches` (each node has
+            children of its own, as many as `branching` says); None where nothing is drafted.
+        rule: the acceptance rule, as module and function of `mtad.rules`.
+        help: what it does, in one line.
+        source: where the rule is defined.
+        tree: the target scores the whole draft rather than its best path.
+        lossless: the output is distributed as the target's own samples.
+        drawn: what is kept is drawn, so that temperature 0 needs a definition of its own: the likeliest.
+        reads_draft: the rule looks at the distributions that the draft was drawn from, not at its tokens alone.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
         confidence: default of `draft_confidence`.
-        live: whether several beams stay alive from block to block.
+        captured: a GPU runs it inside a CUDA graph, by the functions of `mtad.device`.
     """
 
-    drafter: Drafter | None
-    form: Form
-    tree: bool
-    rule: Rule
-    lossless: bool
+    form: Form | None
+    rule: str
+    help: str
+    source: str
+    tree: bool = False
+    lossless: bool = False
     drawn: bool = False
+    reads_draft: bool = False
     threshold: float | None = None
     confidence: float = 0.0
-    live: bool = False
-    independent: bool = False
+    captured: bool = False
 
     def uses(self, name: str) -> bool:
         """Whether a field of `DecodingParams` does anything for it."""
-        branches = self.form == "branches" and not self.independent
         known = {
-            "draft_len": self.drafter is not None,
-            "beam_width": self.form == "beams" or self.independent,
-            "branching": branches,
-            "replacement": branches,
-            "relaxed_topk": self.rule == "relaxed",
-            "fly_window_size": self.rule == "fly",
+            "draft_len": self.form is not None,
+            "beam_width": self.form == "beams",
+            "branching": self.form == "branches",
+            "replacement": self.form == "branches",
+            "relaxed_topk": self.rule == "chain.relaxed",
+            "fly_window_size": self.rule == "chain.fly",
             "accept_threshold": self.threshold is not None,
-            "draft_confidence": self.drafter == "auxiliary" and not self.live,
+            "draft_confidence": self.form is not None,
         }
         return known.get(name, True)
 
 
 METHODS: dict[str, Method] = {
-    "sample": Method(None, "chain", tree=False, rule="token_wise", lossless=True),
-    "speculative": Method("auxiliary", "chain", tree=False, rule="token_wise", lossless=True),
-    "block": Method("auxiliary", "chain", tree=False, rule="block", lossless=True),
-    "gbv": Method("auxiliary", "branches", tree=True, rule="greedy_multi_path", lossless=True, independent=True),
-    "traversal": Method("auxiliary", "branches", tree=True, rule="traversal", lossless=True),
-    "specinfer": Method("auxiliary", "branches", tree=True, rule="recursive_rejection", lossless=True),
-    "mtad": Method("auxiliary", "beams", tree=False, rule="joint", lossless=False, threshold=0.5),
-    "mmtad": Method("auxiliary", "beams", tree=True, rule="joint", lossless=False, threshold=0.5),
-    "mmtad_sample": Method("auxiliary", "beams", True, "joint_sample", lossless=False, drawn=True, threshold=0.5),
-    "modal": Method("auxiliary", "beams", tree=False, rule="modal", lossless=False, threshold=1.0),
-    "typical": Method("auxiliary", "beams", tree=True, rule="typical", lossless=False, threshold=0.09),
-    "threshold": Method("auxiliary", "chain", tree=False, rule="threshold", lossless=False, threshold=0.5),
-    "ensemble": Method("auxiliary", "chain", False, "ensemble", lossless=False, drawn=True, threshold=0.7),
-    "relaxed": Method("auxiliary", "chain", tree=False, rule="relaxed", lossless=False, threshold=0.6),
-    "fly": Method("auxiliary", "chain", False, "fly", lossless=False, drawn=True, threshold=0.3),
-    "bild": Method("auxiliary", "chain", tree=False, rule="bild", lossless=False, threshold=2.0, confidence=0.3),
-    "dsbd": Method("auxiliary", "beams", True, "beams", lossless=False, drawn=True, threshold=0.8, live=True),
-    "mtjd": Method("target", "beams", tree=False, rule="whole", lossless=False, drawn=True),
-    "beam": Method("target", "beams", tree=False, rule="whole", lossless=False),
+    "sample": Method(
+        None,
+        "chain.token_wise",
+        "One sampled token per target pass; at temperature 0 this is greedy decoding.",
+        "",
+        lossless=True,
+        captured=True,
+    ),
+    "speculative": Method(
+        "chain",
+        "chain.token_wise",
+        "Speculative decoding, verified token by token; the output keeps the target's distribution.",
+        "arXiv 2211.17192, algorithm 1",
+        lossless=True,
+        reads_draft=True,
+        captured=True,
+    ),
+    "block": Method(
+        "chain",
+        "block.block",
+        "Speculative decoding with block verification; the same distribution, slightly more tokens per pass.",
+        "arXiv 2403.10444, algorithm 2",
+        lossless=True,
+        reads_draft=True,
+        captured=True,
+    ),
+    "traversal": Method(
+        "branches",
+        "branches.traversal",
+        "A tree verified from its leaves to its root; the same distribution, more tokens per pass.",
+        "arXiv 2505.12398",
+        tree=True,
+        lossless=True,
+        reads_draft=True,
+    ),
+    "specinfer": Method(
+        "branches",
+        "branches.recursive_rejection",
+        "A tree verified from its root to its leaves; the same distribution, more tokens per pass.",
+        "arXiv 2305.09781, algorithm 2",
+        tree=True,
+        lossless=True,
+        reads_draft=True,
+    ),
+    "mtad": Method(
+        "beams",
+        "joint.joint",
+        "Accepts the longest prefix of the best beam whose joint likelihood ratio p/q exceeds a threshold, tau.",
+        "arXiv 2407.09722",
+        threshold=0.5,
+        captured=True,
+    ),
+    "mmtad": Method(
+        "beams",
+        "joint.joint",
+        "The same rule over all beams, scored as one token tree; the likeliest path that passes.",
+        "arXiv 2407.09722",
+        tree=True,
+        threshold=0.5,
+        captured=True,
+    ),
+    "mmtad_sample": Method(
+        "beams",
+        "joint.joint_sample",
+        "As mmtad, but the path is drawn by the target's joint distribution over those that pass.",
+        "docs/methods.md",
+        tree=True,
+        drawn=True,
+        threshold=0.5,
+        captured=True,
+    ),
+    "modal": Method(
+        "beams",
+        "joint.modal",
+        "Accepts the longest prefix within a given number of nats of the target's most likely tokens.",
+        "docs/methods.md",
+        threshold=1.0,
+    ),
+    "typical": Method(
+        "beams",
+        "joint.typical",
+        "Accepts tokens that are typical of the target's distribution.",
+        "arXiv 2401.10774, section 2.3.1",
+        tree=True,
+        threshold=0.09,
+    ),
+    "threshold": Method(
+        "chain",
+        "chain.threshold",
+        "Accepts tokens whose likelihood ratio p/q exceeds a fixed threshold.",
+        "docs/methods.md",
+        reads_draft=True,
+        threshold=0.5,
+    ),
+    "ensemble": Method(
+        "chain",
+        "chain.ensemble",
+        "Token by token against a mixture of target and auxiliary, as in Hugging Face's library.",
+        "arXiv 2604.07622",
+        drawn=True,
+        reads_draft=True,
+        threshold=0.7,
+    ),
+    "relaxed": Method(
+        "chain",
+        "chain.relaxed",
+        "Accepts tokens among the target's most likely ones, as in TensorRT-LLM.",
+        "TensorRT-LLM's relaxed acceptance",
+        threshold=0.6,
+    ),
+    "fly": Method(
+        "chain",
+        "chain.fly",
+        "Token by token, but where the target is undecided a rejected token may be kept, as in vLLM.",
+        "arXiv 2511.22972",
+        drawn=True,
+        reads_draft=True,
+        threshold=0.3,
+    ),
+    "bild": Method(
+        "chain",
+        "chain.bild",
+        "The auxiliary generates until it is unsure or the target finds its token too unlikely.",
+        "arXiv 2302.07863",
+        reads_draft=True,
+        threshold=2.0,
+        confidence=0.3,
+    ),
 }
+
+REMOVED = {
+    "dsbd": "mmtad_sample",
+    "gbv": "traversal",
+    "mtjd": "sample",
+    "beam": "sample with temperature 0",
+}
+"""Methods of earlier versions, and what to use instead."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS, Method
+from mtad.methods import METHODS, REMOVED, Method
 
 Speculation = Literal["fixed", "adaptive"]
 
@@ -29,17 +29,11 @@ class DecodingParams:
     top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
 
     Attributes:
-        method: Decoding method. sample draws one token per target pass. speculative, block, gbv, traversal and
-            specinfer keep the target's distribution; they verify a chain token by token or as a block, the best of
-            several independent chains as a block, or a tree from its leaves or from its root. mtad
-            accepts the longest prefix of the best beam by its joint likelihood ratio; mmtad searches the whole beam
-            tree, and mmtad_sample draws from the target's joint distribution over the paths that mmtad would accept.
-            modal, typical, threshold, ensemble, relaxed, fly and bild are other lossy rules. dsbd is beam sampling on
-            the target, with drafted beams. In mtjd and beam, the target itself drafts.
-        draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it. For dsbd, it
-            includes the tokens that live beams already have, and a token stays undecided for at most half as many
-            tokens.
-        beam_width: Number of beams in the draft (B), or of gbv's independent chains; at least 1.
+        method: Decoding method, one of `mtad.methods.METHODS`. sample drafts nothing; speculative, block, traversal and
+            specinfer keep the target's distribution; mtad, mmtad and mmtad_sample accept by the joint likelihood ratio;
+            modal, typical, threshold, ensemble, relaxed, fly and bild are other lossy rules.
+        draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it.
+        beam_width: Number of beams in the draft (B), at least 1.
         branching: Number of children per node of the tree of specinfer and traversal, level by level; only the first
             draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
         replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
@@ -52,7 +46,6 @@ class DecodingParams:
             fly, the entropy in nats from which the target counts as undecided (vLLM's fly_entropy_threshold). For
             modal, how many nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at
             least this probable is always accepted. For bild, the target takes over at a token with -log p above this.
-            For dsbd, each level keeps the most beams that are all accepted with this probability; 0 keeps beam_width.
         relaxed_topk: How many of the target's most likely tokens relaxed accepts, at least 1.
         fly_window_size: How many drafted tokens behind a rejected one must be accepted for fly to accept it as well, at
             least 1. A draft must be longer than that for fly to differ from speculative; vLLM's default is 6.
@@ -135,6 +128,8 @@ class DecodingParams:
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
+        if instead := REMOVED.get(self.method):
+            raise InvalidInput("method", self.method, f"no longer there; use {instead}")
         if self.method not in METHODS:
             raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
         _integer("draft_len", self.draft_len, 1, 128)
@@ -218,47 +213,28 @@ class DecodingParams:
 
     @property
     def confidence(self) -> float:
-        """`draft_confidence`, or the method's own; 0 for a method that does not use it."""
-        if not self.assisted or self.spec.live:
+        """`draft_confidence`, or the method's own; 0 for a method that drafts nothing."""
+        if not self.drafts:
             return 0.0
         return self.draft_confidence if self.draft_confidence is not None else self.spec.confidence
 
     @property
     def drafts(self) -> bool:
-        """Whether anything is drafted."""
-        return self.spec.drafter is not None
-
-    @property
-    def assisted(self) -> bool:
-        """Whether the auxiliary drafts, so that its cache must follow the text."""
-        return self.spec.drafter == "auxiliary"
+        """Whether anything is drafted, so that the auxiliary's cache must follow the text."""
+        return self.spec.form is not None
 
     @property
     def drafted(self) -> int:
         """Levels of the draft tree; 0 for `sample`."""
         if not self.drafts:
             return 0
-        branching = self.spec.form == "branches" and not self.spec.independent
-        return min(self.draft_len, len(self.branching)) if branching else self.draft_len
-
-    @property
-    def children(self) -> tuple[int, ...]:
-        """Children per node of a branching draft, level by level; of independent chains only the root has several."""
-        if self.spec.form != "branches":
-            return ()
-        chains = (self.beam_width, *(1,) * (self.draft_len - 1))
-        return chains if self.spec.independent else self.branching[: self.drafted]
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the children of a branching draft are drawn with replacement, so that two may be equal."""
-        return self.spec.independent or self.replacement
+        return min(self.draft_len, len(self.branching)) if self.spec.form == "branches" else self.draft_len
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
         if self.spec.form == "branches":
-            return tuple(itertools.accumulate(self.children, operator.mul))
+            return tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
         return (self.beam_width if self.spec.form == "beams" else 1,) * self.drafted
 
     @property
@@ -279,7 +255,7 @@ class DecodingParams:
     @property
     def flexible(self) -> bool:
         """Whether the draft may be made shorter or narrower without changing what the method promises."""
-        return self.assisted and self.spec.form != "branches" and not self.spec.live
+        return self.drafts and self.spec.form != "branches"
 
     @property
     def adaptive(self) -> bool:

@@ -50,7 +50,7 @@ class RuntimeConfig:
         kv_cache: Type that OpenVINO keeps its cache in: float32, bfloat16 or u8; by default, the one it computes in.
         attention: Attention implementation of PyTorch engines: sdpa, or triton on a GPU; by default, that of the
             device.
-        graphs: Capture whole blocks as CUDA graphs, on a GPU.
+        graphs: Capture whole blocks as CUDA graphs, on a GPU; else the host decides what is drafted and accepted.
         tensor_parallel: Number of ranks that the target is sharded over: one GPU each, or one process each on a CPU.
             Under torchrun, the other ranks follow the first.
         rows: Requests decoded at once; by default, the number that the pair was exported with.
@@ -64,8 +64,6 @@ class RuntimeConfig:
         prefix_tokens: Prompt tokens whose keys and values are kept for later prompts with the same prefix, rounded down
             to whole pages of 64; 0 keeps none. By default, as many as two rows hold.
         max_waiting: Requests that may wait for a row.
-        eager: Run the functions between engine steps in PyTorch rather than as compiled ONNX graphs or, on a GPU, as
-            fused kernels. PyTorch engines on a CPU always do.
     """
 
     device: str = "cpu"
@@ -83,7 +81,6 @@ class RuntimeConfig:
     max_prefill_tokens: int = 256
     prefix_tokens: int | None = None
     max_waiting: int = 1024
-    eager: bool = False
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

@@ -9,10 +9,9 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from tqdm import tqdm
@@ -24,16 +23,11 @@ from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.constraints.follower import Grammar
-from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import run_block_on_host
-from runtime.decoder.compiled.functions import CompiledFunctions
-from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
-from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
-from runtime.decoder.cuda_graph.fused import gpu_functions
-from runtime.decoder.eager import TorchFunctions
-from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
+from runtime.decoder.block import BlockRunner
+from runtime.decoder.engine_role import EngineRole
+from runtime.decoder.host_runner import HostRunner
 from runtime.decoder.kv_cache import KvCaches
-from runtime.loop import DecodingLoop, RunBlock
+from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, Prompts
@@ -43,6 +37,9 @@ from runtime.speculation.cost_cache import CostCache, machine
 from runtime.speculation.planner import Planner
 from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import StepCosts
+
+if TYPE_CHECKING:
+    from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
 
 log = logging.getLogger(__name__)
 
@@ -90,33 +87,29 @@ class LLM:
             raise InvalidInput("max_draft_len", config.max_draft_len, problem)
         if recorder is None and device.type == "cuda":
             recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))
-        eager = config.eager or recorder is not None or spec.format != "onnx"
-        functions = TorchFunctions() if eager else CompiledFunctions()
-        if device.type == "cuda" and not config.eager:
-            functions = gpu_functions()
-        own, others = (pair.auxiliary, pair.vocab_size, functions, pair.target, device), (functions, device)
-        self._auxiliary, self._target = EngineAuxiliary(*own), EngineTarget(pair.target, pair.vocab_size, *others)
-        self.blocks: DeviceBlocks | None = None
-        batches = BatchBuilder(pair.vocab_size, pair.eos)
-        run_block: RunBlock = partial(run_block_on_host, self._auxiliary, self._target)
+        self._auxiliary = EngineRole(pair.auxiliary, pair.vocab_size)
+        self._target = EngineRole(pair.target, pair.vocab_size)
+        host = HostRunner(self._auxiliary, self._target, pair.eos)
+        host.prepare()
+        self.blocks: CudaGraphRunner | None = None
         if recorder:
-            roles = DeviceAuxiliary(*own), DeviceTarget(pair.target, pair.vocab_size, *others)
-            self.blocks = DeviceBlocks.of(*roles, pair.eos, recorder)
-            (self._auxiliary, self._target), batches = roles, self.blocks.batches
-            run_block = self.blocks.run_block
+            from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
+
+            engines = pair.auxiliary, pair.target
+            self.blocks = CudaGraphRunner(*engines, pair.vocab_size, pair.eos, host, recorder)
+        self.runner: BlockRunner = self.blocks or host
         kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
         prefixes = pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept)
         whole = pair.memory(config, kept, recorded)
         self.memory = replace(whole, pages=max(pair.target.pages, pair.auxiliary.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer
-        self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos, device)
+        self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
         unrecorded = self.blocks.unrecorded if self.blocks else None
         self.loop = DecodingLoop(
             Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
             KvCaches(self._auxiliary, self._target, prefixes, (pair.auxiliary, pair.target)),
-            batches,
-            run_block,
+            self.runner,
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
         )
@@ -283,7 +276,7 @@ class LLM:
         if costs:
             log.info("step costs: from %s", known.path)
         else:
-            costs = measure_costs(self._auxiliary, self._target, *limits, blocks=self.blocks)
+            costs = measure_costs(self.pair.auxiliary, self.pair.target, self.runner, *limits, blocks=self.blocks)
             known.save(costs)
             log.info("step costs: measured, kept in %s", known.path)
         loop.planner = self._planner(costs)
@@ -298,7 +291,7 @@ class LLM:
             "auxiliary": asdict(self.pair.auxiliary.spec),
             "threads": self.pair.threads,
             "engines": [engine.name for engine in (self.pair.target, self.pair.auxiliary)],
-            "functions": type(self._target.functions).__name__,
+            "runner": type(self.runner).__name__,
             "device": self.device,
             "graphs": self.blocks is not None and self.blocks.records,
             "max_draft_len": max_draft_len,

@@ -1,7 +1,7 @@
 """The decoding loop.
 
 Each step admits waiting requests, prefills their prompts, and runs one block of every running request: draft, score,
-accept, commit (`runtime.decoder.block.run_block`, which a GPU runs as one CUDA graph). The output processor then turns
+accept, commit (`runtime.decoder.host_runner`, or on a GPU one CUDA graph). The output processor then turns
 the block's tokens into text and says which requests have ended.
 """
 
@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
-from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import Block
+from runtime.decoder.block import BlockInput, BlockRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.speculation.planner import Planner
-
-RunBlock = Callable[[Batch], Block]
-"""Runs a block: draft, score, accept, commit. The caches then hold what it accepted."""
 
 CATCH_UP = 4
 """Of the tokens that are prefilled per step, one in so many is for adaptive drafts, however many prompts there are."""
@@ -44,8 +39,7 @@ class DecodingLoop:
     Args:
         scheduler: owns the rows.
         caches: the KV caches of both engines.
-        batches: makes a block's input.
-        run_block: runs a block and commits what it accepts.
+        runner: runs blocks.
         output: owns the requests' texts, constraints and figures.
         max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens. What adaptive drafts have
             to catch up on counts as well; where prompts leave nothing, a `CATCH_UP`th more is for it.
@@ -61,14 +55,13 @@ class DecodingLoop:
         self,
         scheduler: Scheduler,
         caches: KvCaches,
-        batches: BatchBuilder,
-        run_block: RunBlock,
+        runner: BlockRunner,
         output: OutputProcessor,
         max_prefill_tokens: int = 256,
     ) -> None:
         self.scheduler, self.caches, self.output = scheduler, caches, output
         self.totals = output.totals
-        self._batches, self._run_block, self._max_prefill_tokens = batches, run_block, max_prefill_tokens
+        self._runner, self._max_prefill_tokens = runner, max_prefill_tokens
         self.planner: Planner | None = None
         self.prompts_apart = False
         self._ended: list[Request] = []
@@ -169,31 +162,32 @@ class DecodingLoop:
             params = [p if request in members else _IDLE for p, request in zip(params, requests, strict=True)]
         if self.planner:
             began = time.perf_counter()
-            current = self.caches.catch_up(requests, [p.assisted for p in params], budget)
+            current = self.caches.catch_up(requests, [p.drafts for p in params], budget)
             self.output.totals.prefill_seconds += time.perf_counter() - began
             if not current:
-                params = [replace(p, method="sample") if p.adaptive and p.assisted else p for p in params]
+                params = [replace(p, method="sample") if p.adaptive and p.drafts else p for p in params]
         began, postponed = time.perf_counter(), self.caches.postponed
-        batch = self._batches.build(
+        given = BlockInput(
             params,
             [request.last_two if request in members else (0, 0) for request in requests],
             [request.committed for request in requests],
             [(request.seed, request.blocks) for request in requests],
             [self.output.constraint(request) if request in members else None for request in requests],
-            [request.beams if request in members else [] for request in requests],
         )
         self.caches.reserve(requests, self.scheduler.ahead)
-        block = self._run_block(batch)
+        block = self._runner.run(given)
         failures = self.output.process(requests, params, block, began, members)
         if self.planner and whole:
             alone = self.caches.postponed >= postponed
-            self.planner.observe(requests, params, block.lengths, time.perf_counter() - began, alone)
+            self.planner.observe(
+                requests, params, [len(tokens) - 1 for tokens in block.tokens], time.perf_counter() - began, alone
+            )
         return failures
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
         adaptive = request.params.adaptive and self.planner is not None
-        drafted = request.params.assisted and request.params.max_tokens > 0
+        drafted = request.params.drafts and request.params.max_tokens > 0
         return drafted and (not adaptive or self.planner.drafting)  # type: ignore[union-attr]
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:

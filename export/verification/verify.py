@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from engines.base import Engine, EngineSpec, Step, mask_length
-from mtad.draft.tree import attend
 from mtad.errors import VerificationFailed
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 1.0}
@@ -126,13 +125,14 @@ def begin(engine: Engine, case: Case) -> Step:
     rows, nodes = case.drafted.shape
     _prefill(engine, case.tokens)
     size = mask_length(case.tokens.shape[1] + nodes, engine.spec.capacity)
-    root = torch.zeros(rows, 1, nodes, dtype=torch.bool)
-    columns = (torch.arange(size) - (lengths - 1)[:, None]).clamp(0, nodes + 1)  # as `tree_columns` counts
+    mask = (torch.arange(size) < lengths[:, None])[:, None, None].repeat(1, 1, 1 + nodes, 1)
+    for row, length in enumerate(lengths.tolist()):  # node n lies n columns behind the text
+        mask[row, 0, 1:, length : length + nodes] |= ancestors[row]
     return Step(
         tokens=torch.cat([case.tokens.gather(1, lengths[:, None] - 1), case.drafted], 1),
         positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
         write_at=lengths - 1,
-        mask=attend(torch.cat([root, ancestors], 1), columns[:, None]),
+        mask=mask,
         keep=torch.arange(nodes, -1, -1),
     )
 

@@ -1,168 +1,165 @@
-"""Acceptance rules for one drafted path, token by token or as a whole."""
+"""Rules for one drafted path, token by token. Node n of a chain is its token n + 1, and its parent is node n - 1."""
 
 from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+import numpy as np
 
-from mtad.distributions.candidates import Candidates
-from mtad.distributions.table import Distributions, Table, part
-from mtad.ops import index, running_sum, total
-from mtad.rows import Rows
-from mtad.rules.scored import Chain, Scored, Verdict, after_node, plain
+from mtad.compiled import compiled
+from mtad.distribution import after, log_prob
+from mtad.rules.scored import draft_after, keep_residual, log_p_of, log_q_of
 
 
-def token_wise(scored: Scored, rows: Rows) -> Verdict:
-    """Token-wise speculative sampling (arXiv 2211.17192, algorithm 1).
+@compiled
+def token_wise(row, scored, bonus):
+    """Token-wise speculative sampling (arXiv 2211.17192, algorithm 1): lossless.
 
     A token is accepted with probability min(1, p/q); at the first rejection the bonus token comes from the residual
-    max(p - q, 0), after full acceptance from p. The output is distributed as the target's own samples.
+    max(p - q, 0), after full acceptance from p.
     """
-    chain = Chain.of(scored)
-    return _residual(scored, chain, scored.noise.accept < (chain.log_p - chain.log_q).exp())
+    for node in range(int(scored.drafted.sum())):
+        if not scored.accept[node] < ratio_of(scored, node):
+            return keep_residual(scored, node - 1, 1.0, bonus)
+    return int(scored.drafted.sum()) - 1
 
 
-def block(scored: Scored, rows: Rows) -> Verdict:
-    """Block verification (arXiv 2403.10444, algorithm 2): lossless, and joint.
-
-    With w_i = min(w_{i-1} p_i / q_i, 1), w_0 = 1, and s_i the sum over tokens of max(w_i p - q, 0) after i tokens, the
-    longest prefix with u_i < s_i / (s_i + 1 - w_i) is kept, or the whole draft if u < w. The bonus token comes from
-    max(w_i p - q, 0), after full acceptance from p. Accepts no fewer tokens than `token_wise` in expectation.
-    """
-    return verify_block(scored, Chain.of(scored))
-
-
-def verify_block(scored: Scored, chain: Chain) -> Verdict:
-    """Block verification of a path that was drawn from `chain.q`, whatever that is."""
-    walk = running_sum((chain.log_p - chain.log_q).masked_fill(~chain.drafted, 0.0))
-    # w_i = min(w_{i-1} r_i, 1) keeps the walk of log r below 0: the walk, less its highest point so far
-    levels = index(walk.shape[1], walk.device)
-    highest = walk[:, None].masked_fill(levels > levels[:, None], 0.0).amax(-1).clamp(min=0)
-    w = (walk - highest).exp()
-    p = part(chain.after, lambda x: x[:, :-1])
-    before = torch.cat([torch.ones_like(w[:, :1]), w[:, :-1]], 1)
-    residual = (before[:, :, None] * p.log_prob.exp() - chain.q.among(p.ids, scored.vocab).exp()).clamp(min=0)
-    # of the distributions after token i, which exist where the draft goes on behind it
-    left = torch.cat([residual[:, 1:].sum(-1), torch.zeros_like(w[:, :1])], 1)
-    goes_on = torch.cat([chain.drafted[:, 1:], torch.zeros_like(chain.drafted[:, :1])], 1)
-    bound = torch.where(goes_on, left / (left + 1 - w).clamp(min=1e-30), w)
-    length = ((chain.drafted & (scored.noise.accept < bound)) * (levels + 1)).amax(-1)
-    node = chain.node(length)
-    at = length.clamp(max=residual.shape[1] - 1)[:, None, None].expand(-1, 1, residual.shape[2])
-    return _bonus(chain, node, length, after_node(scored.after, node), residual.gather(1, at).squeeze(1))
-
-
-def threshold(scored: Scored, rows: Rows) -> Verdict:
+@compiled
+def threshold(row, scored, bonus):
     """A fixed ratio, token by token: p / q > `accept_threshold`, where `token_wise` draws the bound from U(0, 1)."""
-    chain = Chain.of(scored)
-    return _plain(scored, chain, chain.log_p - chain.log_q > rows.threshold)
+    length = 0
+    while length < int(scored.drafted.sum()):
+        log_p = log_p_of(scored, length)
+        if not (log_p > -math.inf and log_p - log_q_of(scored, length) > row.threshold):
+            break
+        length += 1
+    return length - 1
 
 
-def ensemble(scored: Scored, rows: Rows) -> Verdict:
+@compiled
+def ensemble(row, scored, bonus):
     """Static ensemble verification (arXiv 2604.07622): `token_wise` against w p + (1 - w) q, w being the threshold.
 
     A drafted token is so distributed as that mixture, whose residual max(w p + (1 - w) q - q, 0) is w max(p - q, 0);
     after full acceptance the bonus token comes from p, as in Hugging Face's `assistant_ensemble_weight`. At temperature
     0, drafted tokens that are the mixture's most likely ones are kept.
     """
-    chain, w = Chain.of(scored), rows.threshold
-    p = part(chain.after, lambda x: x[:, :-1])
-    # the drafted token is q's most likely one, so no token beyond p's candidates is likelier in the mixture
-    mixed = w[:, :, None] * p.log_prob.exp() + (1 - w[:, :, None]) * chain.q.among(p.ids, scored.vocab).exp()
-    likeliest = w * chain.log_p.exp() + (1 - w) * chain.log_q.exp() >= mixed.amax(-1)
-    sampled = scored.noise.accept < w * (chain.log_p - chain.log_q).exp() + (1 - w)
-    drawn = rows.drawn[:, None]
-    return _residual(scored, chain, (drawn & sampled) | (~drawn & likeliest), rows.drawn)
+    w = row.threshold
+    for node in range(int(scored.drafted.sum())):
+        if row.greedy:
+            if not leads_mixture(scored, node, w):
+                return node - 1
+        elif not scored.accept[node] < w * ratio_of(scored, node) + (1.0 - w):
+            return keep_residual(scored, node - 1, 1.0, bonus)
+    return int(scored.drafted.sum()) - 1
 
 
-def relaxed(scored: Scored, rows: Rows) -> Verdict:
+@compiled
+def relaxed(row, scored, bonus):
     """Relaxed acceptance, as TensorRT-LLM has it for the thoughts of reasoning models, with its names.
 
     A token passes if it is among the target's `relaxed_topk` most likely ones, and its probability at most
-    `relaxed_delta`, the threshold, below the first one's. The target adds its own sample; TensorRT-LLM adds its most
-    likely token, as is done here at temperature 0.
+    `relaxed_delta`, the threshold, below the first one's. The target adds its own sample.
     """
-    chain = Chain.of(scored)
-    p = part(chain.after, lambda x: x[:, :-1])
-    close = p.most.exp() - chain.log_p.exp() <= rows.threshold
-    return _plain(scored, chain, p.leads(chain.tokens, rows.rule_count) & close & (chain.log_p > -math.inf))
+    length = 0
+    while length < int(scored.drafted.sum()):
+        ids, log_p = after(scored.p, length - 1)
+        own = log_prob(ids, log_p, scored.tokens[length])
+        close = math.exp(log_p.max()) - math.exp(own) <= row.threshold
+        if not (own > -math.inf and close and rank_of(ids, log_p, scored.tokens[length]) < row.rule_count):
+            break
+        length += 1
+    return length - 1
 
 
-def fly(scored: Scored, rows: Rows) -> Verdict:
+@compiled
+def fly(row, scored, bonus):
     """FLy (arXiv 2511.22972), as vLLM has it: `token_wise`, but some rejected tokens are kept.
 
-    They are where the target is undecided, the sum of -p log p over its three most likely tokens being at least
-    `fly_entropy_threshold`, the threshold, and the next `fly_window_size` tokens would all be accepted. At temperature
-    0, a token is accepted if it is the target's most likely one.
+    They are where the target is undecided, the sum of -p log p over its three most likely tokens being at least the
+    threshold, and the next `fly_window_size` tokens would all be accepted. At temperature 0, a token is accepted if it
+    is the target's most likely one.
     """
-    chain, window = Chain.of(scored), rows.rule_count
-    after, levels = part(chain.after, lambda x: x[:, :-1]), index(chain.drafted.shape[1], window.device)
-    p = after.log_prob.topk(3).values if isinstance(after, Table) else after.log_prob
-    drawn, ratio = rows.drawn[:, None], (chain.log_p - chain.log_q).exp()
-    likeliest = after.leads(chain.tokens, torch.ones_like(window))
-    native = chain.drafted & ((drawn & (scored.noise.accept < ratio)) | (~drawn & likeliest))
-    before = pad(native.long().cumsum(-1), (1, 0))
-    end = (levels + 1 + window).clamp(max=levels.shape[0])
-    agrees = before.gather(1, end) - before[:, 1:] == window
-    top = index(p.shape[2], p.device) < 3
-    entropy = -total(p.exp() * p.clamp(min=-1e4) * top).squeeze(2)
-    kept = native | (agrees & (entropy >= rows.threshold) & (chain.log_p > -math.inf))
-    return _residual(scored, chain, kept, rows.drawn)
+    count = int(scored.drafted.sum())
+    native = np.zeros(count, np.bool_)
+    for node in range(count):
+        ids, log_p = after(scored.p, node - 1)
+        if row.greedy:
+            native[node] = rank_of(ids, log_p, scored.tokens[node]) == 0
+        else:
+            native[node] = scored.accept[node] < ratio_of(scored, node)
+    for node in range(count):
+        last = node + row.rule_count
+        agrees = last < count and native[node + 1 : last + 1].all()
+        undecided = top_entropy(after(scored.p, node - 1)[1]) >= row.threshold
+        possible = log_p_of(scored, node) > -math.inf
+        if not native[node] and not (agrees and undecided and possible):
+            if row.greedy:
+                return node - 1
+            return keep_residual(scored, node - 1, 1.0, bonus)
+    return count - 1
 
 
-def bild(scored: Scored, rows: Rows) -> Verdict:
+@compiled
+def bild(row, scored, bonus):
     """BiLD (arXiv 2302.07863): tokens that the target does not find too unlikely, as long as the auxiliary is sure.
 
     Fallback: a token is the target's to choose where the auxiliary's most likely one is less likely than
     `draft_confidence`. Rollback: the first token with -log p above `accept_threshold` goes, and all behind it.
     """
-    chain = Chain.of(scored)
-    sure = chain.q.most >= rows.log_fallback
-    return _plain(scored, chain, sure & (-chain.log_p <= rows.threshold))
+    length = 0
+    while length < int(scored.drafted.sum()):
+        sure = draft_after(scored, length - 1)[1].max() >= row.log_fallback
+        if not (sure and -log_p_of(scored, length) <= row.threshold):
+            break
+        length += 1
+    return length - 1
 
 
-def whole(scored: Scored, rows: Rows) -> Verdict:
-    """All that the target itself has drafted: the path's last token takes the bonus token's place."""
-    chain = Chain.of(scored)
-    count = chain.drafted.sum(-1)
-    length = (count - 1).clamp(min=0)
-    ids = chain.tokens.gather(1, length[:, None]).expand(-1, scored.after.ids.shape[2])
-    return Verdict(chain.node(length), length, ids, (index(ids.shape[1], ids.device) == 0).float().expand_as(ids))
+@compiled
+def ratio_of(scored, node):
+    """p / q of a node's token."""
+    return math.exp(min(log_p_of(scored, node) - log_q_of(scored, node), 700.0))
 
 
-def _plain(scored: Scored, chain: Chain, passes: Tensor) -> Verdict:
-    """The tokens before the first that fails, and the target's distribution behind them."""
-    length = _until_first_failure(chain.drafted & passes)
-    return plain(scored.after, chain.node(length), length)
+@compiled
+def rank_of(ids, log_p, token):
+    """How many tokens are likelier than `token`, or as likely with a smaller id; all where the filter removed it."""
+    own, rank = log_prob(ids, log_p, token), 0
+    if own == -math.inf:
+        return len(ids)
+    for at in range(len(ids)):
+        rank += log_p[at] > own or (log_p[at] == own and ids[at] < token)
+    return rank
 
 
-def _residual(scored: Scored, chain: Chain, passes: Tensor, drawn: Tensor | None = None) -> Verdict:
-    """The tokens before the first that fails, and max(p - q, 0) there; p in rows [R] where nothing is `drawn`."""
-    length = _until_first_failure(chain.drafted & passes)
-    node = chain.node(length)
-    p = after_node(scored.after, node)
-    q = _at(chain.q, length).among(p.ids[:, None], scored.vocab).squeeze(1)
-    residual = (p.log_prob.exp() - q.exp()).clamp(min=0)
-    return _bonus(chain, node, length, p, residual if drawn is None else residual * drawn[:, None])
+@compiled
+def top_entropy(log_p):
+    """The sum of -p log p over the three most likely tokens."""
+    first = second = third = -math.inf
+    for value in log_p:
+        if value > first:
+            first, second, third = value, first, second
+        elif value > second:
+            second, third = value, second
+        elif value > third:
+            third = value
+    found = 0.0
+    for value in (first, second, third):
+        found -= math.exp(value) * value if value > -math.inf else 0.0
+    return found
 
 
-def _bonus(chain: Chain, node: Tensor, length: Tensor, p: Candidates, residual: Tensor) -> Verdict:
-    """The bonus from the residual where a drafted token was rejected, else from p.
-
-    p == q up to rounding leaves no residual; a rejection then has probability ~0 and p itself is right.
-    """
-    at = length.clamp(max=chain.drafted.shape[1] - 1)[:, None]
-    rejected = (length < chain.drafted.shape[1]) & chain.drafted.gather(1, at).squeeze(1) & (residual.sum(-1) > 0)
-    return Verdict(node, length, p.ids, torch.where(rejected[:, None], residual, p.log_prob.exp()))
-
-
-def _until_first_failure(passes: Tensor) -> Tensor:
-    return ((~passes).long().cumsum(-1) == 0).sum(-1)
-
-
-def _at(q: Distributions, length: Tensor) -> Distributions:
-    """The draft's distribution behind `length` [R] tokens, or the last one: [R, 1, K]."""
-    return q.pick(length.clamp(max=q.ids.shape[1] - 1)[:, None])
+@compiled
+def leads_mixture(scored, node, w):
+    """Whether no token is likelier under w p + (1 - w) q than the node's own."""
+    ids, log_p = after(scored.p, node - 1)
+    q_ids, log_q = draft_after(scored, node - 1)
+    own = w * math.exp(log_p_of(scored, node)) + (1.0 - w) * math.exp(log_q_of(scored, node))
+    for at in range(len(ids)):
+        if w * math.exp(log_p[at]) + (1.0 - w) * math.exp(log_prob(q_ids, log_q, ids[at])) > own:
+            return False
+    for at in range(len(q_ids)):
+        if w * math.exp(log_prob(ids, log_p, q_ids[at])) + (1.0 - w) * math.exp(log_q[at]) > own:
+            return False
+    return True

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,14 +17,14 @@ from runtime.constraints.constraint import Constraint
 class Constraints:
     """The constraints of one block's rows, until one of them advances.
 
-    Both models' logits go through `adjust` at every node of the token tree, before the filters (`candidates.process`).
+    Both models' logits go through `adjust` at every node of the token tree, before the filter.
     """
 
     def __init__(self, constraints: Sequence[Constraint | None]) -> None:
         rows = [row for row, constraint in enumerate(constraints) if constraint is not None]
         self._members = [constraint for constraint in constraints if constraint is not None]
         shared = self._shared = self._members[0].constrainer
-        self._rows = None if len(rows) == len(constraints) else torch.tensor(rows, device=shared.device)
+        self._rows = rows
         bias = min_left = None
         if any(member.bias is not None for member in self._members):
             bias = torch.stack([shared.zeros if m.bias is None else m.bias for m in self._members])
@@ -36,24 +37,20 @@ class Constraints:
         """The constraints of rows 0 .. R-1; None where no row has any."""
         return cls(constraints) if any(constraint is not None for constraint in constraints) else None
 
-    def adjust(self, logits: Tensor, path_tokens: Tensor, valid: Tensor, out: Tensor | None = None) -> Tensor:
-        """Logits under each row's constraints: float32 [R, S, V]; the argument is not written to.
+    def adjust(self, logits: npt.NDArray[np.float32], path_tokens: Tensor, valid: Tensor) -> npt.NDArray[np.float32]:
+        """Logits under each row's constraints: float32 [R, S, V], new memory.
 
         A row's result does not depend, to the bit, on the other rows; rows without a constraint are unchanged.
 
         Args:
-            logits: float [R, S, V], of either model, after S nodes.
+            logits: float32 [R, S, V], of either model, after S nodes.
             path_tokens, valid: int64 and bool [R, S, D], `mtad.constrain.Paths` of the nodes; the valid ones first.
-            out: float32 [R, S, V], where the result is written; None for new memory.
         """
-        out = torch.empty(logits.shape, device=logits.device) if out is None else out
-        if self._rows is None:
-            paths = Paths(path_tokens, valid)
-            return self._without_words(constrain(logits.float(), paths, self._terms, self._barrier(paths), out), paths)
-        paths, own = Paths(path_tokens[self._rows], valid[self._rows]), logits[self._rows].float()
-        out.copy_(logits)
-        own = self._without_words(constrain(own, paths, self._terms, self._barrier(paths), own), paths)
-        return out.index_copy_(0, self._rows, own)
+        out = logits.copy()
+        paths = Paths(path_tokens[self._rows], valid[self._rows])
+        own = torch.from_numpy(logits[self._rows])
+        out[self._rows] = self._without_words(constrain(own, paths, self._terms, self._barrier(paths), own), paths)
+        return out
 
     def _penalties(self) -> Penalties | None:
         members, shared = self._members, self._shared

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engines import Engine
 from engines.prefix_cache import PrefixCache, common_prefix
-from runtime.decoder.roles import Auxiliary, Role, Target
+from runtime.decoder.engine_role import EngineRole
 from runtime.scheduler.request import Request
 
 SHARED = 16
@@ -27,8 +27,8 @@ class KvCaches:
 
     def __init__(
         self,
-        auxiliary: Auxiliary,
-        target: Target,
+        auxiliary: EngineRole,
+        target: EngineRole,
         prefixes: tuple[PrefixCache, PrefixCache] | None = None,
         engines: Sequence[Engine] = (),
     ) -> None:
@@ -130,7 +130,7 @@ class KvCaches:
             if held < end <= upto and self.prefixes:
                 self.prefixes[0].store(row, request.prompt[:end], request.salt)
 
-    def _reuse(self, role: Role, request: Request, row: int, running: Sequence[Request]) -> int:
+    def _reuse(self, role: EngineRole, request: Request, row: int, running: Sequence[Request]) -> int:
         """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
         if self.prefixes is None:
             return 0
@@ -164,7 +164,7 @@ class KvCaches:
         for row, request in enumerate(requests):
             drafted = max(0, request.committed - 2)
             request.auxiliary_held = min(request.auxiliary_held, drafted)
-            self.target.clear_row(row, request.target_held if request.params.spec.drafter != "target" else drafted)
+            self.target.clear_row(row, request.target_held)
             self.auxiliary.clear_row(row, request.auxiliary_held)
 
     def check_integrity(self) -> None:

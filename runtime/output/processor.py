@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from mtad.distributions.candidates import alternatives
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer, Constraint
 from runtime.decoder.block import Block
@@ -74,17 +73,16 @@ class OutputProcessor:
             what broke, by request; the others are as they should be.
         """
         kept = [(row, request) for row, request in enumerate(requests) if request in members]
-        top, failures, gained = _top_tokens(members, block.logits, block.path), dict[Request, Exception](), []
+        failures, gained = dict[Request, Exception](), []
         for row, request in kept:
             before = len(request.tokens)
             try:
-                self._append(request, row, block, top[row] if top else None)
+                self._append(request, row, block)
             except Exception as error:
                 failures[request] = error
             else:
-                if params[row].assisted:
+                if params[row].drafts:
                     request.auxiliary_held = max(0, request.committed - 2)
-                request.beams = block.beams[row] if block.beams and params[row].spec.live else []
             gained.append(len(request.tokens) - before)
         now = time.perf_counter()
         seconds = block.drafted - began, block.scored - block.drafted, now - block.scored
@@ -92,15 +90,12 @@ class OutputProcessor:
         for (row, request), count in zip(kept, gained, strict=True):
             if request in failures:
                 continue
-            drafted = block.levels[row] if block.levels else params[row].drafted
-            passes, accepted = 1, max(0, min(block.lengths[row], count))
-            if not params[row].assisted:  # what the target drafts itself costs a pass per level, and is not judged
-                passes, drafted, accepted = 1 + drafted, 0, 0
-            if alarm := request.statistics.record_block(drafted, accepted, count, seconds, passes):
+            drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
+            if alarm := request.statistics.record_block(drafted, accepted, count, seconds):
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
-            self.totals.add(drafted, accepted, count, passes)
+            self.totals.add(drafted, accepted, count)
         return failures
 
     def record_prefill(self, request: Request, began: float) -> None:
@@ -124,16 +119,16 @@ class OutputProcessor:
         assert ids <= begun
         assert self._constraints.keys() <= begun, "a constraint without a request"
 
-    def _append(self, request: Request, row: int, block: Block, top: TopTokens | None) -> None:
-        count, before, wanted = block.lengths[row] + 1, len(request.tokens), request.params.top_logprobs
-        tokens, log_probs = block.tokens[row][:count], block.log_probs[row][:count]
-        if not block.finite[row] or not all(map(math.isfinite, log_probs)):
+    def _append(self, request: Request, row: int, block: Block) -> None:
+        before, tokens, log_probs = len(request.tokens), block.tokens[row], block.log_probs[row]
+        if not block.finite[row]:
             raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
-        detokenizer = self._detokenizers[request.id]
+        detokenizer, wanted = self._detokenizers[request.id], request.params.top_logprobs
+        top = _top_tokens(block.logits_of(row), wanted) if wanted else []
         for index, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             request.finish_reason = detokenizer.append(request, token, log_prob)
-            if top and wanted:
-                request.top_log_probs.append(top[index][:wanted])
+            if wanted:
+                request.top_log_probs.append(top[index])
             if request.finish_reason:
                 break
         request.target_held = request.committed - 1
@@ -142,13 +137,16 @@ class OutputProcessor:
             self._constraints[request.id].advance(request.tokens[before:])
 
 
-def _top_tokens(requests: Iterable[Request], logits: Tensor, path: Tensor) -> list[TopTokens]:
-    """The target's likeliest tokens at each emitted position, by row; empty where nobody asks for them."""
-    count = max((request.params.top_logprobs for request in requests), default=0)
-    if not count:
-        return []
-    ids, values = alternatives(logits, path, count)
-    return [
-        [list(zip(*pair, strict=True)) for pair in zip(*row, strict=True)]
-        for row in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
+def _top_tokens(logits: npt.NDArray[np.float32], count: int) -> TopTokens:
+    """The target's likeliest tokens at each emitted position, at temperature 1 without a filter.
+
+    Args:
+        logits: float32 [N, V].
+    """
+    found = []
+    for own in logits.astype(np.float64):
+        log_total = np.logaddexp.reduce(own)
+        likely = np.argpartition(-own, min(count, len(own) - 1))[:count]
+        likely = likely[np.lexsort((likely, -own[likely]))]
+        found.append([(int(token), float(own[token] - log_total)) for token in likely])
+    return found

@@ -268,5 +268,5 @@ class Scheduler:
         for request in self.running:
             assert request.target_held == request.committed - 1, "the target's cache is not the request's"
             assert 0 <= request.auxiliary_held <= request.committed - 1
-            if request.params.assisted and not request.params.adaptive:
+            if request.params.drafts and not request.params.adaptive:
                 assert request.auxiliary_held >= request.committed - 2, "the auxiliary's cache lags"

@@ -50,12 +50,12 @@ class Counts:
     score_seconds: float = 0.0
     commit_seconds: float = 0.0
 
-    def add(self, drafted: int, accepted: int, tokens: int, passes: int) -> None:
+    def add(self, drafted: int, accepted: int, tokens: int) -> None:
         """Count what a block gave one row."""
         self.drafted += drafted
         self.accepted += accepted
         self.tokens += tokens
-        self.target_passes += passes
+        self.target_passes += 1
         if drafted:
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
             self.accepted_lengths[accepted] += 1
@@ -98,7 +98,7 @@ class Statistics(Counts):
     _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
     def record_block(
-        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float], passes: int = 1
+        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]
     ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
 
@@ -106,7 +106,7 @@ class Statistics(Counts):
             accepted: drafted tokens that became part of the text.
             seconds: draft, score, commit.
         """
-        self.add(drafted, accepted, tokens, passes)
+        self.add(drafted, accepted, tokens)
         self.draft_seconds += seconds[0] if drafted else 0.0
         self.score_seconds += seconds[1]
         self.commit_seconds += seconds[2]

@@ -186,7 +186,7 @@ class OpenAIResponse:
     def _costs(self) -> dict[str, Any]:
         """OpenAI's usage and vLLM's metrics of what the drafts did, which aiperf reads."""
         total, params = summed(self.statistics.values()), self._requests[0].params
-        if not params.assisted:
+        if not params.drafts:
             return {"usage": self._usage(total)}
         lengths = total.accepted_lengths + [0] * (params.drafted + 1 - len(total.accepted_lengths))
         steps = sum(lengths)

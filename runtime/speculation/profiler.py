@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
 from engines import Engine, Step
 from engines.buffers import Slab
 from mtad.params import DecodingParams
-from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import run_block_on_host
-from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
-from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
+from runtime.decoder.block import BlockInput, BlockRunner
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
+
+if TYPE_CHECKING:
+    from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
 
 TOKENS = (1, 5, 17, 65)
 """Tokens per row of the steps that are measured: a root alone, and above 4, 16 and 64 drafted tokens."""
@@ -27,12 +28,13 @@ _Point = tuple[str, int, int, int]
 
 
 def measure_costs(
-    auxiliary: EngineAuxiliary,
-    target: EngineTarget,
+    auxiliary: Engine,
+    target: Engine,
+    runner: BlockRunner,
     max_draft_len: int,
     max_beam_width: int,
     budget: float = 1.6,
-    blocks: DeviceBlocks | None = None,
+    blocks: CudaGraphRunner | None = None,
 ) -> StepCosts:
     """Measure a pair, between two blocks. The columns of the caches that steps write are put back at the end.
 
@@ -41,29 +43,29 @@ def measure_costs(
     only ever adds. Steps of many tokens are left out where they would use up the budget; the table extrapolates them.
 
     Args:
-        auxiliary, target: the roles, over opened engines of equal rows and capacity.
+        auxiliary, target: opened engines of equal rows and capacity.
+        runner: runs blocks of both.
         max_draft_len, max_beam_width: largest draft of a block.
         budget: seconds to spend behind the warm-up, about; two rounds are run in any case, so a pair whose steps take
             long takes longer.
         blocks: what runs blocks on a device; steps are then recorded one by one, as far as its blocks are.
     """
-    spec = target.engine.spec
+    spec = target.spec
     near, levels = min(128, spec.capacity), min(4, max_draft_len)
-    run_block = blocks.run_block if blocks else partial(run_block_on_host, auxiliary, target)
-    batches = blocks.batches if blocks else BatchBuilder(target.vocab_size, spec.eos_token_ids)
 
     def block(rows: int, length: int) -> object:
         """Run a block of chains of that length, whose rows end in the last of the near columns."""
         asked = [DecodingParams(method="speculative" if length else "sample", draft_len=max(1, length))] * rows
         keys = [(row, 0) for row in range(rows)]
-        return run_block(batches.build(asked, [(0, 0)] * rows, [near - length - 1] * rows, keys))
+        given = BlockInput(asked, [(0, 0)] * rows, [near - length - 1] * rows, keys, [None] * rows)
+        return runner.run(given)
 
     runs: dict[_Point, Callable[[], float]] = {}
     memory, written = Slab(), [slice(end - near // 2, end) for end in (near, spec.capacity)]
-    with torch.inference_mode(), auxiliary.engine.kept(*written), target.engine.kept(*written):
+    with torch.inference_mode(), auxiliary.kept(*written), target.kept(*written):
         for name, engine, most in (
-            ("target", target.engine, 1 + max_draft_len * max_beam_width),
-            ("auxiliary", auxiliary.engine, near),
+            ("target", target, 1 + max_draft_len * max_beam_width),
+            ("auxiliary", auxiliary, near),
         ):
             for tokens in sorted({min(tokens, most, near // 2) for tokens in TOKENS}):
                 spent = 0.0

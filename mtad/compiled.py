@@ -1,0 +1,64 @@
+"""How the rules are compiled: plain functions of one row's NumPy arrays, by numba.
+
+Uncompiled, with `NUMBA_DISABLE_JIT=1`, they are the same functions. What was compiled is kept in a folder that is named
+after a hash of all sources of this package, because numba does not notice that a function in another file has changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from numba import config, njit
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path:
+    """Where compiled functions are kept: `$NUMBA_CACHE_DIR`, else the user's cache folder, else a temporary one."""
+    digest, package = hashlib.sha256(), Path(__file__).parent
+    for source in sorted([*package.glob("*.py"), *package.glob("rules/*.py")]):
+        digest.update(source.read_bytes())
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mtad", "compiled")
+    folder = Path(config.CACHE_DIR or user, digest.hexdigest()[:16])
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        temporary = tempfile.mkdtemp(prefix="mtad-compiled-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        log.warning("compiled functions are not kept: %s cannot be written (%s)", folder, error.strerror)
+        return Path(temporary)
+
+
+def compiled(function: F, without: frozenset[str] = frozenset()) -> F:
+    """Compile a function when it is first called with arguments of some types; it releases the GIL.
+
+    There is no `parallel`, whose threads disturb the engines', and no `fastmath=True`, which is wrong for masked logits.
+
+    Args:
+        without: LLVM's fast-math flags, for a function whose arguments they are true of.
+    """
+    before, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder())
+    try:
+        made: F = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(without))(function)
+        return made
+    finally:
+        config.CACHE_DIR = before
+
+
+def compiled_without_nan(function: F) -> F:
+    """As `compiled`, for numbers of which none is NaN, and 0 and -0 are one: maxima are then found in vectors."""
+    return compiled(function, frozenset({"nnan", "nsz"}))

@@ -1,0 +1,156 @@
+"""Lossless rules for a branching draft, from its root or from its leaves.
+
+The children of a node were drawn one after the other from q. Where one is rejected, p becomes what it leaves, and q
+loses it where children are drawn without replacement. What is left of q is kept as it is, not renormalised, and added
+up anew: an auxiliary may be so sure of a token that 1 - q is nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtad.compiled import compiled
+from mtad.distribution import after
+from mtad.rules.scored import draft_after
+
+
+class Left(NamedTuple):
+    """What is left of p and q after a node.
+
+    Attributes:
+        p_ids, p: int32 and float64 [K]; p adds up to 1.
+        q_ids, q: of the auxiliary, weights relative to the largest.
+    """
+
+    p_ids: npt.NDArray[np.int32]
+    p: npt.NDArray[np.float64]
+    q_ids: npt.NDArray[np.int32]
+    q: npt.NDArray[np.float64]
+
+
+@compiled
+def recursive_rejection(row, scored, bonus):
+    """Multi-round speculative sampling (SpecInfer, arXiv 2305.09781, algorithm 2).
+
+    The first child is accepted with probability min(1, p/q); if it is rejected p becomes the residual max(p - q, 0),
+    and the next child is tried. The bonus token comes from what is left of p behind the last accepted node.
+    """
+    node = -1
+    while True:
+        left, chosen = left_after(scored, node), -1
+        for child in range(node + 1, len(scored.tokens)):
+            if scored.parents[child] == node and scored.drafted[child]:
+                p, q = chances(left, scored.tokens[child])
+                if scored.accept[child] * q < p:
+                    chosen = child
+                    break
+                reject(left, scored.tokens[child], 1.0, row.replacement)
+        if chosen < 0:
+            return give(left, node, bonus)
+        node = chosen
+
+
+@compiled
+def traversal(row, scored, bonus):
+    """Traversal verification (arXiv 2505.12398): from the leaves to the root.
+
+    A node whose parent has the weight w has the weight min(w p / q, 1); the root has 1. Nodes are tried in the order in
+    which they were drawn, each after all below it, and a node is kept with a probability of its weight. If it is not,
+    its parent's p becomes max(w p - q, 0) and its weight s / (s + 1 - w), s being the sum of that. The bonus token comes
+    from what is left of p behind the node that is kept. On a chain this is block verification.
+    """
+    deepest = max(scored.depths.max(), 0) if len(scored.depths) else 0
+    path, tried = np.full(deepest + 1, -1), np.full(deepest + 1, -1)
+    weights = np.ones(deepest + 1)
+    lefts = [left_after(scored, -1)]
+    depth = 0
+    while True:
+        node, child = path[depth], next_child(scored, path[depth], tried[depth])
+        if child >= 0 and weights[depth] > 0.0:
+            p, q = chances(lefts[depth], scored.tokens[child])
+            tried[depth] = child
+            depth += 1
+            path[depth], tried[depth] = child, child
+            weights[depth] = min(weights[depth - 1] * p / q, 1.0) if q > 0.0 else 1.0
+            lefts.append(left_after(scored, child))
+        elif node < 0 or (weights[depth] > 0.0 and scored.accept[node] < weights[depth]):
+            return give(lefts[depth], node, bonus)
+        else:
+            lefts.pop()
+            depth -= 1
+            w = weights[depth]
+            mass = reject(lefts[depth], scored.tokens[node], w, row.replacement)
+            weights[depth] = 1.0 if path[depth] < 0 else mass / (mass + 1.0 - w) if mass > 0.0 else 0.0
+
+
+@compiled
+def next_child(scored, node, behind):
+    """The next drafted child of `node` behind node `behind`; -1 for none."""
+    for child in range(max(node, behind) + 1, len(scored.tokens)):
+        if scored.parents[child] == node and scored.drafted[child]:
+            return child
+    return -1
+
+
+@compiled
+def left_after(scored, node):
+    """All of p and q after a node; nothing where the node has no children, and nothing is rejected."""
+    if next_child(scored, node, node) < 0:
+        none = np.empty(0, np.int32)
+        return Left(none, np.empty(0), none, np.empty(0))
+    (p_ids, log_p), (q_ids, log_q) = after(scored.p, node), draft_after(scored, node)
+    p, q = np.empty(len(log_p)), np.empty(len(log_q))
+    most = log_q.max()
+    for at in range(len(p)):
+        p[at] = math.exp(log_p[at])
+    for at in range(len(q)):
+        q[at] = math.exp(log_q[at] - most)
+    return Left(p_ids, p, q_ids, q)
+
+
+@compiled
+def chances(left, token):
+    """The probabilities of a token under what is left of p and of q."""
+    return share_of(left.p_ids, left.p, token), share_of(left.q_ids, left.q, token)
+
+
+@compiled
+def share_of(ids, weights, token):
+    """The share of a token in weights over ids; 0 where it is not among them."""
+    at = np.searchsorted(ids, token)
+    return weights[at] / weights.sum() if at < len(ids) and ids[at] == token else 0.0
+
+
+@compiled
+def reject(left, token, weight, replacement):
+    """Leave max(weight p - q, 0) of p, renormalised, and what q has without the token; returns the former's mass.
+
+    Of a mass of 0, which is nothing but rounding, p stays as it is.
+    """
+    total, mass, there = left.q.sum(), 0.0, 0
+    rest = np.zeros(len(left.p))
+    for at in range(len(left.p)):
+        while there < len(left.q_ids) and left.q_ids[there] < left.p_ids[at]:
+            there += 1
+        own = left.q[there] / total if there < len(left.q_ids) and left.q_ids[there] == left.p_ids[at] else 0.0
+        rest[at] = max(weight * left.p[at] - own, 0.0)
+        mass += rest[at]
+    if mass > 0.0:
+        left.p[:] = rest / mass
+    if not replacement:
+        left.q[np.searchsorted(left.q_ids, token)] = 0.0
+    return mass
+
+
+@compiled
+def give(left, node, bonus):
+    """Keep `node`; the bonus token comes from what is left of p after it, of a leaf from p."""
+    bonus.count[0] = len(left.p)
+    for at in range(len(left.p)):
+        bonus.ids[at] = left.p_ids[at]
+        bonus.weights[at] = left.p[at]
+    return node

@@ -1,1 +1,0 @@
-"""The functions of `mtad.block` compiled for ONNX Runtime."""

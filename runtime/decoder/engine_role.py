@@ -1,0 +1,145 @@
+"""One engine of a pair, as the loop uses it: its cache rows, its prompts, and steps over NumPy arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engines import Engine, Step
+from engines.base import mask_length
+from engines.buffers import Recent, Slab, sent
+from runtime.scheduler.request import TokenScore
+
+PROMPT_SCORE_CHUNK = 64
+"""Tokens of a prompt that are scored at once: their logits take no more memory than those of a wide tree."""
+
+MAX_KEPT_STEPS = 64
+"""Steps whose memory is kept as it is: an engine need not prepare itself for it again."""
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+class StepInputs(NamedTuple):
+    """What a step over R rows of S tokens is given, to be written to; see `engines.base.Step`.
+
+    Attributes:
+        tokens, positions: int64 [R, S].
+        write_at: int64 [R].
+        mask: bool [R, 1, S, L].
+        step: of these arrays.
+    """
+
+    tokens: Ints
+    positions: Ints
+    write_at: Ints
+    mask: npt.NDArray[np.bool_]
+    step: Step
+
+
+class EngineRole:
+    """An engine with the memory of its steps, which blocks of all shapes share.
+
+    Args:
+        vocab_size: ids the pair shares; logits of padded embedding rows beyond it are cut off.
+    """
+
+    def __init__(self, engine: Engine, vocab_size: int) -> None:
+        self.engine, self.vocab_size = engine, vocab_size
+        self._on_cpu = engine.device.type == "cpu"
+        self._inputs, self._logits, self._plain = Slab(), Slab(), Slab()
+        self._kept: Recent[tuple[int, ...], StepInputs] = Recent(MAX_KEPT_STEPS)
+        self._columns = torch.arange(engine.spec.capacity, device=engine.device)
+
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Store the keys and values of `tokens` in columns start .. start + len - 1 of `row`, in one step.
+
+        Columns 0 .. start - 1 must hold what precedes them.
+        """
+        self._store(row, tokens, start, self._columns[:0])
+
+    def score_prompt(self, row: int, tokens: Sequence[int], start: int, count: int) -> list[TokenScore]:
+        """Store all of `tokens` but the last, as `prefill` does; returns the score of each but the first.
+
+        Args:
+            count: likeliest alternatives that are reported at each.
+
+        Raises:
+            ArithmeticError: a log-probability is not a finite number.
+        """
+        found: list[TokenScore] = []
+        for at in range(0, len(tokens) - 1, PROMPT_SCORE_CHUNK):
+            piece = tokens[at : at + PROMPT_SCORE_CHUNK + 1]
+            logits = self._store(row, piece[:-1], start + at, self._columns[: len(piece) - 1])
+            log_p = logits[0, :, : self.vocab_size].float().log_softmax(-1)
+            own = log_p.gather(1, torch.tensor(piece[1:], device=log_p.device)[:, None])
+            likely, ids = log_p.topk(min(count, self.vocab_size))
+            columns = own[:, 0], (log_p > own).sum(1) + 1, ids, likely
+            for value, rank, top, values in zip(*map(Tensor.tolist, columns), strict=True):
+                found.append(TokenScore(value, rank, list(zip(top, values, strict=True))))
+        if not all(math.isfinite(score.logprob) for score in found):
+            raise ArithmeticError("logits of the target are not finite numbers")
+        return found
+
+    def _store(self, row: int, tokens: Sequence[int], start: int, keep: Tensor) -> Tensor:
+        """The step of `prefill`; its logits [1, N, V] after the tokens `keep`, V the engine's."""
+        end = start + len(tokens)
+        positions = self._columns[None, start:end]
+        mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
+        given = sent([tokens], self.engine.device)
+        self.engine.reserve([(start, end)], row)
+        return self.engine.launch(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
+
+    def move_row(self, source: int, to: int, columns: int) -> None:
+        """Copy a request's first `columns` columns to another row."""
+        self.engine.copy_row(source, to, columns)
+
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Zero a row's columns from `start` on: after a failure they may hold what is not a number, and poison it."""
+        self.engine.clear_row(row, start)
+
+    def move_columns(self, source: Ints, to: Ints) -> None:
+        """Move columns [R, D] within rows 0 .. R - 1, unless they are where they belong."""
+        if (source != to).any():
+            device = self.engine.device
+            self.engine.move_columns(torch.from_numpy(source).to(device), torch.from_numpy(to).to(device))
+
+    def inputs(self, rows: int, tokens: int, longest: int, first: int = 0) -> StepInputs:
+        """Memory for the inputs of a step over rows 0 .. rows - 1 that keeps the logits from its token `first` on.
+
+        Args:
+            longest: columns that the mask has to reach.
+        """
+        length = mask_length(longest, self.engine.spec.capacity)
+        return self._kept.find((rows, tokens, length, first), lambda: self._new_inputs(rows, tokens, length, first))
+
+    def _new_inputs(self, rows: int, tokens: int, length: int, first: int) -> StepInputs:
+        def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(sizes, dtype=dtype, device="meta")
+
+        spec = self.engine.spec
+        mask, logits = like(rows, 1, tokens, length, dtype=torch.bool), (rows, tokens - first, spec.vocab_size)
+        given = self._inputs.like((like(rows, tokens), like(rows, tokens), like(rows), mask, like(tokens - first)))
+        given[4].copy_(torch.arange(first, tokens))
+        out = self._logits.like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
+        arrays = [tensor.numpy() for tensor in given[:4]]
+        return StepInputs(*arrays, Step(*given, out=out))
+
+    def run(self, inputs: StepInputs) -> Floats:
+        """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one."""
+        step, device = inputs.step, self.engine.device
+        step.keep.copy_(torch.arange(step.tokens.shape[1] - len(step.keep), step.tokens.shape[1]))
+        if not self._on_cpu:
+            step = Step(*(x.to(device) for x in (step.tokens, step.positions, step.write_at, step.mask, step.keep)))
+        logits = self.engine.launch(step).to("cpu")
+        if logits.shape[2] != self.vocab_size or logits.dtype != torch.float32:
+            shape = (*logits.shape[:2], self.vocab_size)
+            plain: Tensor = self._plain.like(torch.empty(shape, device="meta"))
+            logits = plain.copy_(logits[..., : self.vocab_size])
+        return logits.numpy()
