@@ -106,7 +106,7 @@ def read_spec(folder: Path) -> EngineSpec:
     """
     values = read_json(folder, "engine.json")
     if values.get("format") == "tensorrt-llm":
-        problem = "an engine of TensorRT-LLM; see runtime.tensorrt_llm.llm"
+        problem = "an engine of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
         raise InvalidInput("engine.json format", "tensorrt-llm", problem)
     values = described(EngineSpec, values, folder)
     for name in _SIZES:

@@ -74,8 +74,8 @@ class ExecutorSpec:
 
 
 def paths(params: DecodingParams) -> int:
-    """Requests that a row's block has in flight at the target: paths of its tree, or beams that it drafts itself."""
-    return params.draft_width if params.spec.tree or params.spec.drafter == "target" else 1
+    """Requests that a row's block has in flight at the target: one per path of its tree."""
+    return params.draft_width if params.spec.tree else 1
 
 
 def write_executor_spec(folder: Path, spec: ExecutorSpec) -> None:

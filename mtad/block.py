@@ -52,7 +52,12 @@ class Trees(NamedTuple):
 
 
 class ScoredTrees(NamedTuple):
-    """The nodes that the target scores, of R rows, as `Scored` has them: [R, M], and `bounds` [R, D + 1]."""
+    """The nodes that the target scores, of R rows, as `Scored` has them: [R, M], and `bounds` [R, D + 1].
+
+    Attributes:
+        counts: int64 [R], how many nodes a row has.
+        longest: int64 [R], tokens of the longest path that was drafted.
+    """
 
     tokens: Ints
     parents: Ints
@@ -63,14 +68,15 @@ class ScoredTrees(NamedTuple):
     bounds: Reals
     origins: Ints
     counts: Ints
+    longest: Ints
 
     @classmethod
     def empty(cls, rows: int, nodes: int, draft_len: int) -> ScoredTrees:
-        """No nodes; `counts` int64 [R] says how many a row has."""
+        """Memory for so many nodes per row."""
         whole, flags = np.zeros((4, rows, nodes), np.int64), np.zeros((2, rows, nodes), np.bool_)
         bounds, log_q = np.zeros((rows, draft_len + 1)), np.full((rows, nodes), -math.inf)
-        counts = np.zeros(rows, np.int64)
-        return cls(whole[0], whole[1], whole[2], log_q, flags[0], flags[1], bounds, whole[3], counts)
+        counts, longest = np.zeros((2, rows), np.int64)
+        return cls(whole[0], whole[1], whole[2], log_q, flags[0], flags[1], bounds, whole[3], counts, longest)
 
 
 class Decisions(NamedTuple):
@@ -217,7 +223,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
         row, tree = rows[r], tree_of(trees, r)
         own = min(levels, row.draft_len)
         path = np.empty(own, np.int64)
-        length = best_path(tree, own, path)
+        length, scored.longest[r] = best_path(tree, own, path)
         for depth in range(1, scored.bounds.shape[1]):
             scored.bounds[r, depth] = tree.log_q[path[min(depth, length) - 1]] if length else 0.0
         count = tree.starts[own] if row.tree else own
@@ -349,7 +355,10 @@ def emit(decisions, r, scored, node, bonus, logits):
     decisions.tokens[r, length] = bonus
     for depth in range(length + 1):
         before = decisions.paths[r, depth - 1] if depth else -1
-        decisions.log_probs[r, depth] = log_likelihood(logits[before + 1], decisions.tokens[r, depth])
+        log_prob = log_likelihood(logits[before + 1], decisions.tokens[r, depth])
+        decisions.log_probs[r, depth] = log_prob
+        if not math.isfinite(log_prob):
+            decisions.finite[r] = False
 
 
 @compiled
@@ -390,20 +399,8 @@ def node_paths(parents, drafted_tokens, drafted, nodes, tokens, valid):
                 node = parents[r, node]
 
 
-@compiled
-def longest_drafted(levels, trees):
-    """Drafted tokens of each row's longest path: int64 [R]."""
-    found = np.zeros(len(trees.starts), np.int64)
-    for r in range(len(found)):
-        for level in range(levels):
-            for node in range(trees.starts[r, level], trees.starts[r, level + 1]):
-                if trees.drafted[r, node]:
-                    found[r] = level + 1
-    return found
-
-
 ENTRIES = (
     *("first_inputs", "draft_levels", "any_growing", "level_inputs", "select_nodes", "target_inputs", "decide"),
-    *("kept_columns", "node_paths", "longest_drafted"),
+    *("kept_columns", "node_paths"),
 )
 """What is called from Python."""

@@ -115,8 +115,9 @@ def filter_logits(logits, row, ids, log_p):
             ids[kept] = ids[at]
             kept += 1
             total += weight
+    shift = math.log(total)
     for at in range(kept):
-        log_p[at] = (logits[ids[at]] - top) * scale - math.log(total)
+        log_p[at] = (logits[ids[at]] - top) * scale - shift
     return kept
 
 
@@ -128,19 +129,23 @@ def largest(logits, maxima):
         bad += logits[at] != logits[at]
     if bad:
         return F32(math.nan)
-    top = F32(NEVER)
-    for chunk in range(len(maxima)):
-        maxima[chunk] = largest_number(logits[chunk * CHUNK : (chunk + 1) * CHUNK])
-        top = max(top, maxima[chunk])
-    return top
+    return largest_of_chunks(logits, maxima)
 
 
 @compiled_without_nan
-def largest_number(values):
-    """The largest value of none that is NaN."""
-    top = F32(NEVER)
-    for at in range(len(values)):
-        top = values[at] if values[at] > top else top
+def largest_of_chunks(logits, maxima):
+    """As `largest`, of logits of which none is NaN."""
+    top, whole = F32(NEVER), len(logits) // CHUNK
+    for chunk in range(len(maxima)):
+        most, start = F32(NEVER), chunk * CHUNK
+        if chunk < whole:
+            for at in range(CHUNK):
+                most = logits[start + at] if logits[start + at] > most else most
+        else:
+            for at in range(start, len(logits)):
+                most = logits[at] if logits[at] > most else most
+        maxima[chunk] = most
+        top = most if most > top else top
     return top
 
 
@@ -236,6 +241,8 @@ def keep_likeliest(logits, ids, weights, goal):
             if digits[at] == edge:
                 inside[few] = inside[at]
                 few += 1
+        if few == 1:
+            break
     least, last = values[inside[0]], 0
     while last < few and (last == 0 or mass < goal):
         mass += weights[inside[last]]

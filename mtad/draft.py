@@ -184,9 +184,12 @@ def settle(row, level, tree, q, above, node, is_end):
 
 @compiled
 def best_path(tree, levels, nodes):
-    """Write the nodes of the draft's best path to `nodes`, root first; returns how many there are.
+    """Write the nodes of the draft's best path to `nodes`, root first.
 
     That is the likeliest of the last level in which something was drafted; a text that has ended competes there.
+
+    Returns:
+        how many nodes it has, and how many levels the draft has.
     """
     last = -1
     for level in range(levels):
@@ -207,4 +210,4 @@ def best_path(tree, levels, nodes):
             at -= 1
             nodes[at] = node
         node = tree.parents[node]
-    return count
+    return count, last + 1

@@ -29,9 +29,7 @@ class DecodingParams:
     top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
 
     Attributes:
-        method: Decoding method, one of `mtad.methods.METHODS`. sample drafts nothing; speculative, block, traversal and
-            specinfer keep the target's distribution; mtad, mmtad and mmtad_sample accept by the joint likelihood ratio;
-            modal, typical, threshold, ensemble, relaxed, fly and bild are other lossy rules.
+        method: Decoding method, a row of `mtad.methods.METHODS`.
         draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it.
         beam_width: Number of beams in the draft (B), at least 1.
         branching: Number of children per node of the tree of specinfer and traversal, level by level; only the first

@@ -8,18 +8,19 @@ neither on the rest of the batch nor on where the block runs: the host draws the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
-Words = npt.NDArray[np.uint64]
+from mtad.compiled import compiled
 
-GAMMA = 0x9E3779B97F4A7C15
-MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-"""Shifts and multipliers of SplitMix64."""
+Floats = npt.NDArray[np.float32]
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+SHIFTS, TOP_BITS = (np.uint64(30), np.uint64(27), np.uint64(31)), np.uint64(40)
+"""SplitMix64's constants; the highest 24 bits make a number."""
 
 DRAFT, ACCEPT, BONUS = range(3)
 """What a number is for."""
@@ -47,30 +48,45 @@ def draw_noise(keys: Sequence[tuple[int, int]], draft_len: int, width: int) -> N
         keys: (seed, block index) of each of R rows.
         draft_len, width: D and W, of the largest draft of the batch; a smaller one has the same numbers as alone.
     """
-    numbers = draft_len * width
-    states = np.array([hash_word(hash_word(seed) + block) for seed, block in keys], dtype=np.uint64)
-    x = states[:, None] + _places(draft_len, width)
-    for shift, factor in MIXERS:
-        x ^= x >> np.uint64(shift)
-        x *= np.uint64(factor)
-    found = (x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     shape = len(keys), draft_len, width
-    return Noise(found[:, :numbers].reshape(shape), found[:, numbers:-1].reshape(shape), found[:, -1].copy())
+    noise = Noise(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(len(keys), np.float32))
+    fill_noise(np.array(keys, np.uint64).reshape(-1, 2), noise)
+    return noise
 
 
-def hash_word(value: int) -> int:
-    """SplitMix64's number behind a state, a word of 64 bits."""
-    value = (value + GAMMA) % 2**64
-    for shift, factor in MIXERS:
-        value = (value ^ value >> shift) * factor % 2**64
-    return value
+@compiled
+def fill_noise(keys, noise):
+    """Write the numbers of keys uint64 [R, 2]; each purpose, level and slot has a place of its own."""
+    state = np.empty(1, np.uint64)  # an array, because those wrap around in silence
+    for r in range(len(keys)):
+        state[0] = keys[r, 0]
+        hash_word(state)
+        state += keys[r, 1]
+        hash_word(state)
+        start = state[0]
+        for level in range(noise.draft.shape[1]):
+            for slot in range(noise.draft.shape[2]):
+                noise.draft[r, level, slot] = number_at(state, start, DRAFT, level, slot)
+                noise.accept[r, level, slot] = number_at(state, start, ACCEPT, level, slot)
+        noise.bonus[r] = number_at(state, start, BONUS, 0, 0)
 
 
-@lru_cache(maxsize=256)
-def _places(draft_len: int, width: int) -> Words:
-    """Where the numbers lie behind a state: each purpose, level and slot has a place of its own."""
-    level, slot = np.arange(draft_len, dtype=np.uint64)[:, None], np.arange(width, dtype=np.uint64)
-    inner = (level * np.uint64(256) + slot).ravel()
-    kinds = [np.uint64(kind << 16) + inner for kind in (DRAFT, ACCEPT)]
-    places = np.concatenate([*kinds, np.array([BONUS << 16], dtype=np.uint64)]) + np.uint64(1)
-    return places * np.uint64(GAMMA)
+@compiled
+def number_at(state, start, kind, level, slot):
+    """A number from [0, 1), of what follows `start` in SplitMix64's sequence, at a place of its own."""
+    state[0] = (kind << 16) + level * 256 + slot
+    state *= GAMMA
+    state += start
+    hash_word(state)
+    return np.float32(state[0] >> TOP_BITS) * np.float32(2.0**-24)
+
+
+@compiled
+def hash_word(state):
+    """Replace a state, uint64 [1], by SplitMix64's number behind it."""
+    state += GAMMA
+    state ^= state >> SHIFTS[0]
+    state *= MULTIPLIERS[0]
+    state ^= state >> SHIFTS[1]
+    state *= MULTIPLIERS[1]
+    state ^= state >> SHIFTS[2]

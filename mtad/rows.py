@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from mtad.methods import FORMS, METHODS
 from mtad.params import DecodingParams
@@ -58,13 +59,13 @@ def top_k_of(params: DecodingParams, vocab_size: int) -> int:
     return min(params.top_k or vocab_size, vocab_size)
 
 
-def stack_rows(params: Sequence[DecodingParams], vocab_size: int) -> np.recarray:
+def stack_rows(params: Sequence[DecodingParams], vocab_size: int) -> npt.NDArray[np.record]:
     """The records of a batch's rows, `ROW` [R].
 
     A lossless method at temperature 0 becomes top-k 1; the others keep the distributions of temperature 1, and draw
     nothing.
     """
-    return np.array([_record(p, vocab_size) for p in params], dtype=ROW).view(np.recarray)
+    return np.array([_record(p, vocab_size) for p in params], dtype=np.dtype((np.record, ROW)))
 
 
 def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from mtad import methods
 from mtad.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -138,13 +139,15 @@ class RuntimeConfig:
 
 
 def describe(config: type) -> dict[str, str]:
-    """What a class's docstring says about each of its attributes, by name."""
+    """What a class's docstring says about each of its attributes, by name; of methods, what their table says."""
     section = re.split(r"^(?:Attributes|Args):\n", inspect.getdoc(config) or "", flags=re.M)[1]
     section = re.split(r"^\S", section, maxsplit=1, flags=re.M)[0]
     found = {}
     for entry in re.split(r"^ {4}(?=\S)", section, flags=re.M)[1:]:
         names, _, text = entry.partition(":")
         found.update(dict.fromkeys(names.split(", "), " ".join(text.split())))
+    if "method" in found:
+        found["method"] += f" {methods.summary()}"
     return found
 
 

@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
-from mtad.methods import METHODS
+from mtad.methods import METHODS, REMOVED, markdown
 from mtad.params import DecodingParams
+from runtime.commands import generate
 from runtime.commands.entry import Parser
 from runtime.commands.main import COMMANDS
+from runtime.server.schema import CompletionRequest
+from scripts.evaluation.tables import write
 from scripts.paths import DEMO, ROOT
 
 DOCS = ROOT / "docs"
@@ -122,12 +125,15 @@ def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch
 
 @EVERY_PAGE
 def test_python_on_a_page_imports_names_that_exist(page: Path) -> None:
+    shown = set(re.findall(r"^def (\w+)", page.read_text(), re.MULTILINE))
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ROOMS.split("|"):
                 module = importlib.import_module(node.module)
                 for name in node.names:
-                    assert hasattr(module, name.name), f"{page.name} imports {name.name} from {node.module}"
+                    assert name.name in shown or hasattr(module, name.name), (
+                        f"{page.name} imports {name.name} from {node.module}"
+                    )
 
 
 def test_what_was_not_executed_is_said_on_one_page_only() -> None:
@@ -146,6 +152,49 @@ def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "methods.md"], ids=lambda page: page.name)
-def test_every_method_is_described(page: Path) -> None:
-    rows = " ".join(line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| `"))
-    assert set(METHODS) <= set(re.findall(r"`(\w+)`", rows))
+def test_the_table_of_methods_on_a_page_is_the_one_table(page: Path) -> None:
+    text = page.read_text()
+    assert write(text) == text, f"python -m scripts.evaluation.tables {page.relative_to(ROOT)}"
+    assert f"\n\n{markdown()}\n" in text
+
+
+def test_every_front_door_describes_every_method(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mtad generate", "--help"])
+    with pytest.raises(SystemExit):
+        generate.main()
+    helped = "".join(capsys.readouterr().out.split())
+    offered = CompletionRequest.model_json_schema()["properties"]["method"]
+    for name, method in METHODS.items():
+        assert "".join(f"{name}: {method.help}".split()) in helped
+        assert f"{name}: {method.help}" in offered["description"]
+    assert set(METHODS) == set(offered["anyOf"][0]["enum"])
+
+
+def test_the_page_of_the_methods_says_what_to_use_instead_of_one_that_left() -> None:
+    text = " ".join((DOCS / "methods.md").read_text().split())
+    for name, instead in REMOVED.items():
+        assert re.search(f"`{instead.split()[0]}`[^,.]* instead of `{name}`", text), name
+
+
+def test_the_example_of_a_new_rule_works(tmp_path: Path) -> None:
+    """Function, row and test, put where the page says, into a copy."""
+    page = ROOT / "CONTRIBUTING.md"
+    function, row, test = (block for block in blocks(page) if "likely" in block)
+    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
+    rules, table = tmp_path / "mtad" / "rules" / "chain.py", tmp_path / "mtad" / "methods.py"
+    rules.write_text(f"{rules.read_text()}\n\n{function}")
+    opening = "METHODS: dict[str, Method] = {\n"
+    table.write_text(table.read_text().replace(opening, opening + row))
+    (tmp_path / "test_likely.py").write_text(test)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_likely.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert len((function + row + test).splitlines()) <= 40

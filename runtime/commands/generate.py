@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_options, command, given_options
-from runtime.commands.pair_source import add_pair, check_room, find_pair, open_llm
+from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig, read_text, use_torch
 
@@ -47,14 +47,15 @@ def main() -> None:
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     for name in {"top_logprobs", "prompt_logprobs"} & given.keys() if not options.json else ():
         print(f"{parser.prog}: warning: --{name.replace('_', '-')} has no effect without --json", file=sys.stderr)
-    folder = find_pair(options, executors=True)
+    folder = find_pair(options)
     check_room(folder, config, given.get("max_tokens", 0))
     prompts = [*options.prompt, *(read_text("file", path) for path in options.file)] or [_read_standard_input()]
 
     from runtime.async_llm import AsyncLLM
+    from runtime.llm import LLM
 
     use_torch()
-    llm = open_llm(folder, config)
+    llm = LLM(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for name in (name.replace("_", "-") for name in given if not params.spec.uses(name)):
         print(f"{parser.prog}: warning: --{name} has no effect with the method {params.method}", file=sys.stderr)

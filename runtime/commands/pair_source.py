@@ -8,15 +8,12 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from export.options import ExportOptions
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.commands.entry import add_options, given_options
 from runtime.config import RuntimeConfig
-
-if TYPE_CHECKING:
-    from runtime.llm import LLM
 
 EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
 """Options of an export that a command takes along with `--auxiliary`."""
@@ -30,11 +27,8 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
 
 
-def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
+def find_pair(options: argparse.Namespace) -> Path:
     """The pair folder that the command line names, exported now if need be. Bad folders are refused without torch.
-
-    Args:
-        executors: whether engines of TensorRT-LLM will do, which `open_llm` opens.
 
     Raises:
         InvalidInput: it is no pair folder that a command can open, or a checkpoint cannot be exported.
@@ -43,37 +37,15 @@ def find_pair(options: argparse.Namespace, executors: bool = False) -> Path:
     if options.auxiliary is None:
         for name in set(given) - {"rows"}:
             raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder was exported with its own")
-        check_pair(Path(options.pair), executors)
+        check_pair(Path(options.pair))
         return Path(options.pair)
     if (Path(options.pair) / "pair.json").is_file():
         raise InvalidInput("auxiliary", options.auxiliary, "leave it out; the first argument is already a pair folder")
     return _exported(options.pair, options.auxiliary, given)
 
 
-def open_llm(folder: Path, config: RuntimeConfig) -> LLM:
-    """A pair of our own engines, or of TensorRT-LLM's, ready to decode; torch then has as many threads as are of use.
-
-    Raises:
-        InvalidInput: the folder is not a usable pair, or an option does not fit it.
-    """
-    if _target(folder).get("format") == "tensorrt-llm":
-        import torch
-
-        from engines.placement import cores
-        from runtime.tensorrt_llm.llm import ExecutorLLM
-
-        torch.set_num_threads(cores())  # the engines need none, and the loop's tensors are as wide as the vocabulary
-        return ExecutorLLM(folder, config)
-    from runtime.llm import LLM
-
-    return LLM(folder, config)
-
-
-def check_pair(folder: Path, executors: bool = False) -> None:
-    """Refuse a folder that is no pair of engines of our own, and say what it is instead.
-
-    Args:
-        executors: whether engines of TensorRT-LLM will do.
+def check_pair(folder: Path) -> None:
+    """Refuse a folder that is no pair of engines that the runtime steps, and say what it is instead.
 
     Raises:
         InvalidInput: it does not exist, is a single engine, a checkpoint, or a pair for TensorRT-LLM.
@@ -81,8 +53,8 @@ def check_pair(folder: Path, executors: bool = False) -> None:
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
     if (folder / "pair.json").is_file():
-        if not executors and _target(folder).get("format") == "tensorrt-llm":
-            problem = "engines of TensorRT-LLM, which only mtad generate and mtad serve run (docs/tensorrt-llm.md)"
+        if _target(folder).get("format") == "tensorrt-llm":
+            problem = "engines of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
             raise InvalidInput("pair", str(folder), problem)
         return
     problem = "it has no pair.json: not written by mtad export"
@@ -103,7 +75,7 @@ def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
     """
     target = _target(folder)
     capacity = target.get("capacity")
-    if isinstance(capacity, int) and target.get("format") != "tensorrt-llm" and max_tokens >= capacity - config.nodes:
+    if isinstance(capacity, int) and max_tokens >= capacity - config.nodes:
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
 

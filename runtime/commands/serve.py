@@ -14,7 +14,7 @@ from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
 from runtime.cluster.options import ClusterOptions
 from runtime.commands.entry import Parser, add_options, command, given_options
-from runtime.commands.pair_source import add_pair, find_pair, open_llm
+from runtime.commands.pair_source import add_pair, find_pair
 from runtime.config import RuntimeConfig, read_text, use_torch
 from runtime.server.options import ServerOptions
 
@@ -76,7 +76,7 @@ def main() -> None:
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
-    folder = find_pair(options, executors=getattr(options, "replicas", None) is None)
+    folder = find_pair(options)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -108,6 +108,7 @@ def main() -> None:
     bound = bind(options.host, options.port)
 
     from runtime.async_llm import AsyncLLM
+    from runtime.llm import LLM
     from runtime.pair import open_tokenizer
     from runtime.server.app import create_app
     from runtime.server.chat import read_template
@@ -127,7 +128,7 @@ def main() -> None:
 
         serve_cluster(folder, config, settings, cluster, bound, **logs)
         return
-    engine = AsyncLLM(open_llm(folder, config))
+    engine = AsyncLLM(LLM(folder, config))
     scheduler = engine.llm.loop.scheduler
     log.info(
         "largest batch: %d requests, each of up to %d tokens, prompt and text together; keys and values of %d tokens",

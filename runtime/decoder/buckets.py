@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engines.base import mask_length
-from mtad.rows import Shape
-
 SHORT = 1024
 """Columns of the shortest mask of engines that read masks whole; each length is four times the one before."""
 FREE = 128
@@ -18,26 +15,21 @@ more. What logits, filters and masks of padded rows take comes on top.
 
 
 class Buckets(NamedTuple):
-    """What batches are padded to: rows to one of `counts`, candidates to a power of two, masks to one of `lengths`.
-
-    Each within its limit. A padded row has the last row's parameters and two committed tokens.
+    """What batches are padded to: rows to one of `counts`, masks to one of `lengths`.
 
     Attributes:
-        pad: round them up; else rows and candidates stay as they are, and masks are multiples of 64 columns.
-        pinned: whether batches lie in memory of the host that a GPU copies without its help.
+        rows, capacity: the limits.
         reads_mask: whether an engine's step takes longer where masks do. Others have masks of the whole capacity.
     """
 
     rows: int
     capacity: int
-    pad: bool
-    pinned: bool
     reads_mask: bool = True
 
-    def counts(self, shape: Shape) -> list[int]:
-        """Numbers of rows of blocks of a shape: one, all, and quarters of those down to what is `FREE`."""
+    def counts(self, tokens: int) -> list[int]:
+        """Numbers of rows of blocks whose widest step has `tokens` per row: one, all, and quarters down to `FREE`."""
         counts = [self.rows]
-        while counts[-1] * max(1 + shape.scored, shape.width) > FREE and counts[-1] > 1:
+        while counts[-1] * tokens > FREE and counts[-1] > 1:
             counts.append(-(-counts[-1] // 4))
         return sorted({1, *counts})
 
@@ -49,16 +41,10 @@ class Buckets(NamedTuple):
             lengths.append(min(4 * lengths[-1], self.capacity))
         return lengths
 
-    def padded(self, rows: int, shape: Shape) -> int:
-        return next(count for count in self.counts(shape) if count >= rows) if self.pad else rows
+    def padded(self, rows: int, tokens: int) -> int:
+        """Rows that a block of `rows` rows is padded to."""
+        return next(count for count in self.counts(tokens) if count >= rows)
 
-    def shape(self, shape: Shape, vocab_size: int) -> Shape:
-        candidates = min(1 << (shape.candidates - 1).bit_length(), vocab_size)
-        return shape._replace(candidates=candidates) if self.pad else shape
-
-    def length(self, longest: int, shape: Shape) -> int:
-        """Columns of its masks, where the longest row has `longest` committed tokens."""
-        end = longest + shape.draft_len * shape.width
-        if not self.pad:
-            return mask_length(end, self.capacity)
+    def length(self, end: int) -> int:
+        """Columns of masks that reach `end` columns."""
         return next((length for length in self.lengths if length >= end), self.capacity)

@@ -125,16 +125,14 @@ class EngineRole:
 
         spec = self.engine.spec
         mask, logits = like(rows, 1, tokens, length, dtype=torch.bool), (rows, tokens - first, spec.vocab_size)
-        given = self._inputs.like((like(rows, tokens), like(rows, tokens), like(rows), mask, like(tokens - first)))
-        given[4].copy_(torch.arange(first, tokens))
+        given = self._inputs.like((like(rows, tokens), like(rows, tokens), like(rows), mask))
         out = self._logits.like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
-        arrays = [tensor.numpy() for tensor in given[:4]]
-        return StepInputs(*arrays, Step(*given, out=out))
+        arrays = [tensor.numpy() for tensor in given]
+        return StepInputs(*arrays, Step(*given, torch.arange(first, tokens), out=out))
 
     def run(self, inputs: StepInputs) -> Floats:
         """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one."""
         step, device = inputs.step, self.engine.device
-        step.keep.copy_(torch.arange(step.tokens.shape[1] - len(step.keep), step.tokens.shape[1]))
         if not self._on_cpu:
             step = Step(*(x.to(device) for x in (step.tokens, step.positions, step.write_at, step.mask, step.keep)))
         logits = self.engine.launch(step).to("cpu")

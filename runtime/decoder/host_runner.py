@@ -42,24 +42,23 @@ class Layout:
         draft_len, width: D and W, of the largest draft.
         starts: int64 [R, D + 1], see `mtad.draft.Tree`.
         kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
+        scored_nodes: the most nodes that the target scores of a row, by the number of levels that were drafted.
     """
 
     def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
         self.params = list(params)
         self.rows = stack_rows(params, vocab_size)
-        self.draft_len, self.width = (max(map(int, self.rows[name])) for name in ("draft_len", "width"))
+        self.draft_len, self.width = int(self.rows["draft_len"].max()), int(self.rows["width"].max())
         widths = np.zeros((len(params), self.draft_len), dtype=np.int64)
         for own, p in zip(widths, params, strict=True):
             own[: p.drafted] = p.widths
         self.starts = np.zeros((len(params), self.draft_len + 1), dtype=np.int64)
         np.cumsum(widths, axis=1, out=self.starts[:, 1:])
-        readers = self.rows[self.rows.reads_draft]
-        self.kept = int(readers.top_k.max()) if len(readers) else 0
-
-    def scored_nodes(self, levels: int) -> int:
-        """The most nodes that the target scores of a row, where this many levels were drafted."""
-        own = np.minimum(self.rows.draft_len, levels)
-        return int(np.where(self.rows.tree, self.starts[np.arange(len(own)), own], own).max())
+        readers = self.rows["top_k"][self.rows["reads_draft"]]
+        self.kept = int(readers.max()) if len(readers) else 0
+        own = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
+        nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in own]
+        self.scored_nodes = [int(each.max()) for each in nodes]
 
     def is_of(self, params: Sequence[DecodingParams]) -> bool:
         """Whether these are the parameters, the same objects."""
@@ -99,7 +98,7 @@ class HostRunner:
         if layout.draft_len:
             levels = self._draft(layout, last_two, committed, noise, constraints, trees, q, finite)
         drafted = time.perf_counter()
-        nodes = layout.scored_nodes(levels)
+        nodes = layout.scored_nodes[levels]
         scored = ScoredTrees.empty(len(committed), nodes, layout.draft_len)
         block.select_nodes(layout.rows, levels, trees, self._is_end, scored)
         inputs = self.target.inputs(len(committed), 1 + nodes, max(given.committed) + nodes)
@@ -127,7 +126,7 @@ class HostRunner:
             decisions,
         )
         self._commit(committed, scored, decisions, layout)
-        return _outcome(trees, levels, decisions, logits, drafted, scored_at)
+        return _outcome(scored, decisions, logits, drafted, scored_at)
 
     def _draft(
         self,
@@ -217,7 +216,6 @@ class HostRunner:
         columns = np.empty((3, 2, layout.draft_len), np.int64)
         block.kept_columns(committed, scored, decisions, *columns)
         _paths(scored, np.zeros((2, 2), np.int64), 2)
-        block.longest_drafted(1, trees)
         for name in block.ENTRIES:
             function = getattr(block, name)
             if hasattr(function, "disable_compile"):
@@ -231,10 +229,8 @@ def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -
     return torch.from_numpy(tokens), torch.from_numpy(valid)
 
 
-def _outcome(trees: Trees, levels: int, decisions: Decisions, logits: Floats, drafted: float, scored: float) -> Block:
+def _outcome(scored: ScoredTrees, decisions: Decisions, logits: Floats, drafted: float, scored_at: float) -> Block:
     lengths, tokens, log_probs = decisions.lengths.tolist(), decisions.tokens.tolist(), decisions.log_probs.tolist()
-    longest = block.longest_drafted(levels, trees).tolist()
-    finite = decisions.finite & np.isfinite(decisions.log_probs).all(1)
 
     def logits_of(row: int) -> Floats:
         at = [0, *(decisions.paths[row, : lengths[row]] + 1).tolist()]
@@ -243,9 +239,9 @@ def _outcome(trees: Trees, levels: int, decisions: Decisions, logits: Floats, dr
     return Block(
         tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
         log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
-        drafted_levels=longest,
-        finite=finite.tolist(),
+        drafted_levels=scored.longest.tolist(),
+        finite=decisions.finite.tolist(),
         logits_of=logits_of,
         drafted=drafted,
-        scored=scored,
+        scored=scored_at,
     )

@@ -28,7 +28,7 @@ Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
-    "method": Literal[tuple(METHODS)],
+    "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],  # the error says what to use instead
     "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
     "stop_token_ids": Annotated[Items[Token], Field(max_length=MOST_BIASES)],
     "bad_words": Annotated[Items[str], Field(max_length=MOST_BIASES)],

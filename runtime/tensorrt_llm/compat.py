@@ -9,16 +9,7 @@ from typing import Any
 from mtad.errors import InvalidInput
 
 ENGINES, WORKER = "1.2.1", "1.4.0rc1"
-"""The releases that the executors and the worker are written for. Later than 1.2 there are no engines any more."""
-
-
-def executor_bindings() -> Any:
-    """The module `tensorrt_llm.bindings.executor`.
-
-    Raises:
-        InvalidInput: the library is not installed, is another release, or cannot be loaded.
-    """
-    return load("tensorrt_llm.bindings.executor", ENGINES)
+"""The releases that engines are built with and the worker is written for. Later than 1.2 there are no engines."""
 
 
 def load(name: str, release: str) -> Any:

@@ -7,21 +7,16 @@ decides. Not executed with the library; written from its `_torch/speculative/{in
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.distributions.candidates import Candidates, draw
-from mtad.draft.tree import TokenTree
+from mtad.device.rules import joint, likeliest
+from mtad.device.tables import draw
 from mtad.errors import InvalidInput
-from mtad.noise.host import Noise
 from mtad.params import DecodingParams
-from mtad.rows import Rows
-from mtad.rules.joint import joint
-from mtad.rules.scored import Scored
 from runtime.tensorrt_llm.compat import WORKER, load
 
 INTERFACE, UTILS = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm._torch.speculative.utils"
@@ -108,7 +103,7 @@ def make_worker(base: Any, interface: Any, threshold: float) -> type:
 
 
 def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> Chosen:
-    """Decide chains by `mtad.rules.joint`: tokens int64 [G, 1 + D], those accepted and one more; how many, int64 [G].
+    """Decide chains by the joint rule: tokens int64 [G, 1 + D], the kept and one more; their count, int64 [G].
 
     Args:
         drafted: int64 [G, D].
@@ -118,18 +113,14 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
         log_threshold: of the ratio of joint likelihoods.
     """
     (count, levels), at = drafted.shape, drafted[:, :, None]
-    log_p, log_q = p[:, :-1].gather(2, at).squeeze(2).log(), q.gather(2, at).squeeze(2).log()
-    paths, true = drafted.new_zeros(count, levels, levels), torch.ones_like(drafted, dtype=torch.bool)
-    tree = TokenTree(drafted, paths[:, 0], log_q.cumsum(1), true, paths)  # nobody asks for a chain's parents
-    ids = torch.arange(p.shape[2], device=p.device).expand(p.shape)
-    noise = Noise((), p.new_empty(0), uniform, p.new_empty(0))
-    scored = Scored(tree, log_p, Candidates(ids, p.log()), None, (), noise, p.shape[2])
-    verdict = joint(scored, cast(Rows, SimpleNamespace(threshold=log_threshold)))
-    assert verdict.ids is not None, "a list has weights"
-    assert verdict.weights is not None, "a list has weights"
-    behind = torch.arange(1 + levels, device=p.device) == verdict.length[:, None]
-    bonus = draw(verdict.ids, verdict.weights, uniform)
-    return torch.where(behind, bonus[:, None], pad(drafted, (0, 1))), verdict.length + 1
+    joint_p, joint_q = (x.gather(2, at)[..., 0].double().log().cumsum(1) for x in (p[:, :-1], q))
+    true = torch.ones_like(drafted, dtype=torch.bool)
+    depths = torch.arange(1, levels + 1, device=p.device).expand(count, -1)
+    threshold = torch.full((count,), log_threshold, dtype=torch.float64, device=p.device)
+    length = likeliest(joint(joint_p, joint_q, true, depths, ~true, threshold), joint_p) + 1
+    bonus = draw(p[torch.arange(count, device=p.device), length], uniform)
+    behind = torch.arange(1 + levels, device=p.device) == length[:, None]
+    return torch.where(behind, bonus[:, None], pad(drafted, (0, 1))), length + 1
 
 
 def uniforms(seeds: Tensor, offsets: Tensor) -> Tensor:

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mtad.distributions.candidates import process
+from mtad.distribution import filter_logits
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from mtad.rows import Rows
-from mtad.stacking import block_shape, stack_rows
+from mtad.rows import stack_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -108,11 +107,10 @@ def estimate(
         raise InvalidInput("prompts", len(texts), "give at least two texts that are longer than their context")
     params = replace(params, method="speculative")
     vocab = min(model.config.vocab_size for model in (target, auxiliary))  # some are padded
-    rows = stack_rows([params], block_shape([params], vocab, listed=vocab), vocab, ())
     found = []
     for ids, first in texts:
         p, q = (_logits(model, ids, first)[:, :vocab] for model in (target, auxiliary))
-        found.append(acceptance(p, q, rows))
+        found.append(acceptance(p, q, params))
         progress()
     costs = costs or measure_costs(target, auxiliary, texts[0][0])
     means = np.array([one[0].mean() for one in found])
@@ -134,20 +132,34 @@ def estimate(
     )
 
 
-def acceptance(target: Tensor, auxiliary: Tensor, rows: Rows) -> Floats:
-    """Probability that one of `WIDTHS` children is accepted: [widths, positions], from logits [positions, V]."""
-    p, q = process(target[None], rows), process(auxiliary[None], rows)
-    left, other = p.log_prob.double().exp(), q.among(p.ids, target.shape[1]).double().exp()
-    rejected, found = torch.ones_like(left[..., 0]), []
+def acceptance(target: Tensor, auxiliary: Tensor, params: DecodingParams) -> Floats:
+    """Probability that one of `WIDTHS` children is accepted: float64 [widths, positions].
+
+    Args:
+        target, auxiliary: logits, float32 [positions, V].
+        params: whose filters both pass.
+    """
+    left, other = (filtered(logits, params) for logits in (target, auxiliary))
+    rejected, found = np.ones(len(left)), []
     for child in range(1, max(WIDTHS) + 1):
-        rejected = rejected * (1 - torch.minimum(left, other).sum(-1)).clamp(min=0)
-        residual = (left - other).clamp(min=0)
-        mass = residual.sum(-1, keepdim=True)
-        left = torch.where(mass > 1e-12, residual / mass.clamp(min=1e-12), left)
+        rejected = rejected * np.maximum(1 - np.minimum(left, other).sum(1), 0)
+        residual = np.maximum(left - other, 0)
+        mass = residual.sum(1, keepdims=True)
+        left = np.where(mass > 1e-12, residual / np.maximum(mass, 1e-12), left)
         if child in WIDTHS:
             found.append(1 - rejected)
-    values: Floats = torch.cat(found).numpy()
-    return values
+    return np.stack(found)
+
+
+def filtered(logits: Tensor, params: DecodingParams) -> Floats:
+    """Distributions after a request's filters, float64 [positions, V], from logits, float32 [positions, V]."""
+    count, vocab = logits.shape
+    row, found = stack_rows([params], vocab)[0], np.zeros((count, vocab))
+    ids, log_p = np.empty(vocab, np.int32), np.empty(vocab, np.float32)
+    for own, out in zip(logits.numpy(), found, strict=True):
+        kept = filter_logits(own, row, ids, log_p)
+        out[ids[:kept]] = np.exp(log_p[:kept].astype(np.float64))
+    return found
 
 
 def expected_passes(first: Floats, others: Floats, draft_len: int) -> float:

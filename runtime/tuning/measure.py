@@ -189,7 +189,7 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
     """Decode prompts at once, as far as the engines have rows.
 
     Args:
-        llm: an idle pair; nobody else uses it meanwhile.
+        llm: an idle pair, for this call alone.
         prompts: text or token ids.
 
     Returns:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS, Method, Rule
+from mtad.methods import METHODS, Method
 from runtime import LLM, DecodingParams
 from runtime.config import check_least
 from runtime.tuning.measure import Measurement, Point, Progress, Right, Values, compare, measure
@@ -37,11 +37,10 @@ GRID: dict[str, tuple[Any, ...]] = {
 }
 """Values tried, by parameter, in the order in which a coordinate search takes them up; see `grid_of`."""
 
-THRESHOLDS: dict[Rule, tuple[float, ...]] = {
-    "modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
-    "typical": (0.01, 0.03, 0.09, 0.2, 0.3),
-    "bild": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
-    "beams": (0.0, 0.5, 0.8, 0.95),
+THRESHOLDS: dict[str, tuple[float, ...]] = {
+    "joint.modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
+    "joint.typical": (0.01, 0.03, 0.09, 0.2, 0.3),
+    "chain.bild": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
 }
 """Thresholds tried of rules that bound something else than a ratio."""
 

@@ -1,6 +1,6 @@
 """Measure the runtime on the demo pair.
 
-    python -m scripts.bench overhead    share of a block that is spent outside the two engines' `step`
+    python -m scripts.bench overhead    what of a block is spent outside the two engines' `step`: milliseconds and share
     python -m scripts.bench vocabulary  the same of random models with 128,256 tokens, by method and filter
     python -m scripts.bench precision   what OpenVINO's precisions cost, target and auxiliary apart
     python -m scripts.bench serving     throughput and latency under load, against outside baselines
@@ -34,7 +34,7 @@ from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.bench.methods import KINDS, methods
 from scripts.bench.overhead import measure_overhead
 from scripts.bench.precision import run as run_precision
-from scripts.bench.vocabulary import LEAST, settings, vocabulary_pair
+from scripts.bench.vocabulary import MIN_VOCABULARY, settings, vocabulary_pair
 from scripts.demo import dataset
 from scripts.paths import ROOT
 
@@ -115,8 +115,8 @@ def main() -> None:
         print(json.dumps(run_precision(folders, options.threads or cores(), counts)))
         return
     if options.what == "vocabulary":
-        if options.size < LEAST:
-            raise InvalidInput("size", options.size, f"give at least {LEAST}")
+        if options.size < MIN_VOCABULARY:
+            raise InvalidInput("size", options.size, f"give at least {MIN_VOCABULARY}")
         options.pair = vocabulary_pair(ROOT / "build" / f"vocabulary-{options.size}", options.size)
     llm = LLM(options.pair, placed_config(options))
     print(llm.pair.runs_on)

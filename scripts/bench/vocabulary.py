@@ -38,7 +38,7 @@ def settings(methods: Sequence[str]) -> dict[str, DecodingParams]:
     }
 
 
-LEAST = 1024
+MIN_VOCABULARY = 1024
 """Tokens of a vocabulary, so that the prompts of the benchmark lie within it."""
 
 

@@ -6,8 +6,8 @@
     python -m scripts.evaluation --curve accept_threshold=0,0.1,0.3,0.5,0.7,0.9 --methods mtad,mmtad --split development
 
 For each prompt and seed all settings run one after another, in an order that rotates. Speed is decoding alone: storing
-the prompt, tokenising and scoring are in nobody's time. Perplexity is under the target, unprocessed, at temperature 1:
-exp of the mean over texts of their mean negative log-likelihood a token. Errors are standard errors over prompts
+the prompt, tokenising and scoring are not in it. Perplexity is under the target, unprocessed, at temperature 1: exp of
+the mean over texts of their mean negative log-likelihood per token. Errors are standard errors over prompts
 (`scripts/evaluation/figures.py`); differences and ratios are paired. Energy is what meters say, or "none".
 
 Prints Markdown tables; writes evaluation.json and .png, with --curve curves.json and .png, under build/results or the

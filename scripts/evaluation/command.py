@@ -225,7 +225,7 @@ def _open(options: argparse.Namespace, chosen: Sequence[Mapping[str, DecodingPar
         rows=options.batch,  # on a GPU, blocks are captured for every number of rows
         max_draft_len=max(8, *(params.draft_len for params in every)),
         max_beam_width=max(8, *(params.beam_width for params in every)),
-        # joules are those of the prompt too: nobody profits there from what the setting before it has stored
+        # joules are those of the prompt too: no setting profits there from what the one before it has stored
         prefix_tokens=0 if metered else None,
     )
     return LLM(options.pair, config)

@@ -33,7 +33,7 @@ def table(rows: Mapping[str, Any], energy: str | None = None) -> str:
 
     Args:
         rows: figures by label.
-        energy: what the meter is called, or `none`; None: nobody looked for one.
+        energy: what the meter is called, or `none`; None where none was looked for.
     """
     names = [n for n in COLUMNS if any(row[n] for row in rows.values()) or (energy and n == "joules_per_token")]
     names += [n for n in next(iter(rows.values())) if n.startswith("pass@") and n != "pass@1"]  # that is accuracy

@@ -19,7 +19,6 @@ from runtime.tuning.search import GRID
 
 TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "greedy": {"method": "sample", "temperature": 0.0},
-    "dsbd-constant": {"method": "dsbd", "accept_threshold": 0.0},
 }
 
 

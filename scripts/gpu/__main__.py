@@ -13,10 +13,10 @@ A and C: stages run one after another in a process that is replaced if it dies, 
 limit.
 
 * memory: bytes a copy moves a second. attention: the Triton kernels against float64.
-* agreement: texts of every method, and of mixed batches of odd sizes, with CUDA graphs and without, and with torch's
-  functions in place of the fused ones; adaptive drafts; graphs recorded in advance. precision: logits in float16 and
+* agreement: texts of every captured method, and of mixed batches of odd sizes, with CUDA graphs and by the functions of
+  the host; adaptive drafts; graphs recorded in advance. precision: logits in float16 and
   bfloat16 against float32.
-* steps: a step's time against its floor. blocks: a block's and its parts'. profile: a block's launches, its largest
+* steps: a step's time against its floor. blocks: a block's. profile: a block's launches, its largest
   kernels, and what its graphs take. baselines: the same tokens, Hugging Face.
 * energy: joules a token, by the GPU's own counter. onnxruntime: its CUDA provider, if it is installed.
 

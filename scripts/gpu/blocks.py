@@ -6,7 +6,6 @@ import itertools
 import statistics
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -19,56 +18,9 @@ from scripts.gpu.models import bytes_read, engine_of, open_llm, pair_of, random_
 from scripts.gpu.report import Found
 from scripts.gpu.setup import METHODS, Setup
 from scripts.gpu.speed import bandwidth, launched
-from scripts.gpu.timing import Mark, Timer
 
-PHASES = ("draft", "score", "accept", "commit")
 LARGEST = 30
 """Kernels of a block that are listed."""
-
-
-class Phases:
-    """Marks around the parts of a block, which graphs record with it.
-
-    Args:
-        llm: whose blocks; marks are set until `close`.
-        timer: of its device.
-    """
-
-    def __init__(self, llm: LLM, timer: Timer) -> None:
-        self._roles = {"auxiliary": llm._auxiliary, "target": llm._target}
-        self._marks: dict[str, tuple[Mark, Mark]] = {}
-        self._wrapped: list[tuple[Any, str]] = []
-        calls = (("auxiliary", "draft"), ("target", "score"), ("target", "accept"))
-        for role, call in (*calls, ("target", "commit"), ("auxiliary", "commit")):
-            marks = self._marks[f"{call}, {role}"] = timer.mark(), timer.mark()
-            self._wrap(self._roles[role], call, marks)
-
-    def _wrap(self, role: Any, call: str, marks: tuple[Mark, Mark]) -> None:
-        plain = getattr(role, call)
-
-        def marked(*args: Any) -> Any:
-            marks[0].record()
-            result = plain(*args)
-            marks[1].record()
-            return result
-
-        vars(role)[call] = marked
-        self._wrapped.append((role, call))
-
-    def seconds(self, drafts: bool) -> dict[str, float]:
-        """Seconds of each part of the block before; of one that does not draft, of scoring and accepting alone."""
-        ran = {"score", "accept"} | ({"draft", "commit"} if drafts else set())
-        parts = dict.fromkeys(PHASES, 0.0)
-        for name, (begin, end) in self._marks.items():
-            phase = name.split(",")[0]
-            if phase in ran:
-                parts[phase] += begin.until(end)
-        return parts
-
-    def close(self) -> None:
-        """Set no more marks."""
-        for role, call in self._wrapped:
-            vars(role).pop(call)
 
 
 def open_random(names: tuple[str, str], setup: Setup) -> Pair:
@@ -101,27 +53,22 @@ def start(llm: LLM, method: str, count: int, setup: Setup) -> None:
 
 
 def blocks(names: tuple[str, str], setup: Setup, found: Found) -> None:
-    """A block of random weights, as a graph and launched: its draft, its score, what accepts, what is kept, the rest.
+    """A block of random weights, as a graph and by the functions of the host, on the host's clock.
 
-    `block_ms` is one turn of the loop on the host's clock; the parts are the device's, between marks that the graph
-    holds; `rest_ms` is what lies between: the batch, its copies, the host's bookkeeping, waiting. The floor is that of
-    the weights alone, read once by the target and by every level of a draft.
+    The floor is that of the weights alone, read once by the target and by every level of a draft.
     """
     sizes, pair, speed = setup.sizes, open_random(names, setup), bandwidth(setup)
     target, auxiliary = (weights_read(engine) / speed * 1e3 for engine in (pair.target, pair.auxiliary))
     for graphs in (True, False):
         llm = open_llm(pair, graphs)
-        phases = Phases(llm, setup.timer)
         for method, count in itertools.product(METHODS, sizes.rows):
             start(llm, method, count, setup)
-            taken: list[dict[str, float]] = []
+            taken: list[float] = []
             for block in range(8 if sizes.few else 14):
                 whole = setup.timer.whole(llm.step)
                 if block >= 4:  # the first ones record and warm up
-                    taken.append({"block": whole, **phases.seconds(method != "sample")})
-            middle = {key: 1e3 * statistics.median(one[key] for one in taken) for key in taken[0]}
-            whole, parts = middle.pop("block"), {f"{key}_ms": value for key, value in middle.items()}
-            low, _, high = statistics.quantiles([1e3 * one["block"] for one in taken], n=4)
+                    taken.append(1e3 * whole)
+            low, whole, high = statistics.quantiles(taken, n=4)
             floor = target + (method != "sample") * DecodingParams().draft_len * auxiliary
             found.row(
                 method=method,
@@ -131,10 +78,7 @@ def blocks(names: tuple[str, str], setup: Setup, found: Found) -> None:
                 block_ms=whole,
                 of_floor=whole / floor,
                 quartiles_ms=f"{low:.3f} .. {high:.3f}",
-                **parts,
-                rest_ms=whole - sum(parts.values()),
             )
-        phases.close()
 
 
 def profile(names: tuple[str, str], setup: Setup, found: Found) -> None:

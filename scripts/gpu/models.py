@@ -123,13 +123,13 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="0 ")))
 
 
-def open_llm(pair: Pair, graphs: bool, record: Sequence[DecodingParams] = (), eager: bool = False) -> LLM:
+def open_llm(pair: Pair, graphs: bool, record: Sequence[DecodingParams] = ()) -> LLM:
     """The runtime of a pair on the engines' device; blocks of other parameters are recorded when they first come.
 
-    On a CPU blocks run as on a GPU without graphs, on static memory.
+    On a CPU, and without graphs, blocks run by the functions of the host.
     """
     recorder = NoRecorder("cpu") if pair.device.type == "cpu" else None
-    config = RuntimeConfig(graphs=graphs, prefix_tokens=0, eager=eager)
+    config = RuntimeConfig(graphs=graphs, prefix_tokens=0)
     return LLM(pair, config, record=record, recorder=recorder)
 
 

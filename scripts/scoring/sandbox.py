@@ -1,4 +1,4 @@
-"""Programs written by a model, run where they can hurt nobody, within limits.
+"""Programs written by a model, run in a sandbox, within limits.
 
 A program is the only process in namespaces of its own (bubblewrap makes them): it sees the system's libraries and the
 interpreter, read-only, and an empty working folder in memory; no home, no other process, no network, no environment. It

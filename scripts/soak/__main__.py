@@ -57,10 +57,7 @@ WAIT = 300.0
 CLIENTS_EXTRA, WAITING = 8, 6
 """Clients beyond the rows, and places in the queue: fewer, so that some are turned away."""
 BLOCKS = 20000.0
-"""Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred.
-
-The bindings of the block shapes that are kept come and go by some 40,000 (`runtime.decoder.compiled.functions.SHAPES`).
-"""
+"""Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred."""
 
 
 async def client(engine: AsyncLLM, number: int, job: Job, seen: Seen, keep: bool) -> None:
@@ -119,7 +116,7 @@ async def soak(
     """Run `count` jobs; what was seen, and the engine's totals.
 
     Args:
-        llm: nobody else uses it; its queue should hold fewer than `CLIENTS_EXTRA` requests.
+        llm: idle, for this call alone; its queue should hold fewer than `CLIENTS_EXTRA` requests.
         prompts: material, token ids.
         count: requests.
         seed: of the jobs.

@@ -1,4 +1,4 @@
-"""A busy server among strangers who attack it: does anybody else notice?
+"""A busy server among strangers who attack it: do other clients notice?
 
     python -m scripts.soak.strangers                                 seven minutes
     python -m scripts.soak.strangers --seconds 30 --warm-up 30       a short form

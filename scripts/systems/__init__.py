@@ -2,7 +2,7 @@
 
 One shape for all of them. A system is loaded with prompts by `begin`, then runs in slices of wall-clock time, so that
 several can take turns on one machine; between slices it stands still, and so does its clock. Prompts go in as token
-ids and tokens come out: tokenising and scoring are in nobody's time. Storing the prompt is in everybody's.
+ids and tokens come out: tokenising and scoring are in no system's time. Storing the prompt is in every one's.
 
 * `InFlight` serves a closed loop: a request that ends is replaced at once. A slice may end in the middle of requests;
   the next one goes on there.

@@ -17,7 +17,7 @@ class InFlight(System):
 
     Args:
         name: the method's name in tables.
-        llm: an idle pair of engines with at least as many rows as are ever in flight; nobody else uses it.
+        llm: an idle pair of engines with at least as many rows as are ever in flight, for this object alone.
     """
 
     def __init__(self, name: str, llm: LLM) -> None:

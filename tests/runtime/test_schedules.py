@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,9 +13,8 @@ import pytest
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
-from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import run_block_on_host
-from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
+from runtime.decoder.engine_role import EngineRole
+from runtime.decoder.host_runner import HostRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
@@ -58,12 +57,11 @@ def make_mock(
     spec = mock_spec(rows, CAPACITY)
     auxiliary, target = (PagedMock(spec, noise, pages) if pages else MockEngine(spec, noise) for noise in (0.3, 0.0))
     prefixes = auxiliary.prefix_cache(prefix_tokens), target.prefix_cache(prefix_tokens)
-    roles = EngineAuxiliary(auxiliary, VOCAB, target=target), EngineTarget(target, VOCAB)
+    roles = EngineRole(auxiliary, VOCAB), EngineRole(target, VOCAB)
     loop = DecodingLoop(
         Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
         KvCaches(*roles, prefixes, (auxiliary, target)),
-        BatchBuilder(VOCAB, (EOS,)),
-        partial(run_block_on_host, *roles),
+        HostRunner(*roles, (EOS,)),
         OutputProcessor(mock_tokenizer(), (EOS,), Constrainer(mock_tokenizer(), VOCAB, (EOS,))),
         max_prefill_tokens,
     )
@@ -96,16 +94,6 @@ def pick_values(chance: random.Random) -> dict[str, Any]:
 def pick_prompt(chance: random.Random) -> list[int]:
     start = SHARED[: chance.choice([0, 0, 65, 70])]
     return start + [chance.randrange(1, VOCAB) for _ in range(chance.choice([1, 2, 3, 9, 30]))]
-
-
-def test_a_block_that_decides_no_token_of_a_prompt_of_one_leaves_the_caches_right() -> None:
-    params = DecodingParams(method="dsbd", draft_len=4, beam_width=3, accept_threshold=0.0, max_tokens=5, seed=0)
-    mock, request = make_mock(rows=1), Request(0, [5], replace(params, draft_confidence=0.1, ignore_eos=True), 0)
-    mock.loop.scheduler.submit(request)
-    while not mock.loop.scheduler.idle:
-        mock.loop.step()
-        mock.loop.check_integrity()
-    assert len(request.tokens) == 5
 
 
 @cache

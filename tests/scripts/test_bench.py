@@ -18,6 +18,7 @@ from runtime import LLM, DecodingParams, RuntimeConfig
 from scripts.bench import __main__ as bench
 from scripts.bench import serving
 from scripts.bench.gate import compare_adaptive, median_interval
+from scripts.bench.overhead import measure_overhead
 from scripts.bench.serving import measure, measure_eight, summarise
 from scripts.bench.serving_tables import throughput_table
 from scripts.demo import dataset
@@ -117,6 +118,21 @@ def twins(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     for name, seed in (("target", 1), ("auxiliary", 1), ("unrelated", 2)):
         write_checkpoint(folder / name, seed=seed)
     return folder
+
+
+def test_what_is_outside_a_block_is_all_but_its_engines_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that ticks when it is read, a step takes 1 tick, and the rest of a block 1 more than its steps."""
+    ticks = itertools.count()
+    monkeypatch.setattr("scripts.bench.overhead.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    compared = {method: DecodingParams(method=method, draft_len=2, beam_width=2) for method in ("sample", "mtad")}
+    found = measure_overhead(llm, 8, compared, [5] * 4000, (10,))
+    assert len(found) == 4
+    for name, one in found.items():
+        steps = 3 if name.startswith("mtad") else 1
+        assert (one["target_ms"], one["auxiliary_ms"], one["outside_ms"]) == (1e3, (steps - 1) * 1e3, (steps + 1) * 1e3)
+        assert one["block_ms"] == (2 * steps + 1) * 1e3
+        assert one["outside_share"] == pytest.approx((steps + 1) / (2 * steps + 1))
+    assert not {"step"} & (vars(llm.pair.target).keys() | vars(llm.pair.auxiliary).keys())
 
 
 @pytest.mark.slow

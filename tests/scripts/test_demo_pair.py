@@ -13,9 +13,8 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from mtad.distributions.candidates import process
-from mtad.stacking import block_shape, stack_rows
 from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.tuning.estimate import filtered
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO
@@ -32,14 +31,12 @@ def demo(demo_pair: Path) -> LLM:
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:
     """Probability of each pair of first tokens under the target checkpoint, filtered as `params` asks."""
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "target", dtype=torch.float32)
-    rows = stack_rows([params], block_shape([params], vocab_size, listed=vocab_size), vocab_size, [])
 
     def after(tokens: list[int]) -> dict[int, float]:
         with torch.no_grad():
-            logits = model(torch.tensor([tokens])).logits[:, -1:, :vocab_size]
-        found = process(logits, rows)
-        pairs = zip(found.ids.flatten().tolist(), found.log_prob.flatten().exp().tolist(), strict=True)
-        return {token: p for token, p in pairs if p > 0}
+            logits = model(torch.tensor([tokens])).logits[0, -1:, :vocab_size]
+        found = filtered(logits, params)[0]
+        return {token: float(found[token]) for token in found.nonzero()[0].tolist()}
 
     return {(a, b): pa * pb for a, pa in after(prompt).items() for b, pb in after([*prompt, a]).items()}
 

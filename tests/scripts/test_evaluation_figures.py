@@ -14,6 +14,7 @@ from scripts.energy import EnergyMeter
 from scripts.evaluation import report
 from scripts.evaluation.decoders import Answer
 from scripts.evaluation.figures import REPEATED_SPAN, Scored, longest_repeat, summarise
+from scripts.evaluation.tables import present
 
 
 def scored(prompt: int, seed: int = 0, right: bool | None = None, **changes: Any) -> Scored:
@@ -158,6 +159,13 @@ def test_without_a_meter_energy_is_none_and_never_a_number(monkeypatch: pytest.M
     rows = summarise({"sample": [scored(0), scored(1)]})
     line = report.table(rows, meter.name).splitlines()[-1]
     assert line.split("|")[-2].strip() == "none"
+
+
+def test_a_page_has_no_rows_of_methods_that_have_left() -> None:
+    rows = dict.fromkeys(
+        ["mtad", "gbv", "dsbd-constant", "beam beam_width=2", "block temperature=0.2", "hf beam search"]
+    )
+    assert list(present(rows)) == ["mtad", "block temperature=0.2", "hf beam search"]
 
 
 def test_tables_name_their_units_and_signs() -> None:

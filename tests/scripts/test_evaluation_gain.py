@@ -77,20 +77,28 @@ def test_a_lossless_method_matches_the_end_of_the_curve_within_the_error() -> No
         Scored(Answer(n, 0, one.answer.tokens, "", 1.0, 40, 10, 40, 20, 2.02 + 0.3 * rng.normal()), None)
         for n, one in enumerate(answers(2.0, 10))
     ]
-    found = gains({**block, "gbv": same})["gbv"]
+    found = gains({**block, "specinfer": same})["specinfer"]
     assert found["at"]["perplexity"]["temperature"]["value"] > 0.9
 
 
 def test_the_quality_of_a_lossless_method_is_known_from_its_temperature() -> None:
     """Noise cannot put it beyond the curve; filters of its own, or temperature 0, make it another distribution."""
     block = curve(lambda t: answers(nll=1 + t, passes=20, distinct=0.3 + 0.5 * t))
-    found = gains({**block, "gbv": answers(nll=2.3, passes=10, distinct=0.9)}, lossless={"gbv": 0.5})["gbv"]
+    measured = {**block, "specinfer": answers(nll=2.3, passes=10, distinct=0.9)}
+    found = gains(measured, lossless={"specinfer": 0.5})["specinfer"]
     assert found["at"]["distinct_2"]["temperature"]["value"] == pytest.approx(0.5)
     assert found["gain"]["block_efficiency"]["value"] == pytest.approx(2)
-    labels = ["gbv:beam_width=2", "traversal:temperature=0.5", "greedy", "block:top_p=0.7", "mtad", *curve_settings()]
+    labels = [
+        "specinfer:draft_len=2",
+        "traversal:temperature=0.5",
+        "greedy",
+        "block:top_p=0.7",
+        "mtad",
+        *curve_settings(),
+    ]
     params = {one.label: resolve(one, DecodingParams(), {}) for one in parse(labels)}
     of_curve = {label: own.temperature for label, own in params.items() if on_curve(label)}
-    assert known(params) == {"gbv beam_width=2": 1.0, "traversal temperature=0.5": 0.5, **of_curve}
+    assert known(params) == {"specinfer draft_len=2": 1.0, "traversal temperature=0.5": 0.5, **of_curve}
 
 
 def test_at_equal_accuracy_the_fastest_temperature_that_is_as_accurate_counts() -> None:

@@ -30,7 +30,7 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
     folder = pair_folders("onnx")
     llm, seen, engines = LLM(folder, RuntimeConfig(threads=1, rows=4, max_waiting=WAITING)), Seen(), list[AsyncLLM]()
     prompts = [list(llm.pair.tokenizer(text).input_ids) for text in TEXT]
-    score, end = llm.loop.caches.target.score, time.monotonic() + PATIENCE
+    score, end = llm.loop.caches.target.run, time.monotonic() + PATIENCE
 
     def engine(llm: LLM) -> AsyncLLM:
         engines.append(AsyncLLM(llm))
@@ -48,7 +48,7 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scripts.soak.__main__.Seen", lambda: seen)
         patch.setattr("scripts.soak.__main__.AsyncLLM", engine)
-        patch.setitem(vars(llm.loop.caches.target), "score", met)
+        patch.setitem(vars(llm.loop.caches.target), "run", met)
         _, totals = asyncio.run(soak(llm, prompts, COUNT, SEED, sample=30))
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width

@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from engines.graphs.capture import Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
-from runtime.decoder.batch import Batch
-from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
-from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
-from runtime.decoder.eager import TorchFunctions
+from runtime.decoder.block import BlockInput
+from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
+from runtime.decoder.engine_role import EngineRole
+from runtime.decoder.host_runner import HostRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
@@ -25,9 +24,6 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from tests.runtime.test_schedules import CAPACITY, make_mock, pick_prompt, pick_values
 from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, mock_spec, mock_tokenizer
-from tests.support.noise import device_numbers
-
-CPU = torch.device("cpu")
 
 
 class Device:
@@ -44,20 +40,18 @@ class Device:
         prefill: int = 64,
         prefix_tokens: int = 0,
         engine: Callable[..., MockEngine] = CapturableMock,
-        functions: TorchFunctions | None = None,
+        most: int = 64,
     ) -> None:
         self.auxiliary, self.target = (engine(mock_spec(rows, CAPACITY), noise) for noise in (0.3, 0.0))
-        roles = (
-            DeviceAuxiliary(self.auxiliary, VOCAB, functions, self.target, CPU),
-            DeviceTarget(self.target, VOCAB, functions),
-        )
-        self.recorder, self.blocks = recorder, DeviceBlocks.of(*roles, (EOS,), recorder)
+        roles = EngineRole(self.auxiliary, VOCAB), EngineRole(self.target, VOCAB)
+        host = HostRunner(*roles, (EOS,))
+        self.recorder = recorder
+        self.blocks = CudaGraphRunner(self.auxiliary, self.target, VOCAB, (EOS,), host, recorder, most)
         prefixes = self.auxiliary.prefix_cache(prefix_tokens), self.target.prefix_cache(prefix_tokens)
         self.loop = DecodingLoop(
             Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=64),
             KvCaches(*roles, prefixes, (self.auxiliary, self.target)),
-            self.blocks.batches,
-            self.blocks.run_block,
+            self.blocks,
             OutputProcessor(
                 mock_tokenizer(),
                 (EOS,),
@@ -68,9 +62,9 @@ class Device:
         )
 
     @property
-    def read_back(self) -> Tensor:
-        """The memory that the host reads."""
-        return self.blocks._read.bytes(0)
+    def of_the_host(self) -> tuple[Tensor, Tensor]:
+        """The memory that the host writes, and that which it reads."""
+        return self.blocks._filled.bytes(0), self.blocks._read.bytes(0)
 
     def generate(self, requests: Sequence[tuple[list[int], DecodingParams]], chance: random.Random) -> list[Request]:
         """Requests that join at random times."""
@@ -90,10 +84,11 @@ def fixed(values: dict[str, Any]) -> DecodingParams:
 
 @cache
 def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
-    """Requests of every method, and what each gets alone, on the host."""
+    """Requests of every captured method, and what each gets alone, on the host."""
     chance, entries = random.Random(1), []
+    methods = [name for name, method in METHODS.items() if method.captured]
     for number in range(60):
-        values = pick_values(chance) | {"method": [*METHODS][number % len(METHODS)]}
+        values = pick_values(chance) | {"method": methods[number % len(methods)]}
         prompt, params = pick_prompt(chance), fixed(values)
         request = alone_on_the_host(prompt, params)
         entries.append((prompt, params, request.tokens, request.log_probs))
@@ -101,16 +96,16 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
 
 
 def alone_on_the_host(prompt: list[int], params: DecodingParams) -> Request:
-    """A request that has ended. It has drawn the numbers of a device."""
+    """A request that has ended."""
     mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
     mock.loop.scheduler.submit(request)
-    with device_numbers():
-        while not mock.loop.scheduler.idle:
-            mock.loop.step()
+    while not mock.loop.scheduler.idle:
+        mock.loop.step()
     return request
 
 
-def batch_of(device: Device, params: Sequence[DecodingParams], committed: int = 9) -> Batch:
+def input_of(params: Sequence[DecodingParams], committed: int = 9) -> BlockInput:
+    """A block of rows that no request has."""
     rows = len(params)
     last_two, keys = [(3 + row, 5) for row in range(rows)], [(row, 0) for row in range(rows)]
-    return device.blocks.batches.build(params, last_two, [committed + row for row in range(rows)], keys)
+    return BlockInput(params, last_two, [committed + row for row in range(rows)], keys, [None] * rows)

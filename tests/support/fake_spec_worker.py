@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from runtime.tensorrt_llm import worker as ours
-from tests.support.fake_executor import mock_logits
-from tests.support.mock_engine import VOCAB
+from tests.support.mock_engine import VOCAB, mock_logits
 
 
 def spec_compute_probs_from_logits(

@@ -11,17 +11,15 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.pytorch import attention_kernels, layer_kernels
-from runtime.decoder.cuda_graph import draw_kernels, list_kernels, noise_kernels, table_kernels
+from mtad.device import filter_kernels, level_kernels
 
 NOTHING = {"empty", "new_empty", "empty_like", "dropout", "device"}
 """Operators that launch no kernel, beside those that return views; a dropout outside training returns its input."""
 KERNELS = {
     attention_kernels: ("attend_split", "combine_splits"),
     layer_kernels: ("rms_norm", "gate", "store_columns"),
-    list_kernels: ("scan_lists", "settle_lists"),
-    table_kernels: ("scan_tables", "settle_tables"),
-    draw_kernels: ("draw_level",),
-    noise_kernels: ("hash_numbers",),
+    filter_kernels: ("scan_tables", "settle_tables"),
+    level_kernels: ("draw_level",),
 }
 
 

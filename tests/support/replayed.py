@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from engines.buffers import leaves
 from engines.graphs.capture import Uncapturable, Work
+from mtad.device import tables
 from tests.support.fake_cuda import FakeRecorder
 
 READS = {
@@ -64,27 +66,27 @@ class HostRead(AssertionError):
 
 
 class NoReads(TorchFunctionMode):
-    """Refuses to look into tensors, but those in the memory of `allowed`.
+    """Refuses to look into tensors, but those in the host's memory, all of `allowed`.
 
     Attributes:
         count: reads of allowed ones.
     """
 
-    def __init__(self, allowed: Callable[[], Tensor] | None = None) -> None:
+    def __init__(self, allowed: Callable[[], tuple[Tensor, ...]] = tuple) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._allowed, self.count = allowed, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in READS:
-            memory = self._allowed() if self._allowed else None
-            if memory is None or args[0].untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
+            memory = {tensor.untyped_storage().data_ptr() for tensor in self._allowed()}
+            if args[0].untyped_storage().data_ptr() not in memory:
                 raise HostRead(f"{function.__name__} of a tensor of the device")
             self.count += 1
         return function(*args, **(kwargs or {}))
 
 
 class Record(TorchDispatchMode):
-    """Writes down the operations of the work inside.
+    """Writes down the operations of the work inside, and the kernels that it launches.
 
     Attributes:
         operations: in order; those that only make views, or memory nothing is in yet, are left out.
@@ -95,6 +97,7 @@ class Record(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.kept: list[Tensor] = []
+        self._launch = tables.launch
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -112,6 +115,17 @@ class Record(TorchDispatchMode):
         self.kept += made.values()
         return result
 
+    def launch(self, kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
+        """In the place of `mtad.device.tables.launch`: what a kernel's interpreter does is not recorded."""
+
+        def run() -> tuple[()]:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                self._launch(kernel, grid, arguments, **constants)
+            return ()
+
+        run()
+        self.operations.append((run, (), {}, {}))
+
 
 class ReplayRecorder(FakeRecorder):
     """Records and replays operations."""
@@ -120,7 +134,8 @@ class ReplayRecorder(FakeRecorder):
         assert self.inside, "recorded on the caller's stream"
         work()
         try:
-            with NoReads(), Record() as record:
+            record = Record()
+            with patch.object(tables, "launch", record.launch), NoReads(), record:
                 work()
         except HostRead as problem:
             raise Uncapturable(str(problem)) from problem

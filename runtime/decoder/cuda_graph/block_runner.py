@@ -1,7 +1,4 @@
-"""Blocks on a device: one copy in, the whole block as one CUDA graph, one copy out.
-
-What runs is `runtime.decoder.block.run_block`, on the batch's copy in the device's memory; there is no second block.
-"""
+"""Blocks on a device: one copy in, the whole block as one CUDA graph, one copy out, one wait."""
 
 from __future__ import annotations
 
@@ -12,136 +9,145 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines.buffers import Recent, Slab, views
+from engines import Engine
+from engines.buffers import Recent, Slab, size_of, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MOST
+from mtad.device import tables
+from mtad.device.block import Results
 from mtad.params import DecodingParams
-from runtime.decoder.batch import Batch
-from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import Block, Results
+from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.captured_block import Key, RecordedBlock
-from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
+from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key, write
+from runtime.decoder.host_runner import HostRunner
 
 log = logging.getLogger(__name__)
 
 
-class DeviceBlocks:
-    """Runs blocks on the device of two engines. The only owner of their graphs and of the memory those work on.
+class CudaGraphRunner:
+    """Runs blocks as CUDA graphs. The only owner of the graphs and of the memory those work on.
 
-    A batch's bytes are copied into memory that a graph was recorded on, the graph is launched, and what the host needs
-    comes back in one copy, which it waits for: once a block. A block that cannot be recorded runs the same work
-    unrecorded, on memory of the same kind, and is counted.
-
-    Padded rows have tokens, positions and masks like others; what they write goes behind the capacity, and nobody
-    reads what they give. Every replay overwrites its whole input.
+    A batch's bytes are copied into memory that a graph was captured on, the graph is launched, and what the host needs
+    comes back in one copy, which it waits for: once per block. A block that cannot be captured runs on the host, and is
+    counted.
 
     CUDA itself: not executed. Tested on other memory with a recorder that replays operations.
 
     Args:
-        auxiliary, target: the roles, whose tensors are on the engines' device.
+        auxiliary, target: the engines, on one device.
+        vocab_size: ids the pair shares.
+        eos: tokens that end a text.
+        host: runs what is not captured.
         most: graphs kept, or as many as are prepared.
 
     Attributes:
-        unrecorded: blocks that ran unrecorded, by reason.
+        unrecorded: blocks that ran on the host, by reason.
+        recorded: graphs captured so far.
     """
 
     def __init__(
         self,
-        auxiliary: DeviceAuxiliary,
-        target: DeviceTarget,
-        batches: BatchBuilder,
-        buckets: Buckets,
+        auxiliary: Engine,
+        target: Engine,
+        vocab_size: int,
+        eos: Sequence[int],
+        host: HostRunner,
         recorder: Recorder,
         most: int = MOST,
     ) -> None:
-        self._auxiliary, self._target, self.batches = auxiliary, target, batches
-        self._buckets, self._recorder = buckets, recorder
-        device = target.device
-        self._in, self._out = Slab(device), Slab(device)
-        self._read = Slab(pinned=device.type == "cuda")
-        self._blocks: Recent[Key, tuple[RecordedBlock, Work]] = Recent(most)
+        self._engines, self._vocab_size, self._host, self._recorder = (auxiliary, target), vocab_size, host, recorder
+        reads = any(engine.reads_mask for engine in self._engines)
+        self._buckets = Buckets(target.spec.rows, target.spec.capacity, reads)
+        device, pinned = target.device, target.device.type == "cuda"
+        self._is_end = torch.from_numpy(np.isin(np.arange(vocab_size), list(eos))).to(device)
+        self._filled, self._read = Slab(pinned=pinned), Slab(pinned=pinned)
+        self._in, self._out, self._logits = Slab(device), Slab(device), Slab(device)
+        self._blocks: Recent[Key, tuple[CapturedBlock, Work]] = Recent(most)
         self._caches: list[Tensor] = []
         self._refused: dict[Key, str] = {}
         self.recorded = 0
         self.unrecorded: Counter[str] = Counter()
 
-    @classmethod
-    def of(
-        cls, auxiliary: DeviceAuxiliary, target: DeviceTarget, eos: Sequence[int], recorder: Recorder
-    ) -> DeviceBlocks:
-        """Those of two roles, with batches padded to buckets if blocks can be recorded."""
-        engines = target.engine, auxiliary.engine
-        few = all(engine.capturable for engine in engines)
-        spec = engines[0].spec
-        masks = any(engine.reads_mask for engine in engines)
-        buckets = Buckets(spec.rows, spec.capacity, few, target.device.type == "cuda", masks)
-        batches = BatchBuilder(target.vocab_size, eos, buckets, draw=target.functions.draw_noise)
-        return cls(auxiliary, target, batches, buckets, recorder)
-
     @property
     def records(self) -> bool:
-        """Whether blocks are recorded, as far as engines and recorder go."""
+        """Whether blocks are captured, as far as engines and recorder go."""
         return self._never is None
 
     @property
     def _never(self) -> str | None:
-        """Why no block is recorded."""
+        """Why no block is captured."""
         if isinstance(self._recorder, NoRecorder):
             return "graphs are switched off"
-        for engine in (self._target.engine, self._auxiliary.engine):
+        for engine in self._engines:
             if not engine.capturable:
                 return f"steps of {type(engine).__name__} cannot be part of a recording"
-        return None
+        return tables.problem()
 
     @property
     def keys(self) -> tuple[Key, ...]:
         """What there are graphs for, the one used last at the end."""
         return tuple(self._blocks)
 
-    def capturable(self, batch: Batch) -> str | None:
-        """Why a batch's block cannot be recorded; None if it can."""
-        if batch.constraints:
+    def eager_reason(self, given: BlockInput) -> str | None:
+        """Why a batch's block runs on the host; None if it is captured."""
+        if given.constrained:
             return "constraints are followed on the host"
-        return self._never or self._refused.get(Key.of(batch))
+        for p in given.params:
+            if not p.spec.captured:
+                return f"{p.method} runs on the host"
+        return self._never or self._refused.get(Key.of(given, self._buckets))
 
-    def run_block(self, batch: Batch) -> Block:
-        """Run a block, and give what the host needs of it."""
-        assert batch.padded is not None, "a batch of buckets"
-        reason = self.capturable(batch)
-        with self._recorder.ordered():
-            try:
-                block = self._launch(batch) if reason is None else self._once(batch, reason)
-                read = self._back(block)
-                launched = time.perf_counter()
-            finally:
-                self._recorder.wait()  # also if it broke: the next batch may not overwrite what is still being copied
-        return read.block(batch.padded.requests, block.logits, block.results.path, launched, time.perf_counter())
+    def run(self, given: BlockInput) -> Block:
+        """Run a block: by its graph, captured now if it is the first of its kind, or on the host."""
+        reason = self.eager_reason(given)
+        if reason is None:
+            key = Key.of(given, self._buckets)
+            with self._recorder.ordered():
+                try:
+                    block = self._launch(key, given)
+                    read = self._copy_results_to_host(block)
+                    launched = time.perf_counter()
+                except Uncapturable as problem:
+                    reason = self._refused[key] = str(problem)
+                finally:
+                    self._recorder.wait()  # also if it broke: the next batch may not overwrite what is being copied
+        if reason is not None:
+            if reason not in self.unrecorded:
+                log.warning("blocks run on the host, not as CUDA graphs: %s", reason)
+            self.unrecorded[reason] += 1
+            return self._host.run(given)
+        return _outcome(read, len(given.params), block.logits, launched, time.perf_counter())
 
     @torch.inference_mode()
     def prepare(self, params: Sequence[DecodingParams]) -> None:
-        """Record blocks of these parameters for every bucket of rows and masks, largest first, and keep them all.
+        """Capture blocks of these parameters for every bucket of rows and masks, largest first, and keep them all.
 
         Smaller graphs then fit into the memory that the largest made. What the caches hold stays.
         """
-        if not self.records or not params:
-            return
-        batches: dict[Key, tuple[int, int, DecodingParams]] = {}
+        batches: dict[Key, BlockInput] = {}
         for p, length in itertools.product(params, self._buckets.lengths):
             committed = length - p.drafted * p.draft_width
-            for count in self._buckets.counts(self._dummy(1, 2, p).shape) if committed >= 2 else ():
-                batches[Key.of(self._dummy(count, committed, p))] = count, committed, p
+            if committed < 2 or self.eager_reason(_dummy(1, 2, p)):
+                continue
+            nodes = p.drafted * p.score_width
+            for count in self._buckets.counts(max(1 + nodes, p.draft_width)):
+                given = _dummy(count, committed, p)
+                batches[Key.of(given, self._buckets)] = given
+        if not batches:
+            return
         self._blocks.most = max(self._blocks.most, len(self._blocks.keys() | batches))
-        with self._auxiliary.engine.kept(slice(None)), self._target.engine.kept(slice(None)):
+        with self._engines[0].kept(slice(None)), self._engines[1].kept(slice(None)):
             for key in sorted(batches, key=lambda key: key.size, reverse=True):
                 if key not in self._blocks:
-                    self.run_block(self._dummy(*batches[key]))
+                    self.run(batches[key])
 
     def timed(self, step: Callable[[], object]) -> Callable[[], float]:
-        """A step of an engine, recorded if blocks are, that gives the seconds until it is done."""
+        """A step of an engine, captured if blocks are, that gives the seconds until it is done."""
 
         def work() -> None:
             step()
@@ -160,53 +166,56 @@ class DeviceBlocks:
 
         return run
 
-    def _dummy(self, rows: int, committed: int, params: DecodingParams) -> Batch:
-        return self.batches.build([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows)
-
-    def _launch(self, batch: Batch) -> RecordedBlock:
-        """Launch the batch's graph, recorded now if it is the first of its kind."""
-        assert batch.padded is not None
-        caches = [role.engine.kv for role in (self._auxiliary, self._target)]
+    def _launch(self, key: Key, given: BlockInput) -> CapturedBlock:
+        """Copy the batch in, and launch its graph."""
+        caches = [engine.kv for engine in self._engines]
         if any(now is not then for now, then in zip(caches, self._caches, strict=False)):
             self._blocks.clear()  # a pool has grown, and lies elsewhere now
-        self._caches, key = caches, Key.of(batch)
-        try:
-            block, launch = self._blocks.find(key, lambda: self._record(key, batch))
-        except Uncapturable as problem:
-            self._refused[key] = str(problem)
-            return self._once(batch, str(problem))
-        block.load(batch)
+        self._caches = caches
+        filled = self._filled.bytes(size_of(key.given))
+        write(given, key, filled, self._vocab_size)
+        block, launch = self._blocks.find(key, lambda: self._capture(key, filled))
+        block.memory.copy_(filled, non_blocking=True)
         launch()
         return block
 
-    def _record(self, key: Key, batch: Batch) -> tuple[RecordedBlock, Work]:
+    def _capture(self, key: Key, filled: Tensor) -> tuple[CapturedBlock, Work]:
         """A block, and what launches it. That keeps the block, which knows nothing of it: a dropped graph is gone."""
-        log.info("recording a block of %s", key)
-        block = self._new(batch)
+        log.info("capturing a block of %s", key)
+        memory = self._in.bytes(len(filled))
+        block = CapturedBlock(key, memory, *self._engines, self._is_end, self._out, self._logits)
+        memory.copy_(filled, non_blocking=True)
         launch = self._recorder.record(block)
         self.recorded += 1
         return block, launch
 
-    def _once(self, batch: Batch, reason: str) -> RecordedBlock:
-        """Launch a block unrecorded; its reason is logged the first time, and counted."""
-        if reason not in self.unrecorded:
-            log.warning("blocks run unrecorded, as separate kernels: %s", reason)
-        self.unrecorded[reason] += 1
-        block = self._new(batch)
-        block()
-        return block
-
-    def _new(self, batch: Batch) -> RecordedBlock:
-        """A block on the memory that all share, with the batch in it."""
-        assert batch.padded is not None
-        memory = self._in.bytes(len(batch.padded.memory))
-        block = RecordedBlock(memory, batch, self._auxiliary, self._target, self._out)
-        block.load(batch)
-        return block
-
-    def _back(self, block: RecordedBlock) -> Results:
+    def _copy_results_to_host(self, block: CapturedBlock) -> Results:
         """Start the copy of a block's results to the host."""
         memory = self._read.bytes(len(block.out))
         memory.copy_(block.out, non_blocking=True)
         read: Results = views(block.results, memory)
         return read
+
+
+def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:
+    """A batch whose rows hold nothing that counts."""
+    return BlockInput([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows, [None] * rows)
+
+
+def _outcome(read: Results, count: int, logits: Tensor, launched: float, done: float) -> Block:
+    """The block of the first `count` rows; its results are on the host, its logits on the device."""
+    tokens, log_probs, lengths, paths, longest, finite = (values[:count].tolist() for values in read)
+
+    def logits_of(row: int) -> npt.NDArray[np.float32]:
+        at = [0, *(1 + node for node in paths[row][: lengths[row]])]
+        return logits[row].cpu().numpy()[at]
+
+    return Block(
+        tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
+        log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
+        drafted_levels=longest,
+        finite=finite,
+        logits_of=logits_of,
+        drafted=launched,
+        scored=done,
+    )

@@ -1,75 +1,166 @@
-"""One block as work that can be recorded: what it is recorded for, the memory it runs on, what the host reads of it."""
+"""One block as work that can be captured: what it is captured for, the memory it runs on, what the host reads of it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+import engines
+from engines import Engine
 from engines.buffers import Slab, leaves, size_of, views
-from mtad.rows import Shape
-from runtime.decoder.batch import Batch
-from runtime.decoder.block import Results, run_block
-from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
+from mtad.device import block, tables
+from mtad.device.block import Results
+from mtad.device.tables import Given, Tables, Tree
+from mtad.random import draw_noise
+from mtad.rows import stack_rows
+from runtime.decoder.block import BlockInput
+from runtime.decoder.buckets import Buckets
 
 
 class Key(NamedTuple):
-    """What a block is recorded for.
+    """What a block is captured for.
 
     Attributes:
-        stops: whether rows may stop before the last level.
+        rows, length: rows, padded, and columns of the masks.
+        levels, width: D and W, of the largest draft; 0 and 0 where nothing is drafted.
+        tree: some row's whole draft is scored.
+        reads_draft, blockwise: some row's rule reads what its tokens were drawn from, or verifies by blocks.
     """
 
     rows: int
     length: int
-    shape: Shape
-    stops: bool
+    levels: int
+    width: int
+    tree: bool
+    reads_draft: bool
+    blockwise: bool
 
     @classmethod
-    def of(cls, batch: Batch) -> Key:
+    def of(cls, given: BlockInput, buckets: Buckets) -> Key:
         """That of a batch."""
-        assert batch.padded is not None, "a batch of buckets"
-        return cls(len(batch.committed), batch.padded.length, batch.shape, batch.stops)
+        drafting = [p for p in given.params if p.drafts]
+        levels = max((p.drafted for p in drafting), default=0)
+        width = max((p.draft_width for p in drafting), default=0)
+        tree = any(p.spec.tree for p in drafting)
+        tokens = max(1 + levels * (width if tree else 1), width)
+        return cls(
+            buckets.padded(len(given.params), tokens),
+            buckets.length(max(given.committed) + levels * width),
+            levels,
+            width,
+            tree,
+            any(p.spec.reads_draft for p in drafting),
+            any(p.spec.rule == "block.block" for p in drafting),
+        )
+
+    @property
+    def nodes(self) -> int:
+        """M, nodes that the target scores per row."""
+        return self.levels * (self.width if self.tree else 1)
 
     @property
     def size(self) -> tuple[int, ...]:
         """Larger ones need more memory."""
-        return self.rows * (1 + self.shape.scored), self.length, self.shape.candidates
+        return self.rows * (1 + self.nodes), self.length
+
+    @property
+    def given(self) -> Given:
+        """Tensors without memory, of the types that `mtad.device.tables.Given` says."""
+
+        def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty((self.rows, *sizes), dtype=dtype, device="meta")
+
+        number, flag, real = torch.float32, torch.bool, torch.float64
+        noise = like(self.levels, self.width, dtype=number)
+        return Given(
+            *(like(dtype=number), like(), like(dtype=number), like(dtype=number), like(dtype=flag), like()),
+            *(like(dtype=real), like(), like(), like(dtype=flag), like(dtype=flag), like(dtype=real), like(dtype=flag)),
+            *(like(2), like(), like(dtype=flag), noise, noise, like(dtype=number)),
+        )
 
 
-class RecordedBlock:
-    """One block on static memory: called, it launches its work.
+def write(given: BlockInput, key: Key, memory: Tensor, vocab_size: int) -> None:
+    """Write a batch into the host's memory, uint8, laid out as `key.given`; padded rows draft and filter nothing."""
+    to = {name: tensor.numpy() for name, tensor in views(key.given, memory)._asdict().items()}
+    count, records = len(given.params), stack_rows(given.params, vocab_size)
+    noise = draw_noise(given.keys, key.levels, key.width)
+    known: dict[str, Any] = {name: records[name] for name in records.dtype.names or () if name in to}
+    known |= {"inverse_temperature": 1 / records["temperature"], "last_two": given.last_two, "real": True}
+    known |= {"committed": given.committed, "draft": noise.draft, "accept": noise.accept, "bonus": noise.bonus}
+    idle = {"inverse_temperature": 1, "top_k": vocab_size, "top_p": 1, "committed": 2}
+    for name, values in to.items():
+        values[:count], values[count:] = known[name], idle.get(name, 0)
+
+
+class CapturedBlock:
+    """One block on static memory: called, it launches its work, and asks the device for nothing.
+
+    Padded rows write behind the capacity, and nobody reads what they give.
+
+    Args:
+        memory: uint8, where its input lies.
+        is_end: bool [V], tokens that end a text.
+        out, logits: memory that all blocks share, one after another.
 
     Attributes:
-        results: of the latest launch, views of that.
+        results: of the latest launch, views of `out`.
+        logits: float32 [R, 1 + M, V] of the target, likewise.
     """
 
-    out: Tensor
-    results: Results
-    logits: Tensor
-
     def __init__(
-        self, memory: Tensor, batch: Batch, auxiliary: DeviceAuxiliary, target: DeviceTarget, out: Slab
+        self, key: Key, memory: Tensor, auxiliary: Engine, target: Engine, is_end: Tensor, out: Slab, logits: Slab
     ) -> None:
-        self._memory, self._batch, self._roles = memory, batch, (auxiliary, target)
-        self._slab: Slab | None = out
+        self._key, self.memory, self._engines, self._is_end = key, memory, (auxiliary, target), is_end
+        rows, levels = key.rows, key.levels
 
-    def load(self, batch: Batch) -> None:
-        """Copy a batch of this kind into the memory."""
-        assert batch.padded is not None
-        self._memory.copy_(batch.padded.memory, non_blocking=True)
+        def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty((rows, *sizes), dtype=dtype, device="meta")
+
+        found = Results(
+            *(like(levels + 1), like(levels + 1, dtype=torch.float32), like(), like(levels), like()),
+            like(dtype=torch.bool),
+        )
+        self.out = out.bytes(size_of(found))
+        self.results: Results = views(found, self.out)
+        self.logits: Tensor = logits.like(like(1 + key.nodes, len(is_end), dtype=torch.float32))
+        self._keep = torch.arange(max(1 + key.nodes, key.width, 2), device=is_end.device)
 
     def __call__(self) -> None:
-        """Run the block; its results go to the memory of all blocks' results, of which the first run takes a view."""
-        batch = self._batch
-        assert batch.padded is not None
-        static = replace(batch.padded.over(self._memory), constraints=batch.constraints)
-        ran = run_block(*self._roles, static)
-        results = ran.results(batch.stops)
-        if self._slab is not None:
-            self.out, self._slab = self._slab.bytes(size_of(results)), None
-            self.results = views(results, self.out)
-        for ours, given in zip(leaves(self.results), leaves(results), strict=True):
-            ours.copy_(given)
-        self.logits = ran.logits
+        """Draft, score, accept, commit."""
+        given: Given = views(self._key.given, self.memory)
+        (auxiliary, target), key = self._engines, self._key
+        scored, q, finite = None, None, given.real
+        if key.levels:
+            tree, drawn = self._draft(given)
+            finite = ~tree.log_q.isnan().flatten(1).any(1)
+            scored = block.select_nodes(tree, given, self._is_end, key.tree)
+            q = tables.stacked(drawn) if key.reads_draft else None
+        inputs = block.target_inputs(scored, given, key.length, target.spec.capacity)
+        logits = self._step(target, inputs, self._keep[: 1 + key.nodes])
+        p = tables.filtered(self.logits.copy_(logits), given)
+        results = block.decide(scored, p, q, given, finite, key.levels, key.blockwise)
+        if scored is not None and key.width > 1:
+            of_target, of_auxiliary, to = block.kept_columns(results, scored, given)
+            if key.tree:
+                target.move_columns(of_target, to)
+            auxiliary.move_columns(of_auxiliary, to)
+        for ours, theirs in zip(leaves(self.results), leaves(results), strict=True):
+            ours.copy_(theirs)
+
+    def _draft(self, given: Given) -> tuple[Tree, list[Tables]]:
+        """The drafts, and what each level was drawn from."""
+        auxiliary, key, drawn = self._engines[0], self._key, []
+        capacity = auxiliary.spec.capacity
+        tree = Tree.empty(key.rows, key.levels, key.width, self._is_end.device)
+        inputs, keep = block.first_inputs(given, key.length, capacity), self._keep[1:2]
+        for level in range(key.levels):
+            drawn.append(tables.filtered(self._step(auxiliary, inputs, keep), given))
+            inputs = tables.draw_level(level, tree, drawn[-1], given, self._is_end, key.length, capacity)
+            keep = self._keep[: key.width]
+        return tree, drawn
+
+    def _step(self, engine: Engine, inputs: tables.Step, keep: Tensor) -> Tensor:
+        """Logits [R, N, V] of the vocabulary that the pair shares, in the graph's own memory."""
+        return engine.launch(engines.Step(*inputs, keep))[..., : len(self._is_end)]

@@ -80,7 +80,7 @@ def method_params(name: str) -> dict[str, Any]:
     params: dict[str, Any] = {"method": method, "draft_len": 2 * DRAFT_LEN if draft == "adaptive" else DRAFT_LEN}
     if sizes:
         params |= {"draft_len": int(sizes[1]), "beam_width": int(sizes[2])}
-    if METHODS[method].rule in ("joint", "joint_sample"):
+    if METHODS[method].rule in ("joint.joint", "joint.joint_sample"):
         params["accept_threshold"] = THRESHOLDS["code"]
     return params | {"speculation": "adaptive" if draft == "adaptive" else "fixed"}
 

@@ -23,7 +23,7 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Variables of the environment that keep the libraries from talking to anybody."""
+"""Variables of the environment that keep the libraries from contacting other machines."""
 
 
 class Worker:

@@ -218,7 +218,7 @@ def test_generate_refuses_folders_that_are_no_pair(run: Run, tmp_path: Path) -> 
 def test_more_tokens_than_a_row_holds_are_refused_before_the_pair_is_opened(
     run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.commands.generate.open_llm", None)
+    monkeypatch.setattr("runtime.llm.LLM", None)
     assert_refused(run("mtad generate", pair, "S", "--max-tokens", "192"), "mtad generate", "must fit in 192")
 
 

@@ -7,30 +7,39 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from mtad.params import DecodingParams
-from mtad.stacking import block_shape, stack_rows
 from runtime.commands import tune as tune_command
 from runtime.tuning.estimate import WIDTHS, Costs, acceptance, expected_passes
 from tests.support.checkpoints import TEXT
-from tests.support.reference.request import process, rest_of
+
+
+def after_filters(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Temperature 0.7, the 5 most likely tokens, and of those the fewest that have 0.9 of their mass."""
+    order = np.argsort(-logits)[:5]
+    weights = np.exp(logits[order] / 0.7)
+    weights[np.cumsum(weights) - weights >= 0.9 * weights.sum()] = 0.0
+    found = np.zeros(len(logits))
+    found[order] = weights / weights.sum()
+    return found
 
 
 def test_the_acceptance_of_children_is_that_of_their_rounds() -> None:
     """Drawn with replacement, each against what the ones before have left."""
     params = DecodingParams(method="speculative", top_k=5, top_p=0.9, temperature=0.7)
-    rows = stack_rows([params], block_shape([params], 9), 9, ())
     target, auxiliary = torch.randn(2, 30, 9, generator=torch.Generator().manual_seed(0)) * 2
-    found = acceptance(target, auxiliary, rows)
+    found = acceptance(target, auxiliary, params)
     assert found.shape == (len(WIDTHS), 30)
     for at in range(30):
-        left, q = process(target[at].numpy(), params), process(auxiliary[at].numpy(), params)
+        left, q = after_filters(target[at].numpy()), after_filters(auxiliary[at].numpy())
         rejected, expected = 1.0, dict[int, float]()
         for child in range(1, max(WIDTHS) + 1):
-            rejected *= 1 - sum(min(value, q.get(token, 0.0)) for token, value in left.items())
-            left, expected[child] = rest_of(left, q), 1 - rejected
+            rejected *= 1 - np.minimum(left, q).sum()
+            rest = np.maximum(left - q, 0)
+            left, expected[child] = rest / rest.sum(), 1 - rejected
         assert found[:, at] == pytest.approx([expected[width] for width in WIDTHS], abs=1e-5)
 
 

@@ -110,6 +110,12 @@ def test_unusable_objectives_are_refused(name: str, value: Any) -> None:
     assert caught.value.field == name
 
 
+def test_thresholds_of_a_rule_are_those_its_methods_try() -> None:
+    rules = {method.rule: grid_of(method) for method in METHODS.values()}
+    for rule, values in tune.THRESHOLDS.items():
+        assert rules[rule]["accept_threshold"] == values
+
+
 def test_only_parameters_a_method_uses_are_varied() -> None:
     assert tuple(grid_of(METHODS["mtad"])) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
     assert tuple(grid_of(METHODS["speculative"])) == ("draft_len", "draft_confidence")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -16,14 +16,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engines.graphs.capture import NoRecorder, Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.stacking import block_shape
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.block_runner import DeviceBlocks
 from scripts.gpu.setup import METHODS as METHODS_TIMED
 from tests.runtime.test_schedules import CAPACITY
-from tests.support.device_loop import Device, alone_on_the_host, batch_of, pool
-from tests.support.mock_engine import VOCAB, CapturableMock, MockEngine, PagedMock
+from tests.support.device_loop import Device, alone_on_the_host, input_of, pool
+from tests.support.mock_engine import CapturableMock, MockEngine, PagedMock
+from tests.support.quick_filters import quick_filters
 from tests.support.replayed import NoReads, ReplayRecorder
+
+CAPTURED = [name for name, method in METHODS.items() if method.captured]
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_filters():
+        yield
 
 
 class Copies(TorchDispatchMode):
@@ -36,7 +43,9 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operation(*args, **(kwargs or {}))
         if operation.overloadpacket is torch.ops.aten.copy_:
-            self.count += args[0].untyped_storage().data_ptr() == self._device.read_back.untyped_storage().data_ptr()
+            self.count += (
+                args[0].untyped_storage().data_ptr() == self._device.of_the_host[1].untyped_storage().data_ptr()
+            )
         return result
 
 
@@ -58,31 +67,22 @@ def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host
     assert device.recorder.replayed > device.blocks.recorded > 3  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAPTURED)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.slow
 def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) -> None:
     device = Device(4, recorder := ReplayRecorder())
     params = [DecodingParams(method=method, seed=row, draft_confidence=0.1) for row in range(rows)]
     for _ in range(3):
-        batch = batch_of(device, params)
+        given = input_of(params)
         before = recorder.waits
-        with torch.inference_mode(), NoReads(lambda: device.read_back) as reads, Copies(device) as copies:
-            block = device.blocks.run_block(batch)
+        with torch.inference_mode(), NoReads(lambda: device.of_the_host) as reads, Copies(device) as copies:
+            block = device.blocks.run(given)
         assert recorder.waits == before + 1
         assert copies.count == 1
         assert reads.count
-        assert len(block.tokens) == len(block.log_probs) == len(block.lengths) == len(block.finite) == rows
+        assert len(block.tokens) == len(block.log_probs) == len(block.drafted_levels) == len(block.finite) == rows
     assert (device.blocks.recorded, recorder.replayed) == (1, 3)
-
-
-def test_what_a_device_draws_is_not_drawn_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtad.noise.host.Draws.into", None)
-    device = Device(2, ReplayRecorder())
-    batch = batch_of(device, [DecodingParams(method="mmtad", top_k=0, seed=row) for row in range(2)])
-    with torch.inference_mode():
-        blocks = [device.blocks.run_block(batch).tokens for _ in range(2)]
-    assert blocks[0] == blocks[1]
 
 
 def test_all_methods_that_the_gpu_check_times_need_nine_recordings() -> None:
@@ -100,32 +100,47 @@ def test_all_methods_that_the_gpu_check_times_need_nine_recordings() -> None:
 
 
 def test_blocks_are_padded_as_far_as_costs_nothing_and_to_masks_that_an_engine_has_to_read() -> None:
-    def buckets(rows: int, reads_mask: bool = False, capacity: int = 4096) -> Buckets:
-        return Buckets(rows, capacity, pad=True, pinned=False, reads_mask=reads_mask)
-
-    plain, chain, tree = (block_shape([DecodingParams(method=m)], VOCAB) for m in ("sample", "speculative", "mmtad"))
-    assert (plain.scored, chain.scored, tree.scored) == (0, 4, 16)
-    assert [buckets(16).counts(shape) for shape in (plain, chain, tree)] == [[1, 16], [1, 16], [1, 4, 16]]
-    assert [buckets(64).counts(shape) for shape in (plain, chain, tree)] == [[1, 64], [1, 16, 64], [1, 4, 16, 64]]
-    assert [buckets(rows).counts(tree) for rows in (1, 2, 5, 12)] == [[1], [1, 2], [1, 5], [1, 3, 12]]
-    assert [buckets(16).padded(rows, tree) for rows in (1, 2, 4, 5, 16)] == [1, 4, 4, 16, 16]
-    assert buckets(16).lengths == [4096]
-    assert buckets(16, reads_mask=True).lengths == [1024, 4096]
-    assert buckets(16, reads_mask=True, capacity=320).lengths == [320]
-    assert [buckets(16, True).length(longest, chain) for longest in (9, 1000, 1021, 4095)] == [1024, 1024, 4096, 4096]
+    plain, chain, tree = 1, 5, 17  # tokens of the widest step
+    assert [Buckets(16, 4096).counts(tokens) for tokens in (plain, chain, tree)] == [[1, 16], [1, 16], [1, 4, 16]]
+    assert [Buckets(64, 4096).counts(tokens) for tokens in (plain, chain)] == [[1, 64], [1, 16, 64]]
+    assert [Buckets(rows, 4096).counts(tree) for rows in (1, 2, 5, 12)] == [[1], [1, 2], [1, 5], [1, 3, 12]]
+    assert [Buckets(16, 4096).padded(rows, tree) for rows in (1, 2, 4, 5, 16)] == [1, 4, 4, 16, 16]
+    assert Buckets(16, 4096, reads_mask=False).lengths == [4096]
+    assert Buckets(16, 4096).lengths == [1024, 4096]
+    assert Buckets(16, 320).lengths == [320]
+    assert [Buckets(16, 4096).length(end) for end in (13, 1024, 1025, 4096)] == [1024, 1024, 4096, 4096]
 
 
-def test_engines_that_cannot_be_part_of_a_graph_run_unpadded_on_the_same_path() -> None:
-    """They have no columns behind the capacity, and check that nothing is written there."""
-    device = Device(4, ReplayRecorder(), engine=MockEngine)
+@pytest.mark.parametrize(
+    ("engine", "recorder", "reason"),
+    [
+        (MockEngine, ReplayRecorder, "steps of MockEngine cannot be part of a recording"),
+        (CapturableMock, partial(NoRecorder, "cpu"), "graphs are switched off"),
+    ],
+)
+def test_what_cannot_be_captured_runs_on_the_host_and_is_counted(
+    engine: Callable[..., MockEngine], recorder: Callable[[], Recorder], reason: str
+) -> None:
+    device = Device(4, recorder(), engine=engine)
     chosen = pool()[:13]
     found = device.generate([entry[:2] for entry in chosen], random.Random(3))
     assert [request.tokens for request in found] == [entry[2] for entry in chosen]
     assert device.blocks.recorded == 0
-    assert set(device.blocks.unrecorded) == {"steps of MockEngine cannot be part of a recording"}
+    assert set(device.blocks.unrecorded) == {reason}
+    assert device.loop.totals.unrecorded == device.blocks.unrecorded
 
 
-def test_constrained_blocks_run_unrecorded_and_give_the_tokens_of_the_host() -> None:
+def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(4, ReplayRecorder())
+    captured, other = (DecodingParams(method=method, seed=1) for method in ("mtad", "traversal"))
+    assert device.blocks.eager_reason(input_of([captured, captured])) is None
+    assert device.blocks.eager_reason(input_of([captured, other])) == "traversal runs on the host"
+    monkeypatch.setattr("mtad.device.tables.problem", lambda: "Triton is not installed")
+    assert device.blocks.eager_reason(input_of([captured])) == "Triton is not installed"
+    assert not device.blocks.records
+
+
+def test_constrained_blocks_run_on_the_host_and_give_the_tokens_of_the_host() -> None:
     params = DecodingParams(method="mmtad", seed=3, max_tokens=12, min_tokens=9, logit_bias={4: 2.0}, ignore_eos=True)
     params = replace(params, repetition_penalty=1.3, frequency_penalty=0.2, speculation="fixed")
     prompt, plain = [5, 3, 7], pool()[0]
@@ -153,27 +168,24 @@ def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], 
 
 
 def test_the_block_that_was_not_used_for_longest_goes_first() -> None:
-    device = Device(2, ReplayRecorder())
-    blocks = device.blocks = DeviceBlocks(
-        *(device.blocks._auxiliary, device.blocks._target, device.blocks.batches, device.blocks._buckets),
-        *(device.recorder, 2),
-    )
+    device = Device(2, ReplayRecorder(), most=2)
+    blocks = device.blocks
     with torch.inference_mode():
         for length in (1, 2, 1, 3, 1):
-            blocks.run_block(batch_of(device, [DecodingParams(method="speculative", draft_len=length)]))
-    assert [key.shape.draft_len for key in blocks.keys] == [3, 1]
+            blocks.run(input_of([DecodingParams(method="speculative", draft_len=length)]))
+    assert [key.levels for key in blocks.keys] == [3, 1]
     assert blocks.recorded == 3
 
 
 def test_a_padded_row_writes_behind_the_capacity_only() -> None:
     """Row 3 of four is padding, and holds a prompt that is being stored."""
     device = Device(4, ReplayRecorder())
-    for method in ("mmtad", "specinfer", "mtjd", "sample", "dsbd"):
+    for method in CAPTURED:
         for engine in (device.auxiliary, device.target):
             engine.kv.normal_()
         before = [engine.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]
         for _ in range(2):
             with torch.inference_mode():
-                device.blocks.run_block(batch_of(device, [DecodingParams(method=method, seed=1)] * 3))
+                device.blocks.run(input_of([DecodingParams(method=method, seed=1)] * 3))
         for engine, kept in zip((device.auxiliary, device.target), before, strict=True):
             assert torch.equal(engine.kv[:, :, 3, :, :CAPACITY], kept), method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -18,10 +18,17 @@ from mtad.params import DecodingParams
 from tests.support.device_loop import Device, pool
 from tests.support.fake_cuda import FakeTorchCuda
 from tests.support.mock_engine import CapturableMock
+from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
 
 
-def test_a_mixture_that_looks_at_its_routing_is_found_out_and_runs_unrecorded() -> None:
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_filters():
+        yield
+
+
+def test_a_mixture_that_looks_at_its_routing_is_found_out_and_runs_on_the_host() -> None:
     class Looking(CapturableMock):
         def step(self, step: Step) -> Tensor:
             return self.run(step) * float(step.tokens.float().mean() >= 0)
@@ -37,7 +44,7 @@ def test_a_mixture_that_looks_at_its_routing_is_found_out_and_runs_unrecorded() 
     assert count == found.blocks
 
 
-def test_a_capture_that_breaks_off_ends_in_an_unrecorded_block_and_is_reported_once(
+def test_a_capture_that_breaks_off_ends_in_a_block_of_the_host_and_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     problem = "CUDA error: operation not permitted when stream is capturing"
@@ -51,8 +58,8 @@ def test_a_capture_that_breaks_off_ends_in_an_unrecorded_block_and_is_reported_o
     assert device.blocks.recorded == 0
     assert set(device.blocks.unrecorded) == {problem}
     said = [record.getMessage() for record in caplog.records if record.name.startswith("runtime.decoder.cuda_graph")]
-    assert [message for message in said if "unrecorded" in message] == [
-        f"blocks run unrecorded, as separate kernels: {problem}"
+    assert [message for message in said if "on the host" in message] == [
+        f"blocks run on the host, not as CUDA graphs: {problem}"
     ]
     before = cuda.captures
     device.generate([entry[:2] for entry in chosen[:1]], random.Random(4))

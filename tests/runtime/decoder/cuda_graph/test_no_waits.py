@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from engines import Engine, EngineSpec, Step
-from engines.buffers import leaves
+from engines.buffers import Slab, leaves, size_of
 from engines.folder import read_spec
 from engines.pytorch.engine import TorchEngine
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.rows import LISTED
-from runtime.decoder.batch_builder import BatchBuilder
-from runtime.decoder.block import run_block
+from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.device_roles import DeviceAuxiliary, DeviceTarget
-from runtime.decoder.cuda_graph.fused import FusedFunctions
-from runtime.decoder.eager import TorchFunctions
+from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key
+from runtime.decoder.engine_role import EngineRole
 from tests.runtime.test_schedules import CAPACITY
 from tests.support.fake_gpu import fake_gpu
 from tests.support.launches import counted
-from tests.support.mock_engine import EOS, VOCAB, mock_spec
+from tests.support.mock_engine import VOCAB, mock_spec
 
 
 class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,30 +58,23 @@ class Blank(Engine):
         return torch.zeros(len(step.tokens), len(step.keep), self.spec.vocab_size, device=self.kv.device)
 
 
-@pytest.mark.parametrize("functions", [TorchFunctions(), FusedFunctions()])
-@pytest.mark.parametrize("listed", [LISTED, 5])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow
-def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(
-    method: str, listed: int, functions: TorchFunctions
-) -> None:
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.captured])
+def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
     mode, gpu = fake_gpu()
-    params = [DecodingParams(method=method, seed=1), DecodingParams(method="bild"), DecodingParams(method=method)]
-    params[2] = replace(params[2], top_k=4)  # with few tokens listed, a list beside tables
-    batches = BatchBuilder(VOCAB, (EOS,), Buckets(4, CAPACITY, pad=True, pinned=False), listed)
-    batch = batches.build(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3)
-    with mode, OneDevice(), counted(), torch.inference_mode():  # type: ignore[no-untyped-call]
+    params = [DecodingParams(method=method, seed=1), DecodingParams(method="mtad"), DecodingParams(method="block")]
+    given = BlockInput(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3, [None] * 3)
+    key = Key.of(given, Buckets(4, CAPACITY))
+    with mode, OneDevice(), counted() as counts, torch.inference_mode():  # type: ignore[no-untyped-call]
         auxiliary, target = (Blank(mock_spec(4, CAPACITY), "gpu:0") for _ in range(2))
-        roles = (
-            DeviceAuxiliary(auxiliary, VOCAB, functions, target, gpu),
-            DeviceTarget(target, VOCAB, functions, gpu),
-        )
-        assert batch.padded
-        memory = torch.empty(len(batch.padded.memory), dtype=torch.uint8, device=gpu)
-        results = run_block(*roles, batch.padded.over(memory)).results(batch.stops)
-        assert {tensor.device for tensor in leaves(results)} == {gpu}
+        memory = torch.empty(size_of(key.given), dtype=torch.uint8, device=gpu)
+        is_end = torch.empty(VOCAB, dtype=torch.bool, device=gpu)
+        block = CapturedBlock(key, memory, auxiliary, target, is_end, Slab(gpu), Slab(gpu))
+        block()
+        assert {tensor.device for tensor in leaves(block.results)} == {gpu}
         with pytest.raises(DataDependentOutputException):
-            results.length.tolist()
+            block.results.lengths.tolist()
+    assert counts["draw_level"] == key.levels
+    assert counts["settle_tables"] == key.levels + 1
 
 
 def test_a_prompt_is_sent_to_a_gpu_without_a_wait() -> None:
@@ -97,9 +86,9 @@ def test_a_prompt_is_sent_to_a_gpu_without_a_wait() -> None:
                 sent.append(kwargs["non_blocking"])
             return operation(*args, **(kwargs or {}))
 
-    mode, gpu = fake_gpu()
+    mode, _ = fake_gpu()
     with mode:
-        role = DeviceTarget(Blank(mock_spec(4, CAPACITY), "gpu:0"), VOCAB, device=gpu)
+        role = EngineRole(Blank(mock_spec(4, CAPACITY), "gpu:0"), VOCAB)
         with Sent():  # type: ignore[no-untyped-call]
             role.prefill(2, [3, 4, 5], 0)
     assert sent == [True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +17,14 @@ from runtime import LLM, RuntimeConfig
 from runtime.pair import Pair, open_pair
 from runtime.speculation.step_costs import StepCosts, StepTable
 from scripts.evaluation.decoders import Ours
-from tests.support.noise import device_numbers
+from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_filters():
+        yield
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -42,7 +48,7 @@ def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torc
     setting = Ours("adaptive", llm, params)
     setting.warm_up([[5] * 20])
     assert llm.blocks
-    assert {key.shape.draft_len for key in llm.blocks.keys} == {0, 1, 2, 4}
+    assert {key.levels for key in llm.blocks.keys} == {0, 1, 2, 4}
     before = llm.blocks.recorded
     assert len(setting.run([[5] * 20], [1])()[0].tokens) == 60
     assert llm.blocks.recorded == before
@@ -52,7 +58,7 @@ def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torc
 def test_what_padded_rows_left_breaks_no_recording_no_measurement_and_no_text(torch_pair: Pair) -> None:
     """Both run on the page that padded rows write, which may hold what is not a number."""
     engines = [engine for engine in (torch_pair.target, torch_pair.auxiliary) if isinstance(engine, PagedEngine)]
-    methods = ("sample", "speculative", "mtad", "mmtad_sample", "specinfer", "dsbd")
+    methods = ("sample", "speculative", "mtad", "mmtad_sample", "mmtad", "block")
     base = DecodingParams(max_tokens=8, ignore_eos=True, speculation="fixed")
     params = [replace(base, method=m, seed=n, top_k=k) for n, m in enumerate(methods) for k in (40, 0)]
     texts = []
@@ -69,13 +75,12 @@ def test_what_padded_rows_left_breaks_no_recording_no_measurement_and_no_text(to
 
 
 @pytest.mark.slow
-def test_recorded_blocks_of_a_llama_pair_give_the_tokens_of_unrecorded_ones(torch_pair: Pair) -> None:
+def test_captured_blocks_of_a_llama_pair_give_the_tokens_of_the_host(torch_pair: Pair) -> None:
     """`LLM` as it runs on a GPU, on memory of the host."""
     base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
     prompts = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4]
-    params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "dsbd"))]
-    with device_numbers():
-        expected = LLM(torch_pair, RuntimeConfig(prefix_tokens=0)).generate(prompts, params)
+    params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "block"))]
+    expected = LLM(torch_pair, RuntimeConfig(prefix_tokens=0)).generate(prompts, params)
     device = LLM(torch_pair, RuntimeConfig(max_prefill_tokens=16), recorder=ReplayRecorder(), record=())
     found = device.generate(prompts, params)
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
@@ -85,11 +90,8 @@ def test_recorded_blocks_of_a_llama_pair_give_the_tokens_of_unrecorded_ones(torc
     assert device.blocks.recorded > 2
     assert not device.blocks.unrecorded
     asked = replace(base, top_logprobs=2)
-    with device_numbers():
-        tops = [
-            llm.generate(prompts[:3], asked)[2].top_logprobs
-            for llm in (device, LLM(torch_pair, RuntimeConfig(prefix_tokens=0)))
-        ]
+    host = LLM(torch_pair, RuntimeConfig(prefix_tokens=0))
+    tops = [llm.generate(prompts[:3], asked)[2].top_logprobs for llm in (device, host)]
     assert [[pair[0] for pair in row] for row in tops[0]] == [[pair[0] for pair in row] for row in tops[1]]
     device.measure(again=True)
     adaptive = replace(base, method="speculative", temperature=0.0, speculation="adaptive")

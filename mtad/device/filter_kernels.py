@@ -1,15 +1,21 @@
-"""Kernels that filter logits by temperature, top-k, top-p and min-p without listing what is left, in Triton.
+"""Kernels that filter logits by temperature, top-k, top-p and min-p, in Triton: two launches, no sort.
 
-Two launches, no sort of the vocabulary, for distributions that are tables (`mtad.distributions.table`). Each filter
-keeps the shortest prefix of the tokens, in the order of their keys (`runtime.decoder.cuda_graph.list_kernels`), whose
-count or mass reaches a bound. Programs say how many tokens of a chunk there are, and how much weight they have, in bins
-of one nat. Those of all chunks show in which bin a prefix ends. One program per distribution takes the keys of that bin
-together, and finds the last one by bisection. If they are more than it holds, each step of the bisection reads all
-logits: the result is the same, but later.
+A token's *key* is an integer in the order of the filter: larger logits first, of equal ones the smaller id first. No
+two tokens have the same key, so ties need no code of their own. What is not a number comes first, and makes the whole
+distribution no number.
+
+Each filter keeps the shortest prefix of the tokens, in the order of their keys, whose count or mass reaches a bound.
+Programs say how many tokens of a chunk there are, and how much weight they have, in bins of one nat. Those of all
+chunks show in which bin a prefix ends. One program per distribution takes the keys of that bin together, and finds the
+last one by bisection. If they are more than it holds, each step of the bisection reads all logits: the result is the
+same, but later.
 
 An example: logits 5.0, 4.2, 4.1, 2.0 at temperature 1, top-p 0.8. The bins are [5, 6), [4, 5), .., with 0.51, 0.44, 0
 and 0.03 of the mass. Bin [4, 5) reaches 0.8. Its keys are those of tokens 1 and 2, with 0.23 and 0.21 of the mass:
 0.51 + 0.23 is too little, so the last key is that of token 2.
+
+No kernel here adds anything atomically, and sums run in an order that depends on the vocabulary alone, so a row's bits
+depend on no other row. Launched by `mtad.device.tables`. Importing this module needs Triton.
 """
 
 from __future__ import annotations
@@ -17,7 +23,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runtime.decoder.cuda_graph.list_kernels import ID, LARGEST, VARYING, key_of, logit_of, read
+VARYING = ("positions", "row_stride", "position_stride")
+"""Arguments that change from step to step. `do_not_specialize` keeps kernels from being compiled again where one
+of them is 1; it also turns off the specialisation for multiples of 16."""
+
+LARGEST = tl.constexpr(2**63 - 1)
+ID = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def key_of(logits: tl.tensor, tokens: tl.tensor) -> tl.tensor:
+    """The bits of a logit in the order of the numbers, then the id. What is not a number comes first."""
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    bits = tl.where(logits != logits, ID, bits ^ ((bits >> 31) & ID))
+    return (bits.to(tl.int64) << 32) | (tokens ^ ID).to(tl.int64)
+
+
+@triton.jit
+def logit_of(keys: tl.tensor) -> tl.tensor:
+    """The logit that a key was made from."""
+    bits = (keys >> 32).to(tl.int32)
+    return (bits ^ ((bits >> 31) & ID)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def read(logits: tl.tensor, start: tl.tensor, size: tl.tensor, COUNT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Logits and ids of COUNT tokens; beyond the vocabulary, impossible ones."""
+    tokens = start + tl.arange(0, COUNT)
+    return tl.load(logits + tokens, mask=tokens < size, other=float("-inf")).to(tl.float32), tokens
+
 
 _BINS = tl.constexpr(32)
 
@@ -40,7 +74,6 @@ def scan_tables(
     largest: tl.tensor,
     counts: tl.tensor,
     masses: tl.tensor,
-    tabulated: tl.tensor,
     inverse_temperature: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
@@ -53,15 +86,13 @@ def scan_tables(
     """What the tokens of a chunk count and weigh, by bins of a nat below its largest logit's. Grid: (R * S, chunks).
 
     Args:
-        logits, positions, row_stride, position_stride: of `scan_lists`.
+        logits: [R, S, size], last axis contiguous; `positions` is S, the strides are in elements.
         largest: float32 [R, S, chunks], each chunk's largest logit.
         counts, masses: float32 [R, S, chunks, 32], by bin; weights relative to the chunk's largest.
-        tabulated .. top_p: of `mtad.rows.Rows`; other rows are left out, and bins where neither filter is on.
+        inverse_temperature .. top_p: of the rows; bins are left out where neither filter is on.
     """
     place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = place // positions
-    if tl.load(tabulated + row) == 0:
-        return
     scale = tl.load(inverse_temperature + row)
     logits += row * row_stride + place % positions * position_stride
     values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
@@ -160,7 +191,7 @@ def _cut(
     return low
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["masses", "lowest", "log_total"])
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["masses", "lowest", "log_total", "log_plain"])
 def settle_tables(
     logits: tl.tensor,
     chunk_largest: tl.tensor,
@@ -171,8 +202,8 @@ def settle_tables(
     lowest: tl.tensor,
     last: tl.tensor,
     log_total: tl.tensor,
+    log_plain: tl.tensor,
     blocks: tl.tensor,
-    tabulated: tl.tensor,
     greedy: tl.tensor,
     inverse_temperature: tl.tensor,
     top_k: tl.tensor,
@@ -188,19 +219,17 @@ def settle_tables(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """What `mtad.distributions.table.tabulate` gives. Grid: (R * S).
+    """What `mtad.device.tables.Tables` says of each distribution. Grid: (R * S).
 
     Args:
         chunk_largest, counts, masses: of `scan_tables`.
         scratch: int64 [R, S, TILE].
-        largest .. blocks: of `mtad.distributions.table.Table`, the result.
-        tabulated .. min_p: of `mtad.rows.Rows`; nothing is written for other rows.
+        largest .. blocks: of `mtad.device.tables.Tables`, the result.
+        greedy .. min_p: of the rows.
         CHUNKS, BLOCKS: of the vocabulary, rounded up to a power of two.
     """
     place = tl.program_id(0).to(tl.int64)
     row = place // positions
-    if tl.load(tabulated + row) == 0:
-        return
     logits += row * row_stride + place % positions * position_stride
     scratch += place * TILE
     scale, some = tl.load(inverse_temperature + row), tl.load(top_k + row) < size
@@ -231,7 +260,7 @@ def settle_tables(
         edge = tl.maximum(edge, key_of(most + tl.log(least) / scale, every_id))
     # of a distribution that is none, each token is to be seen as such
     edge = tl.where(most == most, edge, key_of(tl.full((), float("-inf"), tl.float32), every_id))
-    total, count = 0.0, tl.cdiv(size, BLOCK)
+    total, plain, count = 0.0, 0.0, tl.cdiv(size, BLOCK)
     sure, few = tl.load(greedy + row) != 0, tl.arange(0, TILE // BLOCK)
     for start in range(0, size, TILE):
         values, tokens = read(logits, start, size, TILE)
@@ -240,11 +269,13 @@ def settle_tables(
         mass = tl.where(sure, tl.max(each, 1), tl.sum(each, 1))
         tl.store(blocks + place * count + start // BLOCK + few, mass, mask=start // BLOCK + few < count)
         total += tl.sum(weights, 0)
+        plain += tl.sum(tl.exp(values - most), 0)
     tl.debug_barrier()  # other threads stored some of what a thread is going to load
     every = tl.arange(0, BLOCKS)
     mass = tl.load(blocks + place * count + every, mask=every < count, other=0.0)
-    tl.store(blocks + place * count + every, tl.log(mass) - tl.log(total), mask=every < count)
+    tl.store(blocks + place * count + every, mass / total, mask=every < count)
     tl.store(largest + place, most)
     tl.store(lowest + place, logit_of(edge))
     tl.store(last + place, (edge & ID) ^ ID)
     tl.store(log_total + place, tl.log(total))
+    tl.store(log_plain + place, tl.log(plain))

@@ -1,0 +1,120 @@
+"""The device form gives what the host form gives, row by row: drafts, decisions, log-probabilities."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mtad.device import block
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from tests.support.device_rows import CAPACITY, COMMITTED, block_on_device, block_on_host, given_of
+
+VOCAB = 300
+CAPTURED = [name for name, method in METHODS.items() if method.captured]
+FILTERS = (
+    {"top_k": 0, "top_p": 1.0},
+    {"top_k": 5, "top_p": 0.9},
+    {"top_k": 0, "top_p": 0.7},
+    {"top_k": 0, "top_p": 1.0, "min_p": 0.1},
+)
+
+
+def pick(chance: random.Random, method: str) -> DecodingParams:
+    return DecodingParams(
+        method=method,
+        draft_len=chance.randint(1, 4),
+        beam_width=chance.randint(1, 4),
+        accept_threshold=chance.choice([0.0, 0.3, 0.8]) if METHODS[method].threshold is not None else None,
+        draft_confidence=chance.choice([0.0, 0.0, 0.05]),
+        temperature=chance.choice([0.0, 0.7, 1.0]),
+        ignore_eos=chance.random() < 0.5,
+        seed=chance.randrange(1, 1000),
+        **chance.choice(FILTERS),
+    )
+
+
+def models(shape: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Auxiliary and target, by depth and last token: flat, peaked, or with impossible tokens."""
+    chance = torch.Generator().manual_seed(seed)
+    auxiliary, more = torch.randn(2, 5, VOCAB, VOCAB, generator=chance).unbind()
+    target = auxiliary + 0.5 * more
+    if shape == "peaked":
+        return auxiliary * 6, target * 6
+    if shape == "impossible":
+        for logits in (auxiliary, target):
+            logits[torch.rand(logits.shape, generator=chance) < 0.99] = -torch.inf
+            logits[:, :, 7] = 0.0
+    return auxiliary, target
+
+
+def compare(params: Sequence[DecodingParams], auxiliary: Tensor, target: Tensor) -> int:
+    """Compare all rows; returns how many tokens were accepted."""
+    is_end = torch.arange(VOCAB) % 5 == 0
+    key, given = given_of(params, VOCAB, padded=1)
+    tree, _, found = block_on_device(key, given, auxiliary, target, is_end)
+    trees, _, expected = block_on_host(params, auxiliary, target, is_end)
+    assert found.finite[:-1].tolist() == expected.finite.tolist()
+    for row, p in enumerate(params):
+        for level, width in enumerate(p.widths):
+            assert tree is not None
+            at = slice(trees.starts[row, level], trees.starts[row, level + 1])
+            alive = trees.log_q[row, at] > -np.inf
+            for name in ("drafted", "growing", "ended"):
+                if p.spec.form == "beams" or name != "ended":
+                    assert getattr(tree, name)[row, level, :width].tolist() == getattr(trees, name)[row, at].tolist()
+            if p.spec.form == "beams":
+                assert (tree.log_q[row, level, :width] > -np.inf).tolist() == alive.tolist()
+            shown = trees.drafted[row, at]
+            assert tree.tokens[row, level, :width][shown].tolist() == trees.tokens[row, at][shown].tolist(), p
+            likely = torch.from_numpy(trees.log_q[row, at][shown])
+            torch.testing.assert_close(tree.log_q[row, level, :width][shown], likely, atol=1e-4, rtol=1e-5)
+            assert not tree.drafted[row, level, width:].any()
+        if not expected.finite[row]:
+            continue
+        length = int(expected.lengths[row])
+        assert int(found.lengths[row]) == length, p
+        assert found.tokens[row, : length + 1].tolist() == expected.tokens[row, : length + 1].tolist(), p
+        assert found.log_probs[row, : length + 1].tolist() == pytest.approx(
+            expected.log_probs[row, : length + 1].tolist(), abs=1e-4
+        )
+    return int(expected.lengths.sum())
+
+
+@pytest.mark.parametrize("shape", ["flat", "peaked", "impossible"])
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_rows_are_drafted_and_decided_as_on_the_host(seed: int, shape: str) -> None:
+    chance = random.Random(seed)
+    params = [pick(chance, chance.choice(CAPTURED)) for _ in range(5)]
+    compare(params, *models(shape, seed))
+
+
+def test_rows_whose_logits_are_no_numbers_are_told_from_the_others() -> None:
+    params = [DecodingParams(method=method, draft_len=2, beam_width=2, seed=3) for method in CAPTURED]
+    for number, spoiled in enumerate(("auxiliary", "target")):
+        auxiliary, target = models("flat", 5)
+        (auxiliary, target)[number][0, 5] = torch.nan  # after the root of row 2
+        compare(params, auxiliary, target)
+        finite = block_on_host(params, auxiliary, target, torch.arange(VOCAB) % 5 == 0)[2].finite.tolist()
+        assert finite == [row != 2 for row in range(len(params))], spoiled
+
+
+def test_padded_rows_write_behind_the_capacity_and_masks_are_those_of_the_paths() -> None:
+    key, given = given_of([DecodingParams(method="mmtad", draft_len=2, beam_width=2, seed=1)], VOCAB, padded=1)
+    auxiliary, target = models("flat", 2)
+    is_end = torch.zeros(VOCAB, dtype=torch.bool)
+    _, scored, _ = block_on_device(key, given, auxiliary, target, is_end)
+    assert scored is not None
+    step = block.target_inputs(scored, given, key.length, CAPACITY)
+    assert step.write_at.tolist() == [COMMITTED - 1, CAPACITY]
+    for node in range(4):
+        seen, above = set(range(COMMITTED)), node
+        while above >= 0:
+            seen.add(COMMITTED + above)
+            above = int(scored.parents[0, above])
+        assert step.mask[0, 0, 1 + node].nonzero()[:, 0].tolist() == sorted(seen)

@@ -1,0 +1,69 @@
+"""The filter kernels' stand-in for tests of what is around them: the host's filter, which is much faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtad.device import tables
+from mtad.distribution import filter_logits
+from mtad.rows import ROW
+
+_launch = tables.launch
+
+
+def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
+    """`mtad.device.tables.launch`, but distributions are filtered by `mtad.distribution.filter_logits`."""
+    with torch._C.DisableTorchFunction():  # a kernel looks into its tensors, and the host does not
+        if kernel == "level.draw_level":
+            _launch(kernel, grid, arguments, **constants)
+        if kernel == "filter.settle_tables":
+            _settle(*(x.numpy() if isinstance(x, Tensor) else x for x in arguments))
+
+
+def _settle(
+    logits: Any,
+    chunk_largest: Any,
+    counts: Any,
+    masses: Any,
+    scratch: Any,
+    largest: Any,
+    lowest: Any,
+    last: Any,
+    log_total: Any,
+    log_plain: Any,
+    blocks: Any,
+    greedy: Any,
+    scale: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    *sizes: Any,
+) -> None:
+    vocab = logits.shape[2]
+    ids, log_p, row = np.empty(vocab, np.int32), np.empty(vocab, np.float32), np.zeros(1, np.dtype((np.record, ROW)))[0]
+    for r, s in np.ndindex(logits.shape[:2]):
+        own = logits[r, s].astype(np.float32)
+        row.temperature, row.top_k, row.top_p, row.min_p = 1 / float(scale[r]), top_k[r], top_p[r], min_p[r]
+        count = filter_logits(own, row, ids, log_p)
+        kept, weights = ids[:count], np.zeros(-(-vocab // tables.BLOCK) * tables.BLOCK, np.float32)
+        largest[r, s], lowest[r, s] = own.max(), own[kept].min()
+        last[r, s] = kept[own[kept] == lowest[r, s]].max(initial=0)
+        log_total[r, s] = np.nan if np.isnan(log_p[0]) else -log_p[:count].max()
+        log_plain[r, s] = np.log(np.exp(own - own.max()).sum())
+        weights[kept] = np.exp(log_p[:count])
+        each = weights.reshape(-1, tables.BLOCK)
+        blocks[r, s] = each.max(1) if greedy[r] else each.sum(1)
+
+
+@contextmanager
+def quick_filters() -> Iterator[None]:
+    """Inside, all filters are the host's."""
+    with patch.object(tables, "launch", launch):
+        yield
