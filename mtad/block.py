@@ -1,6 +1,7 @@
 """The host's part of a block, for all rows: what runs between the steps of the two models.
 
-    per level: draft_levels, level_inputs, the auxiliary's step ; select_nodes ; target_inputs, the target's step ; decide
+    for each level: draft_levels, level_inputs, the auxiliary's step; then select_nodes, target_inputs, the target's
+    step, decide
 
 Every row is computed alone, so what it gets does not depend on the rest of the batch.
 """
@@ -33,7 +34,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Trees(NamedTuple):
-    """The drafts of R rows, as `Tree` has them: [R, N], and `starts` [R, D + 1]; rows with fewer nodes use the first."""
+    """The drafts of R rows, as `Tree` has them: [R, N], and `starts` [R, D + 1]; nodes that a row lacks are empty."""
 
     tokens: Ints
     parents: Ints
@@ -333,11 +334,11 @@ def draw_bonus(row, p, node, bonus, uniform):
 @compiled
 def judge(row, scored, bonus):
     """The node that the row's rule keeps, -1 for none."""
-    rule, node = 0, -1
+    node, rule = -1, row.rule
     for function in literal_unroll(FUNCTIONS):
-        if rule == row.rule:
+        if rule == 0:
             node = function(row, scored, bonus)
-        rule += 1
+        rule -= 1
     return node
 
 

@@ -46,7 +46,7 @@ def cache_folder() -> Path:
 def compiled(function: F, without: frozenset[str] = frozenset()) -> F:
     """Compile a function when it is first called with arguments of some types; it releases the GIL.
 
-    There is no `parallel`, whose threads disturb the engines', and no `fastmath=True`, which is wrong for masked logits.
+    `parallel` is not used, because its threads disturb the engines', nor `fastmath=True`, which is wrong for -inf.
 
     Args:
         without: LLVM's fast-math flags, for a function whose arguments they are true of.

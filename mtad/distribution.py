@@ -78,8 +78,8 @@ def filter_logits(logits, row, ids, log_p):
     """Apply a row's temperature, then top-k, then top-p, then min-p, and renormalise.
 
     Order and meaning are those of the paper's code and of Hugging Face's warpers: top-p counts the mass that top-k
-    left, and keeps the token that crosses it; min-p is relative to the most likely token. Equal logits count as likelier
-    the smaller their id is.
+    left, and keeps the token that crosses it; min-p is relative to the most likely token. Of equal logits the smaller
+    id counts as likelier.
 
     Args:
         logits: float32 [V].

@@ -1,6 +1,6 @@
 """Drafts: how one row's next level is drawn, and which of its nodes the target scores.
 
-A draft has `draft_len` levels. A slot of a level is a *drafted* token; or a beam whose text has *ended* higher up, which
+A draft has `draft_len` levels. A slot of a level is a *drafted* token; a beam whose text has *ended* higher up, which
 is carried down so that it keeps its weight; or *dead*: the support is smaller than the width, or the path has stopped.
 Node `starts[level] + slot` is stored `starts[level] + slot` columns behind the committed tokens.
 """
@@ -66,7 +66,7 @@ def draft_level(row, level, tree, q, uniforms, is_end):
     above, beams = (-1, 1) if level == 0 else (tree.starts[level - 1], first - tree.starts[level - 1])
     for beam in range(beams):
         if grows(tree, above + beam) and not filter_after(q, beam - 1, row):
-            tree.log_q[first:stop] = math.nan
+            tree.parents[first:stop], tree.log_q[first:stop] = above, NEVER
             return False
     if row.form == BRANCHES:
         children = (stop - first) // beams

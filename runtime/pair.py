@@ -18,6 +18,7 @@ from engines.folder import exported_defaults, read_json, read_spec, vocabulary_h
 from engines.graphs.runner import MOST
 from engines.memory import Memory
 from mtad.errors import InvalidInput
+from mtad.methods import REMOVED
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 
@@ -126,7 +127,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
-        defaults=DecodingParams.from_dict(values["defaults"]),
+        defaults=_read_defaults(values["defaults"]),
         threads=placement.threads,
         limited="max_tokens" in values["defaults"],
         runs_on=runs_on,
@@ -209,6 +210,17 @@ def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_siz
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
+
+
+def _read_defaults(values: dict[str, Any]) -> DecodingParams:
+    """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
+    method = values.get("method")
+    if method in REMOVED:
+        default = DecodingParams.method
+        log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
+        own = "method", "accept_threshold", "draft_confidence"
+        values = {name: value for name, value in values.items() if name not in own}
+    return DecodingParams.from_dict(values)
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:

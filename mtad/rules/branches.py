@@ -60,8 +60,8 @@ def traversal(row, scored, bonus):
 
     A node whose parent has the weight w has the weight min(w p / q, 1); the root has 1. Nodes are tried in the order in
     which they were drawn, each after all below it, and a node is kept with a probability of its weight. If it is not,
-    its parent's p becomes max(w p - q, 0) and its weight s / (s + 1 - w), s being the sum of that. The bonus token comes
-    from what is left of p behind the node that is kept. On a chain this is block verification.
+    its parent's p becomes max(w p - q, 0) and its weight s / (s + 1 - w), s being the sum of that. The bonus token
+    comes from what is left of p behind the node that is kept. On a chain this is block verification.
     """
     deepest = max(scored.depths.max(), 0) if len(scored.depths) else 0
     path, tried = np.full(deepest + 1, -1), np.full(deepest + 1, -1)

@@ -118,7 +118,7 @@ def bild(row, scored, bonus):
 
 @compiled
 def ratio_of(scored, node):
-    """p / q of a node's token."""
+    """The ratio p / q of a node's token."""
     return math.exp(min(log_p_of(scored, node) - log_q_of(scored, node), 700.0))
 
 

@@ -16,8 +16,8 @@ def joint(row, scored, bonus):
     """MTAD and MMTAD (arXiv 2407.09722): the deepest path whose joint likelihood ratio exceeds the threshold.
 
     A node at depth d passes iff log p(path) - log q(first d tokens of the draft's best path) > log tau; on a chain that
-    is MTAD's criterion p(x_1..x_d) / q(x_1..x_d) > tau. A prefix that fails does not stop a longer one from passing. Of
-    passing nodes of the greatest depth the likeliest under the target wins; a text that ended above them is one of these.
+    is MTAD's criterion p(x_1..x_d) / q(x_1..x_d) > tau. A prefix that fails does not stop a longer one from passing.
+    Among the passing nodes of the greatest depth, and texts that ended above them, the target's likeliest wins.
     """
     joint_p = joint_log_p(scored)
     return likeliest(scored, ratio_test(row, scored, joint_p), joint_p)
@@ -82,7 +82,7 @@ def typical(row, scored, bonus):
             _, log_p = after(scored.p, parent)
             entropy = 0.0
             for at in range(len(log_p)):
-                entropy -= math.exp(log_p[at]) * log_p[at]
+                entropy -= math.exp(log_p[at]) * log_p[at] if log_p[at] > -math.inf else 0.0
             bound = min(row.threshold, math.sqrt(row.threshold) * math.exp(-entropy))
             passes[node] = math.exp(log_p_of(scored, node)) > bound
     return likeliest(scored, passes, joint_log_p(scored))

@@ -60,7 +60,7 @@ class Bonus(NamedTuple):
 
     ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
-    count: Ints
+    count: Ints  # type: ignore[assignment]
     nats: npt.NDArray[np.float64]
 
 

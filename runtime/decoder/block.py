@@ -45,7 +45,7 @@ class Block:
         log_probs: the target's log-probability of each, at temperature 1 without filters and constraints.
         drafted_levels: of each row, tokens of the longest path that was drafted.
         finite: of each row, whether the models' logits were numbers wherever they were looked at.
-        logits_of: gives the target's logits at each token of a row, float32 [len(tokens[row]), V]; until the next block.
+        logits_of: the target's logits at each token of a row, float32 [len(tokens[row]), V], until the next block.
         drafted, scored: `time.perf_counter()` when the draft was there, and when it was scored. Where a device runs the
             block as a whole: when it was launched, and when its result was there.
     """

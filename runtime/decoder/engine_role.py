@@ -125,17 +125,19 @@ class EngineRole:
 
         spec = self.engine.spec
         mask, logits = like(rows, 1, tokens, length, dtype=torch.bool), (rows, tokens - first, spec.vocab_size)
-        given = self._inputs.like((like(rows, tokens), like(rows, tokens), like(rows), mask))
+        sizes = like(rows, tokens), like(rows, tokens), like(rows), mask
+        given: tuple[Tensor, Tensor, Tensor, Tensor] = self._inputs.like(sizes)
         out = self._logits.like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
-        arrays = [tensor.numpy() for tensor in given]
-        return StepInputs(*arrays, Step(*given, torch.arange(first, tokens), out=out))
+        step = Step(*given, torch.arange(first, tokens), out=out)
+        return StepInputs(*(x.numpy() for x in given), step)  # type: ignore[arg-type, call-arg]
 
     def run(self, inputs: StepInputs) -> Floats:
         """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one."""
         step, device = inputs.step, self.engine.device
         if not self._on_cpu:
-            step = Step(*(x.to(device) for x in (step.tokens, step.positions, step.write_at, step.mask, step.keep)))
-        logits = self.engine.launch(step).to("cpu")
+            parts = (step.tokens, step.positions, step.write_at, step.mask, step.keep)
+            step = Step(*(x.to(device) for x in parts))  # type: ignore[arg-type]
+        logits = self.engine.launch(step).to("cpu").contiguous()
         if logits.shape[2] != self.vocab_size or logits.dtype != torch.float32:
             shape = (*logits.shape[:2], self.vocab_size)
             plain: Tensor = self._plain.like(torch.empty(shape, device="meta"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import is_not
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from filelock import FileLock
+from numba import NumbaExperimentalFeatureWarning
 from torch import Tensor
 
 from mtad import block
@@ -56,8 +60,8 @@ class Layout:
         np.cumsum(widths, axis=1, out=self.starts[:, 1:])
         readers = self.rows["top_k"][self.rows["reads_draft"]]
         self.kept = int(readers.max()) if len(readers) else 0
-        own = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
-        nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in own]
+        ends = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
+        nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in ends]
         self.scored_nodes = [int(each.max()) for each in nodes]
 
     def is_of(self, params: Sequence[DecodingParams]) -> bool:
@@ -93,7 +97,7 @@ class HostRunner:
         last_two = np.array(given.last_two)
         noise = draw_noise(given.keys, layout.draft_len, layout.width)
         constraints = Constraints.of(given.constraints)
-        trees, q = Trees.empty(layout.starts), self._distributions(layout)
+        trees, q = Trees.empty(layout.starts), _distributions(layout)
         levels = 0
         if layout.draft_len:
             levels = self._draft(layout, last_two, committed, noise, constraints, trees, q, finite)
@@ -170,13 +174,6 @@ class HostRunner:
             self.target.move_columns(target, to)
             self.auxiliary.move_columns(auxiliary, to)
 
-    def _distributions(self, layout: Layout) -> Distributions:
-        """Memory for what rows were drafted from, where their rules read it."""
-        shape = len(layout.rows), 1 + (int(layout.starts.max()) if layout.kept else 0), max(layout.kept, 1)
-        logits = np.empty((0, 0, 0), np.float32)
-        ids, log_p = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        return Distributions(logits, ids, log_p, np.full(shape[:2], -1))
-
     def _share(self, work: Callable[..., Any], logits: Floats, *arguments: Any) -> None:
         """Do work(first, last, ...) for all rows: on several threads where the step has many logits."""
         rows = len(logits)
@@ -186,40 +183,57 @@ class HostRunner:
             return
         self._pool = self._pool or ThreadPoolExecutor(self._threads, "rules")
         edges = [rows * part // parts for part in range(parts + 1)]
-        futures = [
-            self._pool.submit(work, low, high, *arguments) for low, high in zip(edges[1:-1], edges[2:], strict=True)
-        ]
+        futures = [self._pool.submit(work, low, high, *arguments) for low, high in itertools.pairwise(edges[1:])]
         work(0, edges[1], *arguments)
         for future in futures:
             future.result()
 
-    def prepare(self) -> None:
-        """Compile all functions now, or load them from the cache, so that nothing is compiled while requests run."""
+
+def compile_rules() -> None:
+    """Compile all functions now, or load them from the cache, so that nothing is compiled while requests run.
+
+    One process compiles at a time; those that wait for it load what it has compiled.
+    """
+    with FileLock(cache_folder() / "compiling.lock"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)  # calling a row's rule by its number
         if not any(cache_folder().rglob("*.nbi")):
-            log.warning("compiling the decoding rules, once for this version: about half a minute")
-        given = [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(method="mtad", top_k=0)]
-        layout, vocab = Layout(given, 4), 4
-        trees, q, finite = Trees.empty(layout.starts), self._distributions(layout), np.ones(2, np.bool_)
-        noise, committed = draw_noise([(0, 0), (0, 1)], layout.draft_len, layout.width), np.array([3, 3])
-        inputs = np.zeros((2, 2, 5), np.int64), np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
-        tokens, (write_at, mask), end = inputs[0], inputs[1:], np.zeros(vocab, np.bool_)
-        logits, last_two = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64)
-        block.first_inputs(layout.rows, last_two, committed, *tokens, write_at, mask)
-        block.draft_levels(0, 2, layout.rows, 0, trees, logits, q, noise.draft, end, finite)
-        block.any_growing(trees, 0)
-        block.level_inputs(0, trees, committed, *tokens, write_at, mask)
-        scored = ScoredTrees.empty(2, 4, layout.draft_len)
-        block.select_nodes(layout.rows, 1, trees, end, scored)
-        block.target_inputs(scored, last_two[:, 1], committed, *tokens, write_at, mask)
-        decisions = Decisions.empty(2, layout.draft_len)
-        block.decide(0, 2, layout.rows, trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions)
-        columns = np.empty((3, 2, layout.draft_len), np.int64)
-        block.kept_columns(committed, scored, decisions, *columns)
-        _paths(scored, np.zeros((2, 2), np.int64), 2)
-        for name in block.ENTRIES:
-            function = getattr(block, name)
-            if hasattr(function, "disable_compile"):
-                function.disable_compile()
+            log.warning("compiling the decoding rules, once for this version: about a minute")
+        _call_all()
+    for name in block.ENTRIES:
+        function = getattr(block, name)
+        if hasattr(function, "disable_compile"):
+            function.disable_compile()
+
+
+def _call_all() -> None:
+    """Call each of `block.ENTRIES` with arguments of the types that they have in a block."""
+    vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
+    layout = Layout(given, vocab)
+    trees, q, finite = Trees.empty(layout.starts), _distributions(layout), np.ones(2, np.bool_)
+    noise, committed = draw_noise([(0, 0), (0, 1)], layout.draft_len, layout.width), np.array([3, 3])
+    tokens, positions = np.zeros((2, 2, 5), np.int64)
+    inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
+    end = np.zeros(vocab, np.bool_)
+    logits, last_two = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64)
+    block.first_inputs(layout.rows, last_two, committed, *inputs)
+    block.draft_levels(0, 2, layout.rows, 0, trees, logits, q, noise.draft, end, finite)
+    block.any_growing(trees, 0)
+    block.level_inputs(0, trees, committed, *inputs)
+    scored = ScoredTrees.empty(2, 4, layout.draft_len)
+    block.select_nodes(layout.rows, 1, trees, end, scored)
+    block.target_inputs(scored, last_two[:, 1], committed, *inputs)
+    decisions = Decisions.empty(2, layout.draft_len)
+    block.decide(0, 2, layout.rows, trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions)
+    block.kept_columns(committed, scored, decisions, *np.empty((3, 2, layout.draft_len), np.int64))
+    _paths(scored, np.zeros((2, 2), np.int64), 2)
+
+
+def _distributions(layout: Layout) -> Distributions:
+    """Memory for what rows were drafted from, where their rules read it."""
+    shape = len(layout.rows), 1 + (int(layout.starts.max()) if layout.kept else 0), max(layout.kept, 1)
+    logits = np.empty((0, 0, 0), np.float32)
+    ids, log_p = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    return Distributions(logits, ids, log_p, np.full(shape[:2], -1))
 
 
 def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:

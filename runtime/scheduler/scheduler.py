@@ -81,7 +81,7 @@ class Scheduler:
             if p.drafted > self.max_draft_len:
                 raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
             if p.draft_width > self.max_beam_width:
-                field = "branching" if p.spec.form == "branches" and not p.spec.independent else "beam_width"
+                field = "branching" if p.spec.form == "branches" else "beam_width"
                 problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
                 raise InvalidInput(field, getattr(p, field), problem)
             room = self.room_for_tokens

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import runtime.decoder.batch_builder
 from engines.buffers import Slab, packed, size_of, views
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
@@ -79,9 +78,8 @@ def held(roots: Iterable[object], known: frozenset[int] = frozenset()) -> dict[i
 
 @pytest.mark.slow
 def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_were(
-    pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    pair_folders: Callable[[str], Path],
 ) -> None:
-    monkeypatch.setattr(runtime.decoder.batch_builder, "KEPT_BYTES", SMALL)
     chance, pair = random.Random(5), open_pair(pair_folders("onnx"), RuntimeConfig(threads=1))
     rows = pair.target.spec.rows
     largest = DecodingParams(

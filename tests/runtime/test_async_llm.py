@@ -244,16 +244,16 @@ def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
 
 def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
     expected = plain.generate(PROMPTS[1], BASE)[0]
-    score = llm.loop.caches.target.score
+    run_step = llm.loop.caches.target.run
     broken = threading.Event()
 
     def fail_once(*args: Any) -> Any:
         if broken.is_set():
-            return score(*args)
+            return run_step(*args)
         broken.set()
         raise OSError("the device is gone")
 
-    vars(llm.loop.caches.target)["score"] = fail_once
+    vars(llm.loop.caches.target)["run"] = fail_once
 
     async def test() -> None:
         async with serving(llm) as engine:

@@ -46,10 +46,10 @@ def test_options_of_the_command_line_are_the_fields() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser, RuntimeConfig)
     add_options(parser, DecodingParams)
-    line = ["--rows", "3", "--memory", "4GiB", "--no-graphs", "--eager", "--branching", "2,1", "--stop", "a", "--stop"]
+    line = ["--rows", "3", "--memory", "4GiB", "--no-graphs", "--branching", "2,1", "--stop", "a", "--stop"]
     line += ["b", "--logit-bias", '{"5": -1}', "--speculation", "fixed", "--top-p", "0.5", "--ignore-eos"]
     parsed = parser.parse_args(line)
-    assert given_options(parsed, RuntimeConfig) == {"rows": 3, "memory": "4GiB", "graphs": False, "eager": True}
+    assert given_options(parsed, RuntimeConfig) == {"rows": 3, "memory": "4GiB", "graphs": False}
     assert given_options(parsed, DecodingParams) == {
         "branching": (2, 1),
         "stop": ["a", "b"],

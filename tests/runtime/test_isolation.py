@@ -12,7 +12,7 @@ import pytest
 from mtad.errors import Failed
 from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
-from runtime.decoder.batch import Batch
+from runtime.decoder.block import Block, BlockInput
 from runtime.loop import DecodingLoop
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import make_mock
@@ -44,19 +44,19 @@ def run(loop: DecodingLoop, requests: list[Request]) -> list[Request]:
 def poison(loop: DecodingLoop, monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
     """Break the blocks of poisoned rows; returns how many rows each block that broke had."""
     broken: list[int] = []
-    run_block = loop._run_block
+    run_block = loop._runner.run
 
-    def breaking(batch: Batch) -> Any:
-        block, roles = run_block(batch), (loop.caches.target, loop.caches.auxiliary)
-        if any(math.isclose(value, 1 / POISON, rel_tol=1e-4) for value in batch.rows.inverse_temperature.flatten()):
-            for row, committed in enumerate(batch.committed.tolist()):
+    def breaking(given: BlockInput) -> Block:
+        block, roles = run_block(given), (loop.caches.target, loop.caches.auxiliary)
+        if any(params.temperature == POISON for params in given.params):
+            for row, committed in enumerate(given.committed):
                 for role in roles:
-                    change(vars(role)["engine"], row, slice(committed, None), spoiled)
-            broken.append(len(batch.committed))
+                    change(role.engine, row, slice(committed, None), spoiled)
+            broken.append(len(given.committed))
             raise error
         return block
 
-    monkeypatch.setattr(loop, "_run_block", breaking)
+    monkeypatch.setattr(loop._runner, "run", breaking)
     return broken
 
 
@@ -76,9 +76,7 @@ def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
             exact = llm.pair.target.spec.format == "onnx"
             assert other.log_probs == (one.log_probs if exact else pytest.approx(one.log_probs, abs=1e-5))
     assert 2 <= len(broken) <= 6
-    assert not any(
-        vars(role)["engine"].kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary)
-    )
+    assert not any(role.engine.kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary))
 
 
 @pytest.mark.parametrize("bad", [(0,), (11,), (15,), (0, 15), (3, 4, 9)])
@@ -95,13 +93,13 @@ def test_those_that_break_a_block_are_found_by_halving(bad: tuple[int, ...], mon
 
 def test_a_broken_engine_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, breaks in ((Failed("a rank is gone"), 1), (OSError("no device"), 2)):
-        loop, tries = make_mock(rows=16).loop, list[Batch]()
+        loop, tries = make_mock(rows=16).loop, list[BlockInput]()
 
-        def breaking(batch: Batch, tries: list[Batch] = tries, error: Exception = error) -> Any:
-            tries.append(batch)
+        def breaking(given: BlockInput, tries: list[BlockInput] = tries, error: Exception = error) -> Block:
+            tries.append(given)
             raise error
 
-        monkeypatch.setattr(loop, "_run_block", breaking)
+        monkeypatch.setattr(loop._runner, "run", breaking)
         found = run(loop, make(16))
         assert {request.error for request in found} == {error}
         assert len(tries) <= 2 * breaks, "they join in two steps"
@@ -110,15 +108,15 @@ def test_a_broken_engine_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_error_that_does_not_come_again_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_mock(rows=4).loop, make(4))
     mock = make_mock(rows=4)
-    run_block, faults = mock.loop._run_block, [OSError("once")]
+    run_block, faults = mock.loop._runner.run, [OSError("once")]
 
-    def breaking(batch: Batch) -> Any:
-        block = run_block(batch)
-        if faults and len(batch.committed) == 4:
+    def breaking(given: BlockInput) -> Block:
+        block = run_block(given)
+        if faults and len(given.committed) == 4:
             raise faults.pop()
         return block
 
-    monkeypatch.setattr(mock.loop, "_run_block", breaking)
+    monkeypatch.setattr(mock.loop._runner, "run", breaking)
     found = run(mock.loop, make(4))
     assert [request.tokens for request in found] == [request.tokens for request in expected]
 

@@ -23,11 +23,22 @@ from runtime.scheduler.request import Request
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
 EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
-METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold", "dsbd")
+METHODS = (
+    "sample",
+    "speculative",
+    "block",
+    "specinfer",
+    "mtad",
+    "mmtad",
+    "modal",
+    "typical",
+    "threshold",
+    "mmtad_sample",
+)
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
-DAILY = ("sample", "speculative", "specinfer", "mtad", "mmtad", "dsbd")
+DAILY = ("sample", "speculative", "specinfer", "mtad", "mmtad", "mmtad_sample")
 """One of each form of draft, and the paper's; a rule alone has tests of its own."""
 FOLDERS = [("onnx", name) for name in DAILY] + [
     pytest.param(*one, marks=pytest.mark.slow)
@@ -60,8 +71,8 @@ def mixed() -> list[DecodingParams]:
         replace(BASE, method="typical", seed=12, beam_width=3),
         replace(BASE, method="threshold", seed=13),
         replace(BASE, method="bild", seed=14),
-        replace(BASE, method="mtjd", seed=15, beam_width=6, draft_len=3),
-        replace(BASE, method="beam", seed=16, temperature=0.0),
+        replace(BASE, method="mmtad_sample", seed=15, beam_width=6, draft_len=3),
+        replace(BASE, method="traversal", seed=16, replacement=True),
     ]
 
 
@@ -108,13 +119,6 @@ def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
     with patch.object(llm.pair.auxiliary, "launch", wraps=llm.pair.auxiliary.launch) as step:
         result = llm.generate([ONE_TOKEN], params)[0]  # a prompt of one token is not stored beforehand
     assert result.statistics.drafted == result.statistics.target_passes == step.call_count
-
-
-def test_what_the_target_drafts_costs_it_a_pass_a_token_and_is_not_judged(llm: LLM) -> None:
-    result = llm.generate(PROMPTS[0], replace(BASE, method="mtjd", draft_len=3))[0]
-    blocks = len(result.token_ids) / 3
-    assert (result.statistics.target_passes, result.statistics.drafted) == (4 * blocks, 0)
-    assert result.statistics.acceptance_alarm is None
 
 
 def test_a_step_without_requests_does_nothing(llm: LLM) -> None:

@@ -9,13 +9,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models
 
-from mtad.draft.live import Beams
 from mtad.params import DecodingParams
-from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constraint, ConstraintFailed
-from tests.support import cases
-from tests.support.mock_models import Pair
-from tests.support.reference.request import Tokens
+from tests.support import mock_models
+from tests.support.mock_models import Pair, Row, Tokens
 
 FREE = DecodingParams(temperature=1.0, top_k=0, top_p=1.0, draft_len=3, beam_width=3, max_tokens=200)
 Asked = dict[str, Any]
@@ -40,20 +37,14 @@ class Running:
     constraint: Constraint | None
     prompt: Tokens = ()
     text: list[int] = field(default_factory=list)
-    beams: Beams = field(default_factory=list)
     done: bool = False
     failed: ConstraintFailed | None = None
 
 
 def run_block(running: Sequence[Running], vocab: int, eos: Sequence[int], index: int) -> None:
-    """One block, the way the decoding loop does it, and its commit; batch noise is keyed by each request's seed."""
-    members = [cases.Case(r.pair, r.params, (*r.prompt, *r.text), (r.seed, index), tuple(r.beams)) for r in running]
-    constraints = Constraints.of([r.constraint for r in running])
-    accepted = cases.run_block(members, vocab, eos, constraints).accepted
-    kept = accepted.live.beams() if accepted.live else [[]] * len(running)
-    for row, request in enumerate(running):
-        request.beams = kept[row] if request.params.spec.live else []
-        emitted = accepted.tokens[row, : int(accepted.length[row]) + 1].tolist()
+    """One block, and its commit."""
+    rows = [Row(r.pair, r.params, (*r.prompt, *r.text), (r.seed, index), r.constraint) for r in running]
+    for request, emitted in zip(running, mock_models.run_block(rows, vocab, eos).tokens, strict=True):
         emitted = emitted[: request.params.max_tokens - len(request.text)]
         ends = [at for at, token in enumerate(emitted) if token in eos]
         emitted = emitted[: ends[0] + 1] if ends else emitted

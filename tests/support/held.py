@@ -39,7 +39,7 @@ class Hold:
 
     @contextlib.contextmanager
     def __call__(self, seconds: float) -> Iterator[None]:
-        """Each pass of a target lasts so long at least; one that is under way ends with this context."""
+        """Each block lasts so long at least; one that is under way ends with this context."""
         whole = self._file.with_name("written")
         whole.write_text(str(seconds))
         whole.rename(self._file)
@@ -50,7 +50,7 @@ class Hold:
 
 
 def install() -> None:
-    """Hold up the targets of this process. Costs nothing until it imports them."""
+    """Hold up the blocks of this process. Costs nothing until it imports what runs them."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -58,7 +58,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "runtime.decoder.engine_roles":
+        if name != "runtime.decoder.host_runner":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -68,20 +68,20 @@ class _Finder(MetaPathFinder):
 
         def execute_and_hold(module: Any) -> None:
             execute(module)
-            _hold(module.EngineTarget)
+            _hold(module.HostRunner)
 
         loader.exec_module = execute_and_hold
         return spec
 
 
-def _hold(target: Any) -> None:
-    score, file = target.score, Path(os.environ[FILE])
+def _hold(runner: Any) -> None:
+    run, file = runner.run, Path(os.environ[FILE])
 
     def held(self: Any, *args: Any) -> Any:
         with contextlib.suppress(FileNotFoundError):
             end = time.monotonic() + float(file.read_text())
             while file.exists() and time.monotonic() < end:
                 time.sleep(0.005)
-        return score(self, *args)
+        return run(self, *args)
 
-    target.score = held
+    runner.run = held

@@ -1,18 +1,29 @@
-"""Mock models, which are functions of the tokens so far, and how close the calls were that a definition made."""
+"""Mock models, which are functions of the tokens so far, and blocks of requests whose engines compute them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from tests.support.reference.compare import watchers
-from tests.support.reference.request import Model, Tokens
+from engines import Engine, EngineSpec, Step
+from mtad.params import DecodingParams
+from runtime.constraints.constraint import Constraint
+from runtime.decoder.block import Block, BlockInput
+from runtime.decoder.engine_role import EngineRole
+from runtime.decoder.host_runner import HostRunner
+
+Tokens = tuple[int, ...]
+Model = Callable[[Tokens], npt.NDArray[np.float32]]
+
+BEFORE: Tokens = (0, 0)
+"""What an engine holds before a text, which the models do not see: a block needs two committed tokens."""
 
 
 class Pair(NamedTuple):
@@ -26,7 +37,7 @@ def mock_pair(seed: int, vocab: int, peak: float, noise: float) -> Pair:
     """Random logits per prefix, `peak` their scale; the auxiliary's are the target's plus `noise` times as much."""
 
     @cache
-    def logits(tokens: Tokens) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def logits(tokens: Tokens) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         generator = np.random.default_rng([seed, *tokens])
         target, other = generator.normal(scale=peak, size=(2, vocab))
         return target.astype(np.float32), (target + noise * other).astype(np.float32)
@@ -35,14 +46,11 @@ def mock_pair(seed: int, vocab: int, peak: float, noise: float) -> Pair:
 
 
 def sure_pair(seed: int, vocab: int, gap: float) -> Pair:
-    """An auxiliary whose logits put one token, which one depends on the prefix, `gap` above all others.
-
-    The probability of the others is then less than 1 - q can express in float32, or in float64.
-    """
+    """An auxiliary whose logits put one token, which one depends on the prefix, `gap` above all others."""
     target, near = mock_pair(seed, vocab, peak=1.0, noise=1.0)
 
     @cache
-    def sure(tokens: Tokens) -> NDArray[np.float32]:
+    def sure(tokens: Tokens) -> npt.NDArray[np.float32]:
         logits = near(tokens).copy()
         logits[(2 * len(tokens) + sum(tokens)) % vocab] = logits.max() + gap
         return logits
@@ -50,23 +58,66 @@ def sure_pair(seed: int, vocab: int, gap: float) -> Pair:
     return Pair(target, sure)
 
 
-class Ties:
-    """The closest call among the comparisons seen; exact equality is not one, rounding does not make it."""
+class Row(NamedTuple):
+    """One request's part of a block; `key` is its seed and the block's index."""
 
-    def __init__(self) -> None:
-        self.closest = math.inf
+    pair: Pair
+    params: DecodingParams
+    text: Tokens
+    key: tuple[int, int]
+    constraint: Constraint | None = None
 
-    def note(self, left: float, right: float) -> None:
-        if left != right and math.isfinite(left) and math.isfinite(right):
-            self.closest = min(self.closest, abs(left - right))
+
+class TextEngine(Engine):
+    """An engine whose rows each have a model of their own. Its cache holds tokens, so what a query sees is a text."""
+
+    def __init__(self, models: Sequence[Model], texts: Sequence[Tokens], vocab: int, capacity: int) -> None:
+        super().__init__(EngineSpec("Text", 1, 1, 1, vocab, "float32", len(texts), capacity, (), "torch", "", {}))
+        self._models, self._held = models, np.zeros((len(texts), capacity), np.int64)
+        for held, text in zip(self._held, texts, strict=True):
+            held[: len(BEFORE + text)] = BEFORE + text
+
+    def step(self, step: Step) -> Tensor:
+        tokens, found = step.tokens.numpy(), []
+        for row, start in enumerate(step.write_at.tolist()):
+            held = self._held[row]
+            held[start : start + tokens.shape[1]] = tokens[row]
+            for seen in step.mask[row, 0].index_select(0, step.keep).numpy():
+                found.append(self._models[row](tuple(held[: len(seen)][seen].tolist()[len(BEFORE) :])))
+        return torch.from_numpy(np.array(found).reshape(len(tokens), len(step.keep), -1))
+
+    def move_columns(self, source: Tensor, to: Tensor) -> None:
+        """What is held is written anew for each block."""
 
 
-@contextmanager
-def watched() -> Iterator[Ties]:
-    """How close the comparisons are that definitions make meanwhile."""
-    ties = Ties()
-    watchers.append(ties.note)
-    try:
-        yield ties
-    finally:
-        watchers.remove(ties.note)
+def run_block(rows: Sequence[Row], vocab: int, eos: Sequence[int] = ()) -> Block:
+    """A block of these requests on the host."""
+    texts = [row.text for row in rows]
+    capacity = 64 + max(len(row.text) + len(BEFORE) + sum(row.params.widths) for row in rows)
+    roles = [
+        EngineRole(TextEngine([row.pair[which] for row in rows], texts, vocab, capacity), vocab) for which in (1, 0)
+    ]
+    given = BlockInput(
+        [row.params for row in rows],
+        [(BEFORE + text)[-2:] for text in texts],  # type: ignore[misc]
+        [len(BEFORE + text) for text in texts],
+        [row.key for row in rows],
+        [row.constraint for row in rows],
+    )
+    return HostRunner(roles[0], roles[1], eos).run(given)
+
+
+def generate(
+    pair: Pair, params: Sequence[DecodingParams], vocab: int, length: int, eos: Sequence[int] = ()
+) -> list[Tokens]:
+    """The first `length` tokens of one request per entry of `params`, block by block; seeds are the indices."""
+    texts: list[Tokens] = [() for _ in params]
+    for index in itertools.count():
+        waiting = [row for row, text in enumerate(texts) if len(text) < length and not set(text[-1:]) & set(eos)]
+        if not waiting:
+            return [text[:length] for text in texts]
+        block = run_block([Row(pair, params[row], texts[row], (row, index)) for row in waiting], vocab, eos)
+        for row, tokens in zip(waiting, block.tokens, strict=True):
+            ends = [at + 1 for at, token in enumerate(tokens) if token in eos and not params[row].ignore_eos]
+            texts[row] += tuple(tokens[: ends[0]] if ends else tokens)
+    raise AssertionError("itertools.count has no end")

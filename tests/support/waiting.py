@@ -34,15 +34,15 @@ class Gate:
 
     def __init__(self, llm: LLM) -> None:
         self._left, self._changed = 0.0, threading.Condition()
-        score = llm.loop.caches.target.score
+        run = llm.loop.caches.target.run
 
         def kept(*args: Any) -> Any:
             with self._changed:
                 assert self._changed.wait_for(lambda: self._left > 0, PATIENCE), "the test has not opened its gate"
                 self._left -= 1
-            return score(*args)
+            return run(*args)
 
-        vars(llm.loop.caches.target)["score"] = kept
+        vars(llm.loop.caches.target)["run"] = kept
 
     def let(self, passes: float) -> None:
         """So many passes more."""

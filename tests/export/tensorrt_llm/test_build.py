@@ -100,7 +100,7 @@ def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., Execut
     assert (steps["max_beam_width"], steps["max_batch_size"]) == ("1", "12")
 
 
-@pytest.mark.parametrize(("method", "paths"), [("mtad", 1), ("mmtad", 3), ("mtjd", 3), ("sample", 1)])
+@pytest.mark.parametrize(("method", "paths"), [("mtad", 1), ("mmtad", 3), ("sample", 1)])
 def test_sizes_are_rows_times_capacity_times_the_paths_of_the_pairs_method(
     plan: Callable[..., ExecutorPairPlan], method: str, paths: int
 ) -> None:

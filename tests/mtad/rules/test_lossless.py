@@ -1,241 +1,161 @@
-"""Lossless methods emit the target's own distribution; without randomness, its most likely tokens."""
+"""Lossless methods emit exactly the target's distribution, over every draft and every outcome of a comparison."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from scipy.stats import chisquare
-from torch import Tensor
 
-import mtad.noise.host
-import mtad.rows
-import mtad.rules.accept
-from mtad.distributions import prefix, table
-from mtad.draft import from_tables
-from mtad.methods import METHODS, Rule
+from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.rows import LISTED, Rows
-from mtad.rules.by_row import Decided
-from mtad.rules.scored import Scored
-from tests.support.cases import Case, generate, run_block
-from tests.support.mock_models import Pair, mock_pair, sure_pair
-from tests.support.reference.request import Tokens
+from tests.support.enumeration import outcomes
+from tests.support.law import Distribution, Request, Tokens, filtered
+from tests.support.mock_models import Model, Pair, generate, mock_pair, sure_pair
+from tests.support.one_row import OneRow
 
-VOCAB, LENGTH, TEXTS = 4, 3, 4_000
-PAIR = mock_pair(11, VOCAB, peak=1.2, noise=0.8)
-FREE = DecodingParams(method="speculative", draft_len=2, top_k=0, top_p=1.0)
+VOCAB = 3
+BASE = DecodingParams(draft_len=2, top_k=0, top_p=1.0)
+PAIRS = [
+    *(mock_pair(seed, VOCAB, 1.2, noise) for seed, noise in enumerate((0.0, 0.8, 3.0))),
+    *(sure_pair(seed, VOCAB, gap) for seed, gap in ((5, 9.0), (23, 18.0))),
+]
+LOSSLESS: tuple[dict[str, Any], ...] = (
+    {"method": "speculative"},
+    {"method": "block"},
+    {"method": "block", "draft_confidence": 0.4},
+    *(
+        {"method": method, "branching": branching, "replacement": replacement}
+        for method in ("traversal", "specinfer")
+        for branching, replacement in (((2, 1), False), ((1, 2), False), ((3,), False), ((2, 1), True), ((2,), True))
+    ),
+)
 
-Judge = Callable[[Scored, Rows, Sequence[Rule]], Decided]
 
-pytestmark = pytest.mark.slow
+def request_of(pair: Pair, params: DecodingParams, eos: Tokens = ()) -> Request:
+    """A request of two models."""
+
+    def after(model: Model, path: Tokens) -> Distribution:
+        ids, p = filtered(model(path), params)
+        return dict(zip(ids.tolist(), p.tolist(), strict=True))
+
+    return Request(lambda path: after(pair.target, path), lambda path: after(pair.auxiliary, path), params, eos)
 
 
-def p_value(params: DecodingParams, pair: Pair = PAIR, listed: int = LISTED) -> float:
-    """Chi-square of the first tokens of many texts against the target's enumerated joint."""
-    request = Case(pair, params, (), (0, 0)).request()
-    joint = {text: math.exp(request.log_p(text)) for text in itertools.product(range(VOCAB), repeat=LENGTH)}
-    assert sum(joint.values()) == pytest.approx(1)
-    seen = Counter(generate(pair, [params] * TEXTS, VOCAB, LENGTH, listed=listed))
-    possible = {text for text, probability in joint.items() if probability > 0}
-    assert seen.keys() <= possible
-    common = [text for text in possible if joint[text] * TEXTS >= 5]
-    observed, expected = [seen[text] for text in common], [joint[text] * TEXTS for text in common]
-    rest = TEXTS - sum(expected)
-    if rest > 5:
-        observed, expected = [*observed, TEXTS - sum(observed)], [*expected, rest]
+def written(request: Request, vocab: int) -> tuple[dict[Tokens, float], float]:
+    """The distribution of the first tokens, those behind the block being the target's own; and tokens per block."""
+    row, found, tokens = OneRow(request, vocab), defaultdict[Tokens, float](float), 0.0
+    for drafted, tree in outcomes(row.tree):
+        for chance, (path, bonus) in outcomes(lambda number, tree=tree: row.judge(tree, number(len(tree.tokens)))):
+            ended = request.ends(path)
+            tokens += drafted * chance * (len(path) + 1 - ended)
+            for value, text in request.texts(path, request.params.drafted + 1, None if ended else bonus):
+                found[text] += drafted * chance * value
+    return found, tokens
+
+
+@pytest.mark.parametrize("asked", LOSSLESS, ids=lambda asked: "-".join(map(str, asked.values())))
+def test_a_lossless_rule_emits_the_targets_distribution(asked: dict[str, Any]) -> None:
+    for pair, eos in zip(PAIRS, itertools.cycle([(), (1,)]), strict=False):
+        params = replace(BASE, **asked)
+        request = request_of(pair, params, eos)
+        found, _ = written(request, VOCAB)
+        expected = {text: value for value, text in request.texts((), params.drafted + 1)}
+        assert sum(found.values()) == pytest.approx(1, abs=1e-6)
+        assert {text: found[text] for text in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_rule_accepts_fewer_tokens_than_the_one_that_it_betters() -> None:
+    """On a chain, verification from the leaves is block verification, and that keeps no fewer than token by token."""
+    better = 0.0
+    for pair in PAIRS:
+        asked = ({"method": "speculative"}, {"method": "block"}, {"method": "traversal", "branching": (1, 1)})
+        token, block, tree = (written(request_of(pair, replace(BASE, **one)), VOCAB)[1] for one in asked)
+        assert block == pytest.approx(tree)
+        assert block > token - 1e-6
+        better = max(better, block - token)
+    assert better > 0.01
+
+
+@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "specinfer", "traversal"])
+def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
+    """Numbers come from [0, 1), so a bound of 1 / 2 is met by half of them, and one of 0 by none."""
+    for p, kept in (({0: 0.5, 1: 0.5}, ()), ({1: 1.0}, ()), ({0: 0.51, 1: 0.49}, (0,))):
+        params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
+        request = Request(lambda path, p=p: p, lambda path: {0: 1.0}, params)  # type: ignore[misc]
+        row = OneRow(request, 2)
+        assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
+
+
+def p_value(params: DecodingParams, pair: Pair, vocab: int, length: int, texts: int = 3000) -> float:
+    """Chi-square of the first tokens of many texts, by compiled blocks of the host, against the target's joint."""
+    request = request_of(pair, params)
+    joint = {text: value for value, text in request.texts((), length)}
+    seen = Counter(generate(pair, [params] * texts, vocab, length))
+    assert seen.keys() <= joint.keys()
+    common = [text for text in joint if joint[text] * texts >= 5]
+    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
+    if (rest := texts - sum(expected)) > 5:
+        observed, expected = [*observed, texts - sum(observed)], [*expected, rest]
     else:
         expected = [value * sum(observed) / sum(expected) for value in expected]
     return float(chisquare(observed, expected).pvalue)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        FREE,
-        replace(FREE, temperature=0.6, draft_len=1),
-        replace(FREE, top_k=3, draft_len=4),
-        replace(FREE, top_p=0.8),
-        replace(FREE, temperature=1.7, top_k=3, top_p=0.9, draft_len=3),
-        replace(FREE, method="sample"),
-        *(
-            replace(base, method=method, draft_confidence=(number + place) % 2 * 0.4)
-            for number, method in enumerate(("speculative", "block", "gbv", "traversal", "specinfer"))
-            for place, base in enumerate(
-                (
-                    replace(FREE, draft_len=3, branching=(2, 2, 1)),
-                    replace(FREE, temperature=0.6, branching=(3, 1)),
-                    replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
-                )
-            )
-        ),
-        *(
-            replace(base, method=method, replacement=True)
-            for method in ("traversal", "specinfer")
-            for base in (
-                replace(FREE, draft_len=3, branching=(2, 2, 1)),
-                replace(FREE, top_k=3, top_p=0.9, branching=(3, 2)),
-            )
-        ),
-    ],
-    ids=lambda p: f"{p.method}-{p.draft_len}-{p.temperature}-{p.top_k}-{p.top_p}-{p.confidence}-{p.replacement}",
-)
-def test_texts_are_distributed_as_the_targets(params: DecodingParams) -> None:
-    assert p_value(params) > 1e-3
-
-
-LOSSLESS: tuple[dict[str, Any], ...] = (
-    {"method": "speculative"},
-    {"method": "block"},
-    {"method": "gbv", "beam_width": 3},
-    {"method": "traversal", "branching": (3, 1)},
-    {"method": "traversal", "branching": (2, 2), "replacement": True},
-    {"method": "specinfer", "branching": (3, 1)},
-    {"method": "specinfer", "branching": (2, 2), "replacement": True},
-)
-FILTERS: tuple[dict[str, Any], ...] = ({}, {"top_k": 3}, {"top_p": 0.9})
-SURE = [
-    (gap, replace(FREE, temperature=temperature, **FILTERS[(row + number) % 3], **method))
-    for row, (gap, temperature) in enumerate(((12, 1.0), (30, 1.0), (24, 0.6), (30, 0.3)))
-    for number, method in enumerate(LOSSLESS)
+DRAWN = [
+    replace(BASE, **asked, **filters)
+    for asked, filters in zip(
+        [{"method": "sample"}, *LOSSLESS],
+        itertools.cycle(({}, {"top_k": 3, "temperature": 1.7}, {"top_p": 0.9, "temperature": 0.6}, {"min_p": 0.2})),
+        strict=False,
+    )
 ]
-"""Auxiliaries that are sure, and often wrong: every lossless method with every gap, and both with every filter.
-
-Gaps in logits over temperatures of 12 to 100: what float32 and float64 can express as 1 - q ends at 17 and 37, what
-float32 can express at all at 103.
-"""
 
 
-def described(value: object) -> str:
-    p = value
-    return f"{p.method}-{p.temperature}-{p.top_k}-{p.top_p}" if isinstance(p, DecodingParams) else f"gap{value}"
+@pytest.mark.slow
+@pytest.mark.parametrize("params", DRAWN, ids=lambda p: f"{p.method}-{p.branching}-{p.replacement}-{p.temperature}")
+@pytest.mark.parametrize("gap", [0, 12, 30])
+def test_texts_are_distributed_as_the_targets(params: DecodingParams, gap: int) -> None:
+    """Also where the auxiliary is surer than float32 or float64 can express as 1 - q."""
+    pair = sure_pair(23, 4, gap) if gap else mock_pair(11, 4, peak=1.2, noise=0.8)
+    assert p_value(params, pair, 4, 3) > 1e-4
 
 
-@pytest.mark.parametrize(("gap", "params"), SURE, ids=described)
-def test_a_sure_auxiliary_changes_nothing(gap: float, params: DecodingParams) -> None:
-    assert p_value(params, sure_pair(23, VOCAB, gap)) > 1e-4
+def test_specinfer_emits_a_token_as_often_as_the_target_has_it_under_a_sure_auxiliary() -> None:
+    """A token of probability 0.382, with the auxiliary's others 18 below: 1 - q is nothing but rounding there."""
+    p = [0.382, 0.3, 0.2, 0.118]
+    pair = Pair(lambda text: _logs(p), lambda text: _logs([math.exp(-18), 1.0, math.exp(-18.5), math.exp(-19)]))
+    params = replace(BASE, method="specinfer", branching=(3,), draft_len=1, top_k=3)
+    texts = generate(pair, [params] * 4000, 4, 1)
+    assert sum(text == (0,) for text in texts) / 4000 == pytest.approx(0.382 / 0.882, abs=0.03)
+    assert sum(text == (2,) for text in texts) / 4000 == pytest.approx(0.2 / 0.882, abs=0.03)
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of 2 tokens per block, which a device makes and decides at once: the host's are compared with those."""
-    for module in (mtad.rows, table, from_tables, mtad.noise.host, prefix):
-        monkeypatch.setattr(module, "BLOCK", 2)
+def _logs(p: list[float]) -> Any:
+    import numpy as np
 
-    def made(logits: Tensor, rows: Rows, wanted: Tensor) -> tuple[Tensor, ...]:
-        return table.tabulate_at_once(logits, rows)[2:]
-
-    def judged(judge: Judge, scored: Scored, rows: Rows, rules: Sequence[Rule]) -> Decided:
-        return judge(scored, rows, rules)
-
-    monkeypatch.setattr(table, "filter_on_host", made)
-    monkeypatch.setattr(mtad.rules.accept, "by_row", judged)
-    monkeypatch.setattr(table.Table, "log_prob", property(lambda own: own._value(own.logits, own.ids)))
+    return np.log(np.array(p, np.float32))
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        *(replace(FREE, temperature=0.6, top_p=0.8, **method) for method in ({"method": "sample"}, *LOSSLESS)),
-        *(replace(FREE, **method) for method in ({"method": "sample"}, *LOSSLESS[3:4])),
-        *(replace(FREE, top_k=3, min_p=0.2, **method) for method in ({"method": "sample"}, *LOSSLESS[-1:])),
-    ],
-    ids=lambda p: f"{p.method}-{p.temperature}-{p.top_k}-{p.top_p}-{p.replacement}",
-)
-def test_texts_from_tables_are_distributed_as_the_targets(params: DecodingParams, at_once: None) -> None:
-    assert p_value(params, listed=0) > 1e-3
-
-
-@pytest.mark.parametrize(
-    "params",
-    [replace(FREE, temperature=0.3, **filters, **method) for method in LOSSLESS for filters in FILTERS[::2]],
-    ids=described,
-)
-def test_a_sure_auxiliary_changes_nothing_of_tables(params: DecodingParams, at_once: None) -> None:
-    assert p_value(params, sure_pair(23, VOCAB, 30), listed=0) > 1e-4
-
-
-@pytest.mark.parametrize(
-    "method", ["mtad", "mmtad_sample", "modal", "typical", "threshold", "ensemble", "relaxed", "bild"]
-)
-def test_a_lossy_rule_is_noticed(method: str) -> None:
-    assert p_value(replace(FREE, method=method, beam_width=1)) < 1e-6
-
-
-def test_mtjd_draws_from_the_targets_joint_if_its_beams_hold_it_all() -> None:
-    """Wide enough, three tokens at once are one draw from the enumerated joint; of two beams they are not."""
-    wide = replace(FREE, method="mtjd", draft_len=LENGTH, beam_width=VOCAB ** (LENGTH - 1))
-    assert p_value(wide) > 1e-3
-    assert p_value(replace(wide, beam_width=2)) < 1e-6
-
-
-def test_beam_without_randomness_is_beam_search() -> None:
-    """Wide enough, the likeliest text of all; of one beam, the greedy one."""
-    base = DecodingParams(method="beam", temperature=0.0, draft_len=LENGTH, top_k=0, top_p=1.0)
-    differ = 0
-    for seed in range(40):
-        pair = mock_pair(seed, VOCAB, peak=1.0, noise=0.7)
-        texts = itertools.product(range(VOCAB), repeat=LENGTH)
-        best = max(texts, key=Case(pair, base, (), (0, 0)).request().log_p)
-        greedy: Tokens = ()
-        while len(greedy) < LENGTH:
-            greedy += (int(pair.target(greedy).argmax()),)
-        wide, narrow = replace(base, beam_width=VOCAB**2), replace(base, beam_width=1)
-        assert generate(pair, [wide, narrow], VOCAB, LENGTH) == [best, greedy]
-        differ += best != greedy
-    assert differ > 5
-
-
-def test_modal_at_threshold_0_is_greedy_decoding() -> None:
-    for seed in range(20):
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])
+def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
+    params = [
+        DecodingParams(method=method, temperature=0.0, draft_len=gamma, top_k=k) for gamma in (1, 3, 6) for k in (0, 5)
+    ]
+    for seed in range(5):
         pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
-        params = [
-            DecodingParams(method="modal", accept_threshold=0, beam_width=b, top_k=k) for b in (1, 4) for k in (0, 5)
-        ]
         greedy: Tokens = ()
         while len(greedy) < 12:
             greedy += (int(pair.target(greedy).argmax()),)
         assert generate(pair, params, 9, 12) == [greedy] * len(params)
 
 
-@pytest.mark.parametrize("threshold", [0.5, 2.0])
-def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
-    """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
-    params = DecodingParams(method="modal", accept_threshold=threshold, top_k=0, top_p=1.0)
-    near = 0
-    for seed in range(300):
-        pair = mock_pair(seed, 9, peak=1.0, noise=3.0)
-        distance = 0.0
-        text = run_block([Case(pair, params, (), (seed, 0))], 9).emitted(0)
-        for at, token in enumerate(text):
-            logits = pair.target(text[:at])
-            distance += float(logits.max() - logits[token])
-        assert distance <= threshold + 1e-5
-        near += distance > threshold / 2
-    assert near > 20
-
-
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])
-def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
-    length = 12
-    params = [
-        DecodingParams(method=method, temperature=0.0, draft_len=gamma, top_k=k) for gamma in (1, 3, 6) for k in (0, 5)
-    ]
-    for seed in range(20):
-        pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
-        greedy: Tokens = ()
-        while len(greedy) < length:
-            greedy += (int(pair.target(greedy).argmax()),)
-        assert generate(pair, params, 9, length) == [greedy] * len(params)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
-    params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 5
-    for seed in range(8):
+    params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 4
+    for seed in range(3):
         assert len(set(generate(mock_pair(seed, 9, peak=1.0, noise=0.7), params, 9, 12))) == 1

@@ -16,8 +16,7 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
 from tests.support.constrained import FREE, Asked, Running, finish, letters
-from tests.support.mock_models import mock_pair
-from tests.support.reference.request import Model, Request, Tokens
+from tests.support.mock_models import Model, Tokens, mock_pair
 
 LETTERS, END = "abc", 0
 WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
@@ -55,6 +54,12 @@ def constrained(model: Model, params: DecodingParams) -> Model:
     return logits
 
 
+def likely(logits: np.ndarray, top_k: int) -> np.ndarray:
+    """The probabilities of the `top_k` most likely tokens."""
+    weights = np.where(logits < np.sort(logits)[-top_k], 0.0, np.exp(logits.astype(np.float64)))
+    return weights / weights.sum()
+
+
 def p_value(params: DecodingParams, texts: int) -> float:
     """Chi-square of many texts against the constrained target's enumerated distribution."""
     pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
@@ -63,12 +68,12 @@ def p_value(params: DecodingParams, texts: int) -> float:
     finish(running, 1 + len(LETTERS), [END])
     assert not any(r.failed for r in running)
     seen = Counter(tuple(r.text) for r in running)
-    request = Request(constrained(pair.target, params), pair.auxiliary, (), params, [END])
+    target = constrained(pair.target, params)
     joint: dict[Tokens, float] = {}
     for length in range(1, params.max_tokens + 1):
         for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
             if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
-                joint[text] = math.exp(request.log_p(text))
+                joint[text] = math.prod(likely(target(text[:at]), params.top_k)[token] for at, token in enumerate(text))
     assert sum(joint.values()) == pytest.approx(1)
     assert seen.keys() <= {text for text, probability in joint.items() if probability > 0}
     common = [text for text in joint if joint[text] * texts >= 5]

@@ -26,8 +26,7 @@ from runtime.constraints.trial_process import compile_grammar
 from scripts.soak.attacks import AMBIGUOUS
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
-from tests.support.mock_models import mock_pair
-from tests.support.reference.request import Tokens
+from tests.support.mock_models import Tokens, mock_pair
 
 SCHEMA = {
     "type": "object",

@@ -290,14 +290,14 @@ def test_what_does_not_end_while_draining_is_cancelled(twice: bool, plain: LLM) 
 
 def test_a_failing_step_is_500_with_its_cause_and_the_next_request_runs(plain: LLM) -> None:
     llm = own(plain)
-    score, faults = llm.loop.caches.target.score, [OSError("the device is gone")]
+    run, faults = llm.loop.caches.target.run, [OSError("the device is gone")]
 
     def faulty(*args: Any) -> Any:
         if faults:
             raise faults.pop()
-        return score(*args)
+        return run(*args)
 
-    vars(llm.loop.caches.target)["score"] = faulty
+    vars(llm.loop.caches.target)["run"] = faulty
     with live(llm) as server:
         with pytest.raises(InternalServerError, match="the device is gone") as caught:
             server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)

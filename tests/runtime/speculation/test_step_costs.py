@@ -18,7 +18,6 @@ from engines.graphs.capture import Work
 from engines.pytorch.paged_engine import PagedEngine
 from mtad.errors import InvalidInput
 from runtime import LLM
-from runtime.decoder.engine_roles import EngineAuxiliary, EngineTarget
 from runtime.speculation.profiler import measure_costs
 from runtime.speculation.step_costs import BlockShape, HostOverhead, StepCosts, StepTable
 from tests.support.device_loop import Device
@@ -115,9 +114,8 @@ def test_a_measured_table_is_monotone_covers_the_rows_and_leaves_the_caches_as_t
         engine.kv.normal_()
     needed = [slice(2 * KV_PAGE if isinstance(engine, PagedEngine) else 0, None) for engine in engines]
     before = [engine.kv[..., part, :].clone() for engine, part in zip(engines, needed, strict=True)]
-    auxiliary, target = EngineAuxiliary(pair.auxiliary, pair.vocab_size), EngineTarget(pair.target, pair.vocab_size)
     with Largest() as copied:
-        costs = measure_costs(auxiliary, target, 3, 2, budget=0.2)
+        costs = measure_costs(pair.auxiliary, pair.target, llm.runner, 3, 2, budget=0.2)
     assert copied.elements <= pair.target.kv.numel() // 2
     for table in (costs.target, costs.auxiliary):
         assert table.rows == (1, 4)
@@ -167,7 +165,7 @@ def test_the_time_that_recording_takes_is_none_of_the_measurements(monkeypatch: 
     clock = SimpleNamespace(perf_counter=lambda: recorder.now)
     for module in ("runtime.speculation.profiler", "runtime.decoder.cuda_graph.block_runner"):
         monkeypatch.setattr(f"{module}.time", clock)
-    roles = device.blocks._auxiliary, device.blocks._target
-    costs = measure_costs(*roles, max_draft_len=4, max_beam_width=4, budget=0.1, blocks=device.blocks)
+    engines, blocks = (device.auxiliary, device.target), device.blocks
+    costs = measure_costs(*engines, blocks, max_draft_len=4, max_beam_width=4, budget=0.1, blocks=blocks)
     assert (costs.target.tokens, costs.auxiliary.tokens) == ((1, 5, 17), (1, 5, 17, 64))
     assert max(map(max, costs.target.seconds)) == pytest.approx(0.001)

@@ -94,11 +94,11 @@ def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> Non
 
 def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
     pair = pair_folders("onnx")
-    folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine=RuntimeConfig(rows=2, eager=True)))
+    folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine=RuntimeConfig(rows=2, graphs=False)))
     values = yaml.safe_load((folder / "1" / "model.yaml").read_text())
     assert set(values) == {"pair", "convention", "request_seconds", "log_level", *asdict(RuntimeConfig())}
     options = read_options(folder / "1" / "model.yaml")
-    assert options.engine == RuntimeConfig(rows=2, eager=True)
+    assert options.engine == RuntimeConfig(rows=2, graphs=False)
     llm = LLM(pair, options.engine)
     assert llm.loop.scheduler.max_waiting == RuntimeConfig().max_waiting
 
@@ -116,7 +116,7 @@ def test_the_command_has_every_option_of_the_engine() -> None:
         ("pair: x\nrowz: 4\n", "rowz"),
         ("pair: x\nrows: many\n", "rows"),
         ("pair: x\nrows: true\n", "rows"),
-        ("pair: x\neager: 1\n", "eager"),
+        ("pair: x\ngraphs: 1\n", "graphs"),
         ("pair: x\nconvention: vllm\n", "convention"),
         ("pair: x\nrequest_seconds: 0\n", "request_seconds"),
         ("pair: x\nrequest_seconds: true\n", "request_seconds"),

@@ -1,0 +1,124 @@
+"""Every rule keeps and emits what its paper says, over random drafts: each outcome with its exact probability."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from tests.support import law
+from tests.support.enumeration import outcomes
+from tests.support.law import Distribution, Outcome, Request, Tokens
+from tests.support.one_row import OneRow
+
+VOCAB = 5
+SHAPES = [
+    *((1.0,), (0.5, 0.5), (0.5, 0.25, 0.25), (0.5, 0.25, 0.125, 0.125), (0.25, 0.25, 0.25, 0.25)),
+    *((0.5, 0.25, 0.125, 0.0625, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.7, 0.1, 0.1, 0.1), (0.36, 0.33, 0.31)),
+]
+"""Powers of two make ties with thresholds that floats compare exactly."""
+
+
+def request_of(seed: int, params: DecodingParams, eos: Tokens = ()) -> Request:
+    """Two models whose distributions are permutations of `SHAPES`, in part the same."""
+
+    @cache
+    def both(path: Tokens) -> tuple[Distribution, Distribution]:
+        chance = np.random.default_rng([seed, len(path), *path])
+        found = []
+        for _ in range(2):
+            shape = SHAPES[chance.integers(len(SHAPES))]
+            found.append(dict(zip(chance.permutation(VOCAB).tolist(), shape, strict=False)))
+        if chance.random() < 0.3:
+            found[1] = found[0]
+        if params.temperature == 0 and params.spec.lossless:
+            found = [{min(own, key=lambda one: (-own[one], one)): 1.0} for own in found]
+        return found[0], found[1]
+
+    return Request(lambda path: both(path)[0], lambda path: both(path)[1], params, eos)
+
+
+def kept(found: list[Outcome]) -> dict[Tokens, float]:
+    """The probability of each path, those that are possible."""
+    masses: dict[Tokens, float] = defaultdict(float)
+    for chance, path, _ in found:
+        masses[path] += chance
+    return {path: mass for path, mass in masses.items() if mass > 1e-9}
+
+
+def emitted(found: list[Outcome]) -> dict[Tokens, float]:
+    """The same of each path with its bonus token."""
+    masses: dict[Tokens, float] = defaultdict(float)
+    for chance, path, bonus in found:
+        for token, value in bonus.items():
+            masses[(*path, token)] += chance * value
+    return {text: mass for text, mass in masses.items() if mass > 1e-9}
+
+
+def judged(row: OneRow, tree: Any) -> list[Outcome]:
+    """Every outcome of the rule for a draft."""
+    return [(chance, *found) for chance, found in outcomes(lambda number: row.judge(tree, number(len(tree.tokens))))]
+
+
+THRESHOLDS = {
+    "joint": (0.0, 0.25, 0.5, 1.0, 2.0, 0.3),
+    "modal": (0.0, math.log(2), math.log(4), 1.0, 3.0),
+    "typical": (0.0, 0.0625, 0.25, 0.09, 0.5),
+    "threshold": (0.0, 0.5, 1.0, 2.0),
+    "ensemble": (0.0, 0.3, 0.5, 1.0),
+    "relaxed": (0.0, 0.25, 0.125, 1.0),
+    "fly": (0.0, math.log(2), 0.9),
+    "bild": (math.log(2), math.log(4), 1.0, 5.0),
+}
+
+
+def params_of(method: str, seed: int) -> DecodingParams:
+    """Requests that differ in everything the method reads."""
+    chance = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[chance.integers(len(values))]
+
+    name = METHODS[method].rule.split(".")[1]
+    known = THRESHOLDS.get("joint" if name == "joint_sample" else name)
+    return DecodingParams(
+        method=method,
+        draft_len=pick(1, 2, 3, 4),
+        beam_width=pick(1, 2, 3, 4),
+        branching=pick((2, 2), (3, 1), (2, 1, 2), (1, 3), (4,)),
+        replacement=pick(False, True),
+        accept_threshold=pick(*known) if known else None,
+        relaxed_topk=pick(1, 2, 3),
+        fly_window_size=pick(1, 2),
+        draft_confidence=pick(0.0, 0.0, 0.25, 0.5),
+        temperature=pick(1.0, 1.0, 0.0),
+        ignore_eos=pick(False, False, True),
+    )
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.form])
+def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
+    """Also of dead slots, ended texts, impossible tokens and ties."""
+    accepted = 0.0
+    rule = getattr(law, METHODS[method].rule.split(".")[1])
+    for seed in range(600):
+        params = params_of(method, seed)
+        request = request_of(seed, params, ((), (0,), (1, 3))[seed % 3])
+        row, numbers = OneRow(request, VOCAB), np.random.default_rng(seed)
+        tree = row.tree(lambda width, numbers=numbers: numbers.random(width))
+        found, expected = judged(row, tree), list(rule(request, row.draft(tree)))
+        if params.temperature == 0:
+            expected = [(chance, path, {min(bonus, key=lambda t, b=bonus: (-b[t], t)): 1.0}) for chance, path, bonus in expected]
+        assert kept(found) == pytest.approx(kept(expected), abs=1e-6), (seed, params)
+        assert emitted(found) == pytest.approx(emitted(expected), abs=1e-6), (seed, params)
+        if METHODS[method].lossless:  # whatever number is drawn, also 0
+            assert all(request.log_p(path) > -math.inf for _, path, _ in found)
+        accepted += sum(chance * len(path) for chance, path, _ in found)
+    assert accepted > 30

@@ -1,0 +1,113 @@
+"""One row's draft and decision by the uncompiled functions of `mtad`, for a request of `tests.support.law`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mtad.rows import RULES, stack_rows
+from tests.support.enumeration import uncompiled
+from tests.support.law import Distribution, Draft, Path, Request, Tokens
+
+mtad = uncompiled()
+
+
+class OneRow:
+    """A request over `vocab` tokens; distributions that nothing may look at are NaN."""
+
+    def __init__(self, request: Request, vocab: int) -> None:
+        params, self.request, self.vocab = request.params, request, vocab
+        self.row = stack_rows([params], vocab)[0]
+        self.rule = mtad.block.FUNCTIONS[RULES.index(params.spec.rule)]
+        self.is_end = np.isin(np.arange(vocab), list(request.eos))
+        self.starts = np.cumsum([0, *params.widths])[None]
+
+    def empty(self, count: int) -> Any:
+        """So many distributions."""
+        shape = count, self.vocab
+        return mtad.distribution.Distributions(
+            np.full(shape, math.nan, np.float32), np.zeros(shape, np.int32), np.full(shape, math.nan), np.ones(count, int)
+        )
+
+    def write(self, into: Any, node: int, distribution: Distribution) -> None:
+        """Set the distribution after a node."""
+        count = into.counts[node + 1] = len(distribution)
+        for at, token in enumerate(sorted(distribution)):
+            into.ids[node + 1, at], into.log_p[node + 1, at] = token, math.log(distribution[token])
+        into.log_p[node + 1, count:] = math.nan
+
+    def tree(self, uniforms: Any) -> Any:
+        """A draft, `mtad.draft.Tree`; `uniforms(width)` gives a level's numbers."""
+        trees = mtad.block.Trees.empty(self.starts)
+        tree = mtad.block.tree_of(trees, 0)
+        for level, width in enumerate(self.request.params.widths):
+            low, high = (-1, 0) if level == 0 else self.starts[0, level - 1 : level + 1]
+            q = self.empty(high - low)
+            for node in range(low, high):
+                if node < 0 or tree.growing[node]:
+                    self.write(q, node - low - 1, self.request.q(path_of(tree, node)))
+            assert mtad.draft.draft_level(self.row, level, tree, q, uniforms(width), self.is_end)
+        return tree
+
+    def draft(self, tree: Any) -> Draft:
+        """The same as a law sees it."""
+        return [
+            [
+                Path(path_of(tree, node), float(tree.log_q[node]), node, int(tree.parents[node]))
+                for node in range(*level)
+                if tree.log_q[node] > -math.inf
+            ]
+            for level in self.levels
+        ]
+
+    @property
+    def levels(self) -> list[tuple[int, int]]:
+        """The first node of each level, and that behind its last."""
+        return list(zip(self.starts[0, :-1].tolist(), self.starts[0, 1:].tolist(), strict=True))
+
+    def scored(self, tree: Any, accept: Sequence[Any]) -> Any:
+        """What the rule is given; `accept` has a number for each node, of a chain for each depth."""
+        trees = mtad.block.Trees(*(x[None] for x in tree))
+        params = self.request.params
+        most = len(tree.tokens) if params.spec.tree else params.drafted
+        found = mtad.block.ScoredTrees.empty(1, most, params.drafted)
+        rows = stack_rows([params], self.vocab)
+        mtad.block.select_nodes(rows, params.drafted, trees, self.is_end, found)
+        parts = {name: value[0] for name, value in found._asdict().items() if name not in ("counts", "longest")}
+        p, q = self.empty(1 + most), self.empty(1 + len(tree.tokens))
+        for node in np.flatnonzero(parts["drafted"]).tolist():
+            parent = parts["parents"][node]
+            path = path_of(tree, parts["origins"][node])[:-1]
+            self.write(p, parent, self.request.p(path))
+            self.write(q, parts["origins"][parent] if parent >= 0 else -1, self.request.q(path))
+        return mtad.rules_scored.Scored(**parts, p=p, q=q, accept=accept)
+
+    def judge(self, tree: Any, accept: Sequence[Any]) -> tuple[Tokens, Distribution]:
+        """The path that the rule keeps, and the distribution of the bonus token."""
+        scored = self.scored(tree, accept)
+        bonus = mtad.rules_scored.Bonus(
+            np.zeros(self.vocab, np.int32), np.zeros(self.vocab), np.zeros(1, int), np.full(1, math.inf)
+        )
+        node = self.rule(self.row, scored, bonus)
+        path, at = (), node
+        while at >= 0:
+            assert scored.drafted[at]
+            path, at = (int(scored.tokens[at]), *path), scored.parents[at]
+        self.write(scored.p, node, self.request.p(path))
+        token = mtad.block.draw_bonus(self.row, scored.p, node, bonus, 0.0)
+        count = int(bonus.count[0])
+        if self.row.greedy:
+            return path, {int(token): 1.0}
+        weights = bonus.weights[:count] / bonus.weights[:count].sum()
+        return path, {int(token): float(value) for token, value in zip(bonus.ids, weights, strict=False) if value > 0}
+
+
+def path_of(tree: Any, node: int) -> Tokens:
+    """The drafted tokens from the root to a node."""
+    path: Tokens = ()
+    while node >= 0:
+        path, node = ((int(tree.tokens[node]), *path) if tree.drafted[node] else path), tree.parents[node]
+    return path
