@@ -12,7 +12,9 @@ RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--ext
     && useradd --create-home mtad
 USER mtad
 WORKDIR /home/mtad
+# the decoding rules, for CPUs of the kind that builds the image; others compile them once more, when they start
+RUN python -c "from runtime.decoder.host_runner import compile_rules; compile_rules()"
 EXPOSE 8000
-HEALTHCHECK --start-period=60s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ping', timeout=5)"]
+HEALTHCHECK --start-period=180s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ping', timeout=5)"]
 ENTRYPOINT ["mtad", "serve"]
 CMD ["/pair", "--host", "0.0.0.0"]

@@ -12,8 +12,7 @@ Work = Callable[[], None]
 """Launches kernels on torch's current stream: the same ones, on the same addresses, at every call.
 
 A graph has addresses, not tensors. Whatever work reads must live as long as its recording, which keeps the work and so
-what that refers to. The rest is memory that its owner keeps, weights, and constants (`mtad.ops.constant`, which keeps
-more of them than a process has sizes of drafts for).
+what that refers to. The rest is memory that its owner keeps, and weights.
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,23 +25,17 @@ _TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 
 
 
 def open_session(
-    path: Path, threads: int, shared: bool = False, providers: Options | None = None, model: bytes | None = None
+    path: Path, threads: int, providers: Options | None = None, model: bytes | None = None
 ) -> ort.InferenceSession:
     """A session.
 
     Args:
-        shared: take the memory of intermediate results from one arena that all such sessions of this process share:
-            for sessions that are many and small, and run one at a time. Else the session has an arena of its own.
-            Either grows to the largest step seen and stays.
         providers: where it runs, see `engines.onnx.providers.cuda_options`; default: on the CPU. On a GPU weights
             lie outside the arena, and what runs where is recorded for `engines.onnx.providers.check_session`.
         model: a serialized graph that is run in place of the one in the file `path`, with the weights beside that.
     """
     ort = load_onnxruntime()
     options = ort.SessionOptions()
-    if shared:
-        _register_arena()
-        options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -74,14 +67,6 @@ def _linked_weights(path: Path, beside: bool) -> list[Path]:
     """
     folders = [path.parent.resolve(), *([path.resolve().parent] if beside else [])]
     return [file for file in sorted(path.parent.glob("*.data")) if file.resolve().parent not in folders]
-
-
-@lru_cache(maxsize=1)
-def _register_arena() -> None:
-    """Make the process's shared arena; ONNX Runtime takes one for each kind of memory."""
-    ort = load_onnxruntime()
-    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(kind, ort.OrtArenaCfg({}))
 
 
 class Binding:

@@ -65,7 +65,7 @@ def relaxed(row, scored, bonus):
     while length < int(scored.drafted.sum()):
         ids, log_p = after(scored.p, length - 1)
         own = log_prob(ids, log_p, scored.tokens[length])
-        close = math.exp(log_p.max()) - math.exp(own) <= row.threshold
+        close = math.exp(np.float64(log_p.max())) - math.exp(own) <= row.threshold
         if not (own > -math.inf and close and rank_of(ids, log_p, scored.tokens[length]) < row.rule_count):
             break
         length += 1
@@ -157,9 +157,9 @@ def leads_mixture(scored, node, w):
     q_ids, log_q = draft_after(scored, node - 1)
     own = w * math.exp(log_p_of(scored, node)) + (1.0 - w) * math.exp(log_q_of(scored, node))
     for at in range(len(ids)):
-        if w * math.exp(log_p[at]) + (1.0 - w) * math.exp(log_prob(q_ids, log_q, ids[at])) > own:
+        if w * math.exp(np.float64(log_p[at])) + (1.0 - w) * math.exp(log_prob(q_ids, log_q, ids[at])) > own:
             return False
     for at in range(len(q_ids)):
-        if w * math.exp(log_prob(ids, log_p, q_ids[at])) + (1.0 - w) * math.exp(log_q[at]) > own:
+        if w * math.exp(log_prob(ids, log_p, q_ids[at])) + (1.0 - w) * math.exp(np.float64(log_q[at])) > own:
             return False
     return True

@@ -17,6 +17,8 @@ from runtime.scheduler.request import Request
 LOWEST = -9999.0
 """What OpenAI reports for a log-probability that is (nearly) minus infinity; JSON has no infinity."""
 
+LAST_BYTE = ("ÿ", "<0xFF>")
+"""Names of the byte 0xFF in vocabularies of bytes; llguidance marks special tokens by it, and decodes it to nothing."""
 
 MOST_PROMPT_LOGPROBS = 2**19
 """Most log-probabilities of prompts in an answer, with alternatives and for each choice: 50 MB while it is made."""
@@ -69,6 +71,8 @@ class TokenNames:
         if found is None:
             assert self._bytes is not None, "not prepared"
             raw = bytes(self._bytes.decode_bytes([token]))
+            if not raw and self._tokenizer.id_to_token(token) in LAST_BYTE:
+                raw = b"\xff"
             found = self._known[token] = raw.decode("utf-8", errors="replace"), raw
         return found
 

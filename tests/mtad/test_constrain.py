@@ -12,14 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad.constrain import Paths, Penalties, Terms, barrier, constrain, extend, root_paths, tree_paths
-from mtad.distributions.candidates import process
-from mtad.draft.levels import expand, root
+from mtad.block import node_paths
+from mtad.constrain import Paths, Penalties, Terms, barrier, constrain
 from mtad.params import DecodingParams
-from mtad.stacking import block_shape, places, stack_rows
-from tests.support.cases import mixed_runs
-from tests.support.noise import draw_noise
-from tests.support.reference.request import Tokens
+
+Tokens = tuple[int, ...]
 
 VOCAB, END = 7, (0, 5)
 NODES, DEPTH = 12, 5
@@ -178,45 +175,23 @@ def test_what_lies_in_unused_places_of_a_path_does_not_matter() -> None:
         assert torch.equal(bits(constrain(logits, other, terms(rows))), bits(found))
 
 
-@pytest.mark.slow
-def test_paths_of_a_draft_and_of_a_scored_tree_are_those_of_the_parents() -> None:
-    lengths = Counter[int]()
-    for cases, vocab, eos, run in mixed_runs()[:12]:
-        params = [case.params for case in cases]
-        rows = stack_rows(params, run.shape, vocab, eos)
-        noise = draw_noise(params, [case.key for case in cases], run.shape, vocab)
-        level, paths = root(rows, run.shape), root_paths(len(cases))
-        known: list[list[Tokens]] = [[()] for _ in cases]
-        generator = torch.Generator().manual_seed(0)
-        for depth in range(1, run.shape.draft_len + 1):
-            logits = 3 * torch.randn(len(cases), len(known[0]), vocab, generator=generator)
-            place = places(rows, run.shape)[depth - 1]
-            level = expand(level, process(logits, rows), noise.levels[depth - 1], rows, place, run.shape.forms)
-            paths = extend(paths, level)
-            table = zip(known, level.parents.tolist(), level.tokens.tolist(), level.drafted.tolist(), strict=True)
-            known = [
-                [above[up] + ((token,) if new else ()) for up, token, new in zip(*slots, strict=True)]
-                for above, *slots in table
-            ]
-            assert as_tuples(paths) == known
-        assert run.tree is not None
-        found = as_tuples(tree_paths(run.tree))
-        assert [row[0] for row in found] == [()] * len(cases)
-        for row, drafted in enumerate(run.tree.drafted.tolist()):
-            for node, new in enumerate(drafted):
-                if new:
-                    assert found[row][node + 1] == run.paths[row][node]
-                    lengths[len(run.paths[row][node])] += 1
-    assert min(lengths[depth] for depth in range(1, 6)) > 50
-
-
-def as_tuples(paths: Paths) -> list[list[Tokens]]:
-    """Paths as token tuples; checks that the valid places come first."""
-    assert bool((paths.valid[:, :, 1:] <= paths.valid[:, :, :-1]).all())
-    table = zip(paths.tokens.tolist(), paths.valid.tolist(), strict=True)
-    return [
-        [tuple(t for t, real in zip(*node, strict=True) if real) for node in zip(*row, strict=True)] for row in table
-    ]
+def test_a_nodes_path_is_its_drafted_ancestors_and_itself() -> None:
+    generator, rows, nodes = np.random.default_rng(0), 20, 12
+    parents = np.array([[generator.integers(-1, node) for node in range(nodes)] for _ in range(rows)])
+    tokens, drafted = generator.integers(VOCAB, size=(rows, nodes)), generator.random((rows, nodes)) < 0.8
+    asked = generator.integers(-1, nodes, size=(rows, 9))
+    found, valid = np.zeros((rows, 9, nodes), np.int64), np.zeros((rows, 9, nodes), np.bool_)
+    node_paths(parents, tokens, drafted, asked, found, valid)
+    lengths = set()
+    for row, at in np.ndindex(asked.shape):
+        path, node = list[int](), asked[row, at]
+        while node >= 0:
+            path = [int(tokens[row, node]), *path] if drafted[row, node] else path
+            node = parents[row, node]
+        assert found[row, at, : len(path)].tolist() == path
+        assert valid[row, at].tolist() == [place < len(path) for place in range(nodes)]
+        lengths.add(len(path))
+    assert lengths >= set(range(5))
 
 
 @pytest.mark.parametrize("size", [1, 8, 13, 300])
@@ -224,30 +199,6 @@ def test_a_barrier_stands_where_a_bit_is_not_set(size: int) -> None:
     table = np.random.default_rng(size).random((3, 2, size)) < 0.5
     packed = torch.from_numpy(np.packbits(table, axis=-1, bitorder="little"))
     assert torch.equal(barrier(packed, size), torch.from_numpy(np.where(table, 0, np.inf)).float())
-
-
-@pytest.mark.parametrize("vocab", [40, 128 * 300])
-@pytest.mark.parametrize("left", [1, 2, 9])
-def test_a_distribution_with_few_tokens_left_is_theirs_alone(vocab: int, left: int) -> None:
-    params = [
-        DecodingParams(top_k=k, top_p=p, temperature=t)
-        for k in ((0, 1, 10) if vocab < 100 else (1, 10, 60))
-        for p in (0.9, 1.0)
-        for t in (0.01, 1.0)
-    ]
-    generator = torch.Generator().manual_seed(left)
-    logits = 5 * torch.randn(len(params), 5, vocab, generator=generator)
-    kept = torch.zeros_like(logits, dtype=torch.bool)
-    kept.scatter_(2, torch.rand(logits.shape, generator=generator).topk(left, dim=-1).indices, True)
-    left_over = logits.masked_fill(~kept, -math.inf)
-    rows = stack_rows(params, block_shape(params, vocab), vocab, ())
-    found = process(left_over, rows)
-    assert not found.log_prob.isnan().any()
-    assert torch.allclose(found.log_prob.exp().sum(-1), torch.ones(()), atol=1e-5)
-    chosen = found.log_prob > -math.inf
-    assert bool(kept.gather(2, found.ids)[chosen].all())
-    if left == 1:
-        assert bool((chosen.sum(-1) == 1).all())
 
 
 def test_an_end_is_banned_until_the_path_makes_the_text_long_enough() -> None:

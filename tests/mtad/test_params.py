@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any, get_type_hints
 
 import pytest
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS
+from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
-from mtad.stacking import top_k_of
+from mtad.rows import RATIOS, RULES, stack_rows, top_k_of
 
 INVALID: dict[str, list[Any]] = {
     "method": ["beams", "", "MTAD"],
@@ -73,7 +74,7 @@ def test_every_field_has_an_invalid_value_above() -> None:
 
 
 REALS = [name for name, hint in get_type_hints(DecodingParams).items() if "float" in str(hint)]
-"""Fields that become float32 tensors: all that are numbers, or hold some."""
+"""Fields that are numbers, or hold some, of which a GPU has float32 tensors."""
 
 
 @pytest.mark.parametrize("value", [1e-300, -1e-300, 1e-46, -1e-46, 1e39, -1e39, 1e308, -1e308, 10**400])
@@ -95,6 +96,14 @@ def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput) as caught:
         DecodingParams.from_dict({"gamma": 4})
     assert caught.value.field == "gamma"
+
+
+@pytest.mark.parametrize("method", REMOVED)
+def test_a_method_that_has_left_is_refused_with_what_to_use_instead(method: str) -> None:
+    with pytest.raises(InvalidInput, match=REMOVED[method]) as caught:
+        DecodingParams(method=method)
+    assert caught.value.field == "method"
+    assert REMOVED[method].split()[0] in METHODS
 
 
 def test_from_dict_changes_its_base_where_told() -> None:
@@ -140,8 +149,8 @@ def test_sizes_follow_the_method(method: str) -> None:
         "sample": (0, 0, 0, 0),
         **dict.fromkeys(("specinfer", "traversal"), (3, 4, 4, 10)),
         **dict.fromkeys(("speculative", "block", "threshold", "ensemble", "relaxed", "fly", "bild"), chain),
-        **dict.fromkeys(("mtad", "modal", "mtjd", "beam"), best),
-        **dict.fromkeys(("gbv", "mmtad", "mmtad_sample", "typical", "dsbd"), whole),
+        **dict.fromkeys(("mtad", "modal"), best),
+        **dict.fromkeys(("mmtad", "mmtad_sample", "typical"), whole),
     }
     assert sizes == expected[method]
 
@@ -169,3 +178,36 @@ def test_a_method_with_one_draft_cannot_be_adaptive() -> None:
         DecodingParams(method="specinfer", speculation="adaptive")
     assert caught.value.field == "speculation"
     assert not DecodingParams(method="specinfer").adaptive
+
+
+def test_a_row_records_what_its_request_asks() -> None:
+    asked = [
+        DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
+        DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
+        DecodingParams(method="bild", temperature=0.0, draft_len=9),
+        DecodingParams(method="specinfer", branching=(3, 2), replacement=True),
+        DecodingParams(method="fly", fly_window_size=6),
+        DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),
+        DecodingParams(method="threshold", accept_threshold=0.0),
+    ]
+    mmtad, sample, bild, specinfer, fly, relaxed, threshold = stack_rows(asked, 50)
+    assert (mmtad.temperature, mmtad.top_k, mmtad.top_p, mmtad.min_p, mmtad.greedy) == (0.5, 7, 0.8, 0.1, False)
+    assert (sample.temperature, sample.top_k, sample.greedy, sample.draft_len) == (1.0, 1, True, 0)
+    assert (bild.temperature, bild.top_k, bild.greedy, bild.draft_len) == (1.0, 10, True, 9)
+    assert [RULES[row.rule] for row in (mmtad, bild, fly)] == ["joint.joint", "chain.bild", "chain.fly"]
+    assert mmtad.threshold == pytest.approx(math.log(0.5))
+    assert (bild.threshold, relaxed.threshold, threshold.threshold) == (2.0, 0.0, -math.inf)
+    assert (fly.rule_count, relaxed.rule_count) == (6, 4)
+    assert (mmtad.log_confidence, mmtad.log_fallback) == (pytest.approx(math.log(0.25)), -math.inf)
+    assert (bild.log_confidence, bild.log_fallback) == (-math.inf, pytest.approx(math.log(0.3)))
+    assert (specinfer.draft_len, specinfer.width, specinfer.replacement, specinfer.tree) == (2, 6, True, True)
+    assert (fly.width, fly.reads_draft, mmtad.reads_draft, fly.tree) == (1, True, False, False)
+    assert (mmtad.stops_at_eos, sample.stops_at_eos) == (True, False)
+
+
+def test_every_rule_is_a_function_and_every_ratio_one_of_them() -> None:
+    assert set(RATIOS) <= set(RULES)
+    assert set(RULES) == {method.rule for method in METHODS.values()}
+    for rule in RULES:
+        module, name = rule.split(".")
+        assert callable(getattr(importlib.import_module(f"mtad.rules.{module}"), name))

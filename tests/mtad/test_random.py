@@ -70,7 +70,8 @@ def test_a_rows_numbers_depend_neither_on_the_batch_nor_on_the_largest_draft_in_
 def test_numbers_are_uniform_and_neighbours_independent() -> None:
     noise = draw_noise([(seed, block) for seed in range(50) for block in range(20)], 8, 4)
     for numbers in (noise.draft, noise.accept, noise.bonus):
-        assert 0 <= numbers.min() and numbers.max() < 1
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
         assert chisquare(np.bincount((numbers.ravel() * 64).astype(int), minlength=64)).pvalue > 1e-4
     flat = np.concatenate([noise.draft.reshape(1000, -1), noise.accept.reshape(1000, -1), noise.bonus[:, None]], 1)
     bins = (flat * 8).astype(int)

@@ -10,16 +10,20 @@ import numpy as np
 
 from mtad.rows import RULES, stack_rows
 from tests.support.enumeration import uncompiled
-from tests.support.law import Distribution, Draft, Path, Request, Tokens
+from tests.support.law import Distribution, Draft, Path, Request, Tokens, log
 
 mtad = uncompiled()
 
 
 class OneRow:
-    """A request over `vocab` tokens; distributions that nothing may look at are NaN."""
+    """A request over `vocab` tokens; distributions that nothing may look at are NaN.
 
-    def __init__(self, request: Request, vocab: int) -> None:
-        params, self.request, self.vocab = request.params, request, vocab
+    Args:
+        unfiltered: distributions have an entry for each token, as without a filter, also for impossible ones.
+    """
+
+    def __init__(self, request: Request, vocab: int, unfiltered: bool = False) -> None:
+        params, self.request, self.vocab, self.unfiltered = request.params, request, vocab, unfiltered
         self.row = stack_rows([params], vocab)[0]
         self.rule = mtad.block.FUNCTIONS[RULES.index(params.spec.rule)]
         self.is_end = np.isin(np.arange(vocab), list(request.eos))
@@ -34,9 +38,10 @@ class OneRow:
 
     def write(self, into: Any, node: int, distribution: Distribution) -> None:
         """Set the distribution after a node."""
-        count = into.counts[node + 1] = len(distribution)
-        for at, token in enumerate(sorted(distribution)):
-            into.ids[node + 1, at], into.log_p[node + 1, at] = token, math.log(distribution[token])
+        ids = range(self.vocab) if self.unfiltered else sorted(distribution)
+        count = into.counts[node + 1] = len(ids)
+        for at, token in enumerate(ids):
+            into.ids[node + 1, at], into.log_p[node + 1, at] = token, log(distribution.get(token, 0.0))
         into.log_p[node + 1, count:] = math.nan
 
     def tree(self, uniforms: Any) -> Any:

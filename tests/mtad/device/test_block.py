@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.support.device_rows import CAPACITY, COMMITTED, block_on_device, bloc
 
 VOCAB = 300
 CAPTURED = [name for name, method in METHODS.items() if method.captured]
-FILTERS = (
+FILTERS: tuple[dict[str, Any], ...] = (
     {"top_k": 0, "top_p": 1.0},
     {"top_k": 5, "top_p": 0.9},
     {"top_k": 0, "top_p": 0.7},

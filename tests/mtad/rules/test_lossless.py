@@ -91,6 +91,17 @@ def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
         assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
 
 
+@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "specinfer", "traversal"])
+def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(method: str) -> None:
+    """Of equal models every token is accepted, whatever is drawn below 1; here 1 is."""
+    p = {0: 0.5, 1: 0.5}
+    params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
+    row = OneRow(Request(lambda path: p, lambda path: p, params), 2)
+    path, bonus = row.judge(row.tree(lambda width: [0.0] * width), [1.0])
+    assert path == ()
+    assert bonus == pytest.approx(p)
+
+
 def p_value(params: DecodingParams, pair: Pair, vocab: int, length: int, texts: int = 3000) -> float:
     """Chi-square of the first tokens of many texts, by compiled blocks of the host, against the target's joint."""
     request = request_of(pair, params)

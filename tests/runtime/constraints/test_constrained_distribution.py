@@ -55,9 +55,9 @@ def constrained(model: Model, params: DecodingParams) -> Model:
 
 
 def likely(logits: np.ndarray, top_k: int) -> np.ndarray:
-    """The probabilities of the `top_k` most likely tokens."""
+    """The probabilities of the `top_k` most likely tokens; all 0 where none is possible."""
     weights = np.where(logits < np.sort(logits)[-top_k], 0.0, np.exp(logits.astype(np.float64)))
-    return weights / weights.sum()
+    return weights / (weights.sum() or 1.0)
 
 
 def p_value(params: DecodingParams, texts: int) -> float:

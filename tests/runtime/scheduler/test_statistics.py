@@ -66,8 +66,8 @@ def test_totals_are_sums_over_requests_and_turns() -> None:
         totals.ended(reason, s)
     totals.ended("error", Statistics(prompt_tokens=3))
     totals.record_block(*SECONDS)
-    totals.add(4, 2, 3, passes=1)
-    totals.add(0, 0, 1, passes=1)
+    totals.add(4, 2, 3)
+    totals.add(0, 0, 1)
     assert totals.requests == {"stop": 2, "length": 0, "cancelled": 1, "error": 1}
     assert (totals.prompt_tokens, totals.reused_tokens, totals.turns) == (33, 12, 1)
     assert (totals.block_efficiency, totals.acceptance_rate) == (2.0, 0.5)

@@ -12,7 +12,9 @@ from pydantic import BaseModel
 
 from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
+from runtime.server.logprobs import TokenNames
 from runtime.server.schema import DESCRIPTIONS
+from tests.support.checkpoints import make_tokenizer
 from tests.support.live_server import MODEL, LiveServer, ask, call
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many"]
@@ -150,6 +152,13 @@ def test_what_a_prompt_reuses_is_reported_as_cached(server: LiveServer) -> None:
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 64 < answer.usage.prompt_tokens
+
+
+def test_a_token_that_is_one_byte_is_told_as_that_byte() -> None:
+    names = TokenNames(make_tokenizer().backend_tokenizer, (0,))
+    names.prepare()
+    assert {names.name(token)[1] for token in range(1, 257)} == {bytes([value]) for value in range(256)}
+    assert names.name(0)[1] == b"<eos>"
 
 
 def test_log_probabilities_have_both_shapes_and_the_engines_values(plain: LLM, server: LiveServer) -> None:

@@ -49,7 +49,10 @@ class Copies(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("engine", [CapturableMock, PagedMock, partial(PagedMock, pages=6)])
+@pytest.mark.parametrize(
+    "engine",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in (CapturableMock, PagedMock)), partial(PagedMock, pages=6)],
+)
 @pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3)), 3])
 def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(
     seed: int, engine: Callable[..., MockEngine]
@@ -85,6 +88,7 @@ def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) 
     assert (device.blocks.recorded, recorder.replayed) == (1, 3)
 
 
+@pytest.mark.slow
 def test_all_methods_that_the_gpu_check_times_need_nine_recordings() -> None:
     class OwnColumns(CapturableMock):
         reads_mask = False

@@ -1,0 +1,80 @@
+"""How far blocks are from the target's exact joint distribution, over every draft and every outcome."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mtad.params import DecodingParams
+from tests.mtad.rules.test_lossless import request_of, written
+from tests.support.mock_models import Row, mock_pair, run_block
+
+BASE = DecodingParams(draft_len=2, beam_width=2, top_k=0, top_p=1.0)
+
+
+def variation(params: DecodingParams, vocab: int = 3, noise: float = 0.8) -> float:
+    """Total variation between what a block writes, the target's own samples behind it, and the target's joint."""
+    found = 0.0
+    for seed in range(2):
+        request = request_of(mock_pair(seed, vocab, 1.2, noise), params)
+        joint = {text: value for value, text in request.texts((), params.drafted + 1)}
+        mine, _ = written(request, vocab)
+        assert mine.keys() <= joint.keys()
+        found += sum(abs(mine.get(text, 0.0) - value) for text, value in joint.items()) / 4
+    return found
+
+
+def test_multi_token_methods_are_as_far_from_the_joint_as_their_search_for_likely_drafts_takes_them() -> None:
+    """The joint is what lossless methods write; a drawn path is nearer to it than the likeliest, one beam than two."""
+    far = {
+        (method, tau): variation(replace(BASE, method=method, accept_threshold=tau))
+        for method, tau in (("mtad", 0.1), ("mtad", 1.0), ("mmtad", 0.1), ("mmtad_sample", 0.1))
+    }
+    assert variation(replace(BASE, method="speculative")) < 1e-6
+    assert far["mmtad", 0.1] > far["mmtad_sample", 0.1] > 0.01
+    assert far["mtad", 0.1] > far["mtad", 1.0] > 0.01
+    narrow = variation(replace(BASE, method="mtad", accept_threshold=0.1, beam_width=1))
+    assert far["mtad", 0.1] > narrow > 0.01
+
+
+def test_a_draft_that_holds_every_path_makes_a_drawn_path_lossless() -> None:
+    wide = replace(BASE, method="mmtad_sample", accept_threshold=0.0, beam_width=4)
+    assert variation(wide, vocab=2) < 1e-6 < 0.01 < variation(replace(wide, beam_width=2), vocab=2)
+
+
+@pytest.mark.parametrize("asked", [{}, {"top_k": 5, "accept_threshold": 0.1}, {"temperature": 0.0}, {"top_p": 0.7}], ids=str)
+def test_a_chain_is_a_tree_of_width_1(asked: dict[str, Any]) -> None:
+    params = [replace(BASE, method=method, beam_width=1, draft_len=4, **asked) for method in ("mtad", "mmtad")]
+    for seed in range(10):
+        rows = [Row(mock_pair(seed, 9, 1.0, 0.5), own, (), (seed, 0)) for own in params]
+        block = run_block(rows, 9, (0,))
+        assert block.tokens[0] == block.tokens[1]
+        assert block.log_probs[0] == block.log_probs[1]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 2.0])
+def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
+    """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
+    params = replace(BASE, method="modal", draft_len=4, beam_width=4, accept_threshold=threshold)
+    largest = 0.0
+    for seed in range(100):
+        pair, distance = mock_pair(seed, 9, peak=1.0, noise=3.0), 0.0
+        text = tuple(run_block([Row(pair, params, (), (seed, 0))], 9).tokens[0])
+        for at, token in enumerate(text):
+            logits = pair.target(text[:at])
+            distance += float(logits.max() - logits[token])
+        assert distance <= threshold + 1e-5
+        largest = max(largest, distance)
+    assert largest >= threshold / 2
+
+
+@pytest.mark.parametrize("method", ["mmtad", "mmtad_sample", "typical"])
+def test_texts_end_within_a_block_though_longer_paths_pass(method: str) -> None:
+    """A text that has ended counts at every depth below its own, so that some win."""
+    params = replace(BASE, method=method, draft_len=4, beam_width=4, accept_threshold=0.05)
+    rows = [Row(mock_pair(seed, 9, 2.0, 0.5), params, (), (seed, 0)) for seed in range(150)]
+    ends = [len(tokens) - 1 for tokens in run_block(rows, 9, (0,)).tokens if 0 in tokens[:-1]]
+    assert len(ends) > 15
+    assert min(ends) < 3

@@ -1,0 +1,126 @@
+"""What is compiled: the same functions, kept under a name that follows the sources, and not before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mtad
+from tests.support.block_digest import digests, requests, run_block
+
+REPOSITORY, PACKAGE = Path(__file__).parents[2], Path(mtad.__file__).parent
+FOLDER = "from mtad.compiled import cache_folder\nprint(cache_folder())\nprint(cache_folder())"
+FINALLY = "atexit.register(lambda: print('numba:', 'numba' in sys.modules))"
+
+
+def run(*arguments: object, folder: Path = REPOSITORY, **variables: object) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own."""
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def blocks() -> list[str]:
+    return digests()
+
+
+def test_compiled_blocks_are_those_of_the_same_functions_uncompiled(blocks: list[str]) -> None:
+    found = run("-m", "tests.support.block_digest", NUMBA_DISABLE_JIT=1)
+    assert found.stdout.splitlines() == blocks
+
+
+@pytest.mark.slow
+def test_no_block_reads_or_writes_beyond_an_array(blocks: list[str], tmp_path: Path) -> None:
+    found = run("-m", "tests.support.block_digest", NUMBA_BOUNDSCHECK=1, NUMBA_CACHE_DIR=tmp_path)
+    assert found.stdout.splitlines() == blocks
+
+
+def test_blocks_are_the_same_on_two_threads_at_once_and_in_a_fork(blocks: list[str]) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: digests(), range(2))) == [blocks, blocks]
+    with multiprocessing.get_context("fork").Pool(1) as forked:
+        assert forked.apply_async(digests).get(timeout=60) == blocks
+
+
+def test_forbidden_tokens_count_as_those_that_a_filter_removes() -> None:
+    for temperature in (0.0, 1.0):
+        whole = requests({"top_k": 0, "top_p": 1.0, "temperature": temperature})
+        filtered = requests({"top_k": 10, "top_p": 1.0, "temperature": temperature})
+        for seed in range(20):
+            _, free = run_block(whole, "few allowed", seed)
+            _, kept = run_block(filtered, "few allowed", seed)
+            assert np.array_equal(free.tokens, kept.tokens)
+            assert np.array_equal(free.lengths, kept.lengths)
+            assert free.finite.all()
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(PACKAGE, folder / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def cache_of(folder: Path, **variables: object) -> tuple[Path, str]:
+    """Where a copy of the package keeps what it compiles, and what it says."""
+    found = run("-c", FOLDER, folder=folder, PYTHONPATH=folder, **variables)
+    first, second = found.stdout.splitlines()
+    assert first == second
+    return Path(first), found.stderr
+
+
+def test_a_change_of_any_source_compiles_anew_and_nothing_else_does(tmp_path: Path) -> None:
+    folder, cache, found = copied(tmp_path / "package"), tmp_path / "cache", list[Path]()
+    for changed in ("distribution.py", "rules/scored.py", "methods.py"):
+        found.append(cache_of(folder, NUMBA_CACHE_DIR=cache)[0])
+        with (folder / "mtad" / changed).open("a") as source:
+            source.write("# changed\n")
+    last, said = cache_of(folder, NUMBA_CACHE_DIR=cache)
+    assert len({*found, last}) == 4
+    assert last.parent == cache
+    assert said == ""
+    assert cache_of(folder, NUMBA_CACHE_DIR=cache)[0] == last
+
+
+def test_a_folder_that_cannot_be_written_is_replaced_by_a_temporary_one_and_that_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "temporary").mkdir()
+    found, said = cache_of(REPOSITORY, NUMBA_CACHE_DIR=tmp_path / "file", TMPDIR=tmp_path / "temporary")
+    assert found.parent == tmp_path / "temporary"
+    assert said.count("are not kept") == 1
+    assert str(tmp_path / "file") in said
+    assert not found.exists()  # it goes with the process
+
+
+def test_the_users_cache_folder_is_where_it_is_kept(tmp_path: Path) -> None:
+    found, _ = cache_of(REPOSITORY, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=tmp_path)
+    assert found.parent == tmp_path / "mtad" / "compiled"
+    assert found.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("use", ["import mtad", "runtime.commands.main.main()"], ids=["import", "help"])
+def test_numba_is_not_imported_before_anything_is_decoded(use: str) -> None:
+    script = f"import atexit, sys, runtime.commands.main\nsys.argv = ['mtad', '--help']\n{FINALLY}\n{use}"
+    if use == "import mtad":
+        script = f"import atexit, sys\n{FINALLY}\n{use}"
+    found = run("-c", script)
+    assert found.stdout.endswith("numba: False\n")
+    assert ("usage: mtad" in found.stdout) == ("main" in use)
+
+
+def test_no_rule_is_longer_than_40_lines() -> None:
+    lengths = {}
+    for source in sorted(PACKAGE.glob("rules/*.py")):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                lengths[f"{source.stem}.{node.name}"] = (node.end_lineno or 0) - node.lineno + 1
+    assert len(lengths) > 20
+    assert {name: length for name, length in lengths.items() if length > 40} == {}

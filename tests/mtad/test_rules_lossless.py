@@ -1,0 +1,249 @@
+"""Lossless rules emit exactly the target's law, over all drafts of the draft's law and all acceptance numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtad.params import DecodingParams
+from tests.support.enumeration import outcomes
+from tests.support.law import Distribution, Outcome, Request, Tokens
+from tests.support.one_row import OneRow, mtad
+
+Children = tuple[Tokens | None, ...]
+"""Paths of a level in order; None for a slot that is dead."""
+
+SHAPES: tuple[Sequence[float], ...] = (
+    (0.5, 0.3, 0.2),
+    (1.0, 0.0, 0.0),
+    (0.6, 0.4, 0.0),
+    (0.1, 0.1, 0.8),
+    (1 / 3, 1 / 3, 1 / 3),
+    (0.0, 0.01, 0.99),
+)
+
+
+def request_of(pair: str, params: DecodingParams, eos: Tokens = (), vocab: int = 3) -> Request:
+    """Two models that depend on the whole text, of one kind."""
+
+    @cache
+    def both(path: Tokens) -> tuple[Distribution, Distribution]:
+        chance = np.random.default_rng([vocab, len(path), *path, len(pair)])
+        found = []
+        for _ in range(2):
+            shape = SHAPES[chance.integers(len(SHAPES))]
+            if pair != "zeros":
+                shape = chance.dirichlet(np.ones(vocab)).tolist()
+            found.append({token: value for token, value in enumerate(chance.permutation(shape).tolist()) if value > 0})
+        if pair == "equal":
+            found[1] = found[0]
+        if pair == "disjoint":
+            first = int(chance.integers(vocab))
+            found = [{first: 1.0}, {token: 1 / (vocab - 1) for token in range(vocab) if token != first}]
+        return found[0], found[1]
+
+    return Request(lambda path: both(path)[0], lambda path: both(path)[1], params, eos)
+
+
+def siblings(q: Distribution, count: int, replacement: bool) -> Iterator[tuple[float, tuple[int | None, ...]]]:
+    """Children drawn one after the other from what is left of q, renormalised; None where nothing is left."""
+    if not count:
+        yield 1.0, ()
+    elif not q:
+        yield 1.0, (None,) * count
+    for token, value in q.items() if count else ():
+        rest = q if replacement else {one: other for one, other in q.items() if one != token}
+        for chance, others in siblings(rest, count - 1, replacement):
+            yield value / sum(q.values()) * chance, (token, *others)
+
+
+def drafts(request: Request, widths: Tokens, above: Children = ((),)) -> Iterator[tuple[float, tuple[Children, ...]]]:
+    """All drafts with so many children per node, level by level, and their probabilities; a chain has one child."""
+    if not widths:
+        yield 1.0, ()
+        return
+    dead = [(1.0, (None,) * widths[0])]
+    parts = [
+        dead if path is None or request.ends(path) else siblings(request.q(path), widths[0], request.params.replacement)
+        for path in above
+    ]
+    for together in itertools.product(*map(list, parts)):
+        level = tuple(
+            None if token is None or path is None else (*path, token)
+            for path, (_, tokens) in zip(above, together, strict=True)
+            for token in tokens
+        )
+        for chance, rest in drafts(request, widths[1:], level):
+            yield math.prod(one for one, _ in together) * chance, (level, *rest)
+
+
+def tree_of(row: OneRow, levels: tuple[Children, ...]) -> Any:
+    """A draft as the functions of `mtad` read it."""
+    tree = mtad.block.tree_of(mtad.block.Trees.empty(row.starts), 0)
+    nodes = [path for level in levels for path in level]
+    for level, (first, stop) in enumerate(row.levels):
+        children = (stop - first) // (1 if level == 0 else row.starts[0, level] - row.starts[0, level - 1])
+        for node in range(first, stop):
+            above = -1 if level == 0 else row.starts[0, level - 1] + (node - first) // children
+            tree.parents[node], path = above, nodes[node]
+            if path is not None:
+                tree.tokens[node], tree.drafted[node], tree.ended[node] = path[-1], True, row.request.ends(path)
+                tree.growing[node] = level + 1 < len(levels) and not tree.ended[node]
+                tree.log_q[node] = row.request.log_q(path)
+    return tree
+
+
+def judged(request: Request, vocab: int = 3) -> Iterator[tuple[tuple[Children, ...], list[Outcome], float]]:
+    """Every draft, with the outcomes of the rule given that draft, and the draft's probability."""
+    row = OneRow(request, vocab)
+    params = request.params
+    widths = params.branching[: params.drafted] if params.spec.form == "branches" else (1,) * params.drafted
+    total = 0.0
+    for chance, levels in drafts(request, widths):
+        tree, total = tree_of(row, levels), total + chance
+
+        def judge(numbers: Any, tree: Any = tree) -> tuple[Tokens, Distribution]:
+            return row.judge(tree, numbers(len(tree.tokens)))
+
+        yield levels, [(one, *found) for one, found in outcomes(judge)], chance
+    assert total == pytest.approx(1.0, abs=1e-9)
+
+
+def emitted(request: Request, vocab: int = 3) -> dict[Tokens, float]:
+    """The law of the block's text, continued by the target's own samples to one token more than the draft has."""
+    masses: dict[Tokens, float] = defaultdict(float)
+    for _, found, draft in judged(request, vocab):
+        for chance, path, bonus in found:
+            after = {} if request.ends(path) else bonus
+            if not after:
+                masses[path] += draft * chance
+            for token, value in after.items():
+                for rest, text in request.texts((*path, token), request.params.drafted + 1):
+                    masses[text] += draft * chance * value * rest
+    return masses
+
+
+def distance(request: Request, vocab: int = 3) -> float:
+    """The largest difference of a text's probability from the target's."""
+    found, expected = emitted(request, vocab), dict[Tokens, float]()
+    for chance, text in request.texts((), request.params.drafted + 1):
+        expected[text] = chance
+    return max(abs(found.get(text, 0.0) - expected.get(text, 0.0)) for text in {**found, **expected})
+
+
+def accepted(request: Request, vocab: int = 3) -> float:
+    """Expected tokens of a draft that are kept."""
+    found = judged(request, vocab)
+    return sum(draft * chance * len(path) for _, each, draft in found for chance, path, _ in each)
+
+
+LOSSLESS = [
+    *(DecodingParams(method=method, draft_len=length) for method in ("speculative", "block") for length in (1, 2, 3)),
+    *(
+        DecodingParams(method=method, branching=branching, replacement=replacement)
+        for method in ("specinfer", "traversal")
+        for replacement in (False, True)
+        for branching in ((2,), (3,), (2, 2), (1, 2), (3, 1), (1, 1, 2))
+    ),
+]
+PAIRS = ("random", "zeros", "equal", "disjoint")
+
+
+def name_of(params: DecodingParams) -> str:
+    """The name of a case."""
+    kind = f"-{params.branching}-{params.replacement}" if params.spec.form == "branches" else f"-{params.draft_len}"
+    return params.method + kind
+
+
+@pytest.mark.parametrize("params", LOSSLESS, ids=name_of)
+def test_a_lossless_rule_emits_the_targets_law(params: DecodingParams) -> None:
+    for pair in PAIRS:
+        for eos in ((), (1,)):
+            assert distance(request_of(pair, params, eos)) < 1e-6, (pair, eos)
+
+
+@pytest.mark.parametrize("method", ["specinfer", "traversal"])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_children_may_be_as_many_as_the_vocabulary_or_more(method: str, replacement: bool) -> None:
+    for branching, vocab in (((4,), 4), ((4,), 3), ((3,), 4)):
+        params = DecodingParams(method=method, branching=branching, replacement=replacement)
+        assert distance(request_of("random", params, vocab=vocab), vocab) < 1e-6, (branching, vocab)
+
+
+@pytest.mark.parametrize("method", ["threshold", "ensemble", "fly", "mtad"])
+def test_the_law_of_a_rule_that_is_not_lossless_differs(method: str) -> None:
+    params = DecodingParams(method=method, draft_len=2, fly_window_size=1, draft_confidence=0.0, beam_width=1)
+    assert distance(request_of("random", params)) > 1e-2
+
+
+@pytest.mark.parametrize("method", ["speculative", "block", "specinfer", "traversal"])
+def test_a_very_sure_auxiliary_leaves_the_target_its_law(method: str) -> None:
+    """An auxiliary that is sure by 18 nats has, in float32, nothing left besides its likeliest token."""
+    logits = np.array([18.0, 0.5, 0.0])
+    q = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    p = {0: 0.236, 1: 0.382, 2: 0.382}
+    params = DecodingParams(method=method, draft_len=2, branching=(3, 1), top_p=1.0)
+    request = Request(lambda _: p, lambda _: dict(enumerate(q.astype(np.float32).tolist())), params)
+    assert emitted_first(request) == pytest.approx(p, abs=1e-5)
+    params = replace(params, branching=(2, 2))
+    assert emitted_first(replace(request, params=params)) == pytest.approx(p, abs=1e-5)
+
+
+def emitted_first(request: Request) -> Distribution:
+    """The law of the first token of a block."""
+    masses: dict[int, float] = defaultdict(float)
+    for text, mass in emitted(request).items():
+        masses[text[0]] += mass
+    return dict(masses)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_block_verification_keeps_no_fewer_tokens_than_token_wise(pair: str) -> None:
+    for length in (1, 2, 3):
+        each = [
+            accepted(request_of(pair, DecodingParams(method=method, draft_len=length)))
+            for method in ("block", "speculative")
+        ]
+        assert each[0] >= each[1] - 1e-9
+        if pair == "random" and length > 1:
+            assert each[0] > each[1] + 1e-4
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_on_a_chain_traversal_is_block_verification(pair: str, eos: Tokens) -> None:
+    chain = request_of(pair, DecodingParams(method="block", draft_len=3), eos)
+    branches = request_of(pair, DecodingParams(method="traversal", branching=(1, 1, 1)), eos)
+    for (levels, one, _), (other_levels, other, _) in zip(judged(chain), judged(branches), strict=True):
+        assert levels == other_levels
+        assert texts_of(one) == pytest.approx(texts_of(other), abs=1e-6)
+
+
+def texts_of(found: list[Outcome]) -> dict[tuple[Tokens, int], float]:
+    """The probability of each kept path and bonus token."""
+    masses: dict[tuple[Tokens, int], float] = defaultdict(float)
+    for chance, path, bonus in found:
+        for token, value in bonus.items():
+            masses[path, token] += chance * value
+    return {key: mass for key, mass in masses.items() if mass > 1e-8}
+
+
+@pytest.mark.parametrize("method", ["speculative", "block"])
+def test_a_rejection_by_rounding_alone_leaves_the_targets_distribution(method: str) -> None:
+    """Where p and q differ in their last digits only, nothing is left of p - q that the token could be drawn from."""
+    p, q = ({0: value, 1: value} for value in (0.5 - 1e-12, 0.5))
+    params = DecodingParams(method=method, draft_len=1)
+    row = OneRow(Request(lambda _: p, lambda _: q, params), 2)
+    tree = row.tree(lambda width: [0.0] * width)
+    kept, bonus = row.judge(tree, [1 - 1e-12])
+    assert kept == ()
+    assert bonus == pytest.approx({0: 0.5, 1: 0.5})
+    assert row.judge(tree, [1 - 1e-11])[0] == (0,)
