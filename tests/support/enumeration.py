@@ -65,7 +65,7 @@ class Numbers:
         """
         low, high = interval
         touches = equal and bound == low
-        if bound < low or bound - low < SLIVER and not touches:
+        if bound < low or (bound - low < SLIVER and not touches):
             return False
         if high - bound < SLIVER:
             return True

@@ -79,12 +79,13 @@ class TextEngine(Engine):
 
     def step(self, step: Step) -> Tensor:
         tokens, found = step.tokens.numpy(), []
-        for row, start in enumerate(step.write_at.tolist()):
-            held = self._held[row]
-            held[start : start + tokens.shape[1]] = tokens[row]
-            for seen in step.mask[row, 0].index_select(0, step.keep).numpy():
-                found.append(self._models[row](tuple(held[: len(seen)][seen].tolist()[len(BEFORE) :])))
-        return torch.from_numpy(np.array(found).reshape(len(tokens), len(step.keep), -1))
+        for held, model, new, start, mask in zip(
+            self._held, self._models, tokens, step.write_at.tolist(), step.mask[:, 0], strict=True
+        ):
+            held[start : start + len(new)] = new
+            seen = mask.index_select(0, step.keep).numpy()
+            found.append([model(tuple(held[: len(own)][own].tolist()[len(BEFORE) :])) for own in seen])
+        return torch.from_numpy(np.array(found))
 
     def move_columns(self, source: Tensor, to: Tensor) -> None:
         """What is held is written anew for each block."""

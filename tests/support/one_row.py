@@ -33,7 +33,10 @@ class OneRow:
         """So many distributions."""
         shape = count, self.vocab
         return mtad.distribution.Distributions(
-            np.full(shape, math.nan, np.float32), np.zeros(shape, np.int32), np.full(shape, math.nan), np.ones(count, int)
+            np.full(shape, math.nan, np.float32),
+            np.zeros(shape, np.int32),
+            np.full(shape, math.nan),
+            np.ones(count, int),
         )
 
     def write(self, into: Any, node: int, distribution: Distribution) -> None:

@@ -16,7 +16,6 @@ from engines.base import KV_PAGE
 from engines.folder import read_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.onnx.packed_engine import PackedEngine, without_slices
-from runtime import LLM, DecodingParams, RuntimeConfig
 from tests.support.steps import columns_of, make_step, some_tokens
 
 
@@ -105,15 +104,6 @@ def test_what_is_run_in_between_leaves_the_cache_as_it_was(packed: PackedEngine)
         for length in (10, 250):
             packed.step(make_step(some_tokens(1, length)[None], [0], keep=[]))
     assert torch.equal(packed.kv, before)
-
-
-def test_beams_of_the_target_need_no_room_in_the_auxiliarys_cache(folder: Path) -> None:
-    llm = LLM(folder.parent, RuntimeConfig(threads=1))
-    assisted = DecodingParams(method="mtad", max_tokens=4, ignore_eos=True)
-    llm.generate(["S"], assisted)
-    beams = DecodingParams(method="beam", draft_len=4, beam_width=4, max_tokens=8, ignore_eos=True)
-    prompt = some_tokens(0, 150).tolist()
-    assert len(llm.generate([prompt], beams)[0].token_ids) == 8
 
 
 def test_a_prompt_beside_a_longer_row_takes_the_columns_that_it_needs(packed: PackedEngine) -> None:

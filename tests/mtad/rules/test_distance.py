@@ -44,7 +44,9 @@ def test_a_draft_that_holds_every_path_makes_a_drawn_path_lossless() -> None:
     assert variation(wide, vocab=2) < 1e-6 < 0.01 < variation(replace(wide, beam_width=2), vocab=2)
 
 
-@pytest.mark.parametrize("asked", [{}, {"top_k": 5, "accept_threshold": 0.1}, {"temperature": 0.0}, {"top_p": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{}, {"top_k": 5, "accept_threshold": 0.1}, {"temperature": 0.0}, {"top_p": 0.7}], ids=str
+)
 def test_a_chain_is_a_tree_of_width_1(asked: dict[str, Any]) -> None:
     params = [replace(BASE, method=method, beam_width=1, draft_len=4, **asked) for method in ("mtad", "mmtad")]
     for seed in range(10):

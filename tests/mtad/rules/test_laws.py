@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from tests.support import law
+from tests.support import rule_laws
 from tests.support.enumeration import outcomes
 from tests.support.law import Distribution, Outcome, Request, Tokens
 from tests.support.one_row import OneRow
@@ -107,7 +106,7 @@ def params_of(method: str, seed: int) -> DecodingParams:
 def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
     """Also of dead slots, ended texts, impossible tokens and ties."""
     accepted = 0.0
-    rule = getattr(law, METHODS[method].rule.split(".")[1])
+    rule = getattr(rule_laws, METHODS[method].rule.split(".")[1])
     for seed in range(600):
         params = params_of(method, seed)
         request = request_of(seed, params, ((), (0,), (1, 3))[seed % 3])
@@ -115,7 +114,9 @@ def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
         tree = row.tree(lambda width, numbers=numbers: numbers.random(width))
         found, expected = judged(row, tree), list(rule(request, row.draft(tree)))
         if params.temperature == 0:
-            expected = [(chance, path, {min(bonus, key=lambda t, b=bonus: (-b[t], t)): 1.0}) for chance, path, bonus in expected]
+            expected = [
+                (chance, path, {min(bonus, key=lambda t, b=bonus: (-b[t], t)): 1.0}) for chance, path, bonus in expected
+            ]
         assert kept(found) == pytest.approx(kept(expected), abs=1e-6), (seed, params)
         assert emitted(found) == pytest.approx(emitted(expected), abs=1e-6), (seed, params)
         if METHODS[method].lossless:  # whatever number is drawn, also 0

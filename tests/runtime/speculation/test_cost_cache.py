@@ -72,7 +72,7 @@ def test_a_pair_is_measured_once_on_a_machine_and_says_which_table_it_uses(
     monkeypatch.setenv("MTAD_CACHE", str(tmp_path))
     measured: list[tuple[int, int]] = []
 
-    def measure(auxiliary: object, target: object, *limits: int, blocks: object) -> StepCosts:
+    def measure(auxiliary: object, target: object, runner: object, *limits: int, blocks: object) -> StepCosts:
         measured.append(limits)  # type: ignore[arg-type]
         return COSTS
 
