@@ -8,10 +8,22 @@ from typing import Any
 import pytest
 
 from mtad.params import DecodingParams
-from tests.mtad.rules.test_lossless import request_of, written
+from tests.mtad.rules.test_texts import request_of
 from tests.support.mock_models import Row, mock_pair, run_block
 
 BASE = DecodingParams(draft_len=2, beam_width=2, top_k=0, top_p=1.0)
+
+
+def written(request: Request, vocab: int) -> tuple[dict[Tokens, float], float]:
+    """The distribution of the first tokens, those behind the block being the target's own; and tokens per block."""
+    row, found, tokens = OneRow(request, vocab), defaultdict[Tokens, float](float), 0.0
+    for drafted, tree in outcomes(row.tree):
+        for chance, (path, bonus) in outcomes(lambda number, tree=tree: row.judge(tree, number(len(tree.tokens)))):
+            ended = request.ends(path)
+            tokens += drafted * chance * (len(path) + 1 - ended)
+            for value, text in request.texts(path, request.params.drafted + 1, None if ended else bonus):
+                found[text] += drafted * chance * value
+    return found, tokens
 
 
 def variation(params: DecodingParams, vocab: int = 3, noise: float = 0.8) -> float:

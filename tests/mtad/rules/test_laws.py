@@ -123,3 +123,24 @@ def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
             assert all(request.log_p(path) > -math.inf for _, path, _ in found)
         accepted += sum(chance * len(path) for chance, path, _ in found)
     assert accepted > 30
+
+
+@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "specinfer", "traversal"])
+def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
+    """Numbers come from [0, 1), so a bound of 1 / 2 is met by half of them, and one of 0 by none."""
+    for p, kept in (({0: 0.5, 1: 0.5}, ()), ({1: 1.0}, ()), ({0: 0.51, 1: 0.49}, (0,))):
+        params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
+        request = Request(lambda path, p=p: p, lambda path: {0: 1.0}, params)  # type: ignore[misc]
+        row = OneRow(request, 2)
+        assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
+
+
+@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "specinfer", "traversal"])
+def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(method: str) -> None:
+    """Of equal models every token is accepted, whatever is drawn below 1; here 1 is."""
+    p = {0: 0.5, 1: 0.5}
+    params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
+    row = OneRow(Request(lambda path: p, lambda path: p, params), 2)
+    path, bonus = row.judge(row.tree(lambda width: [0.0] * width), [1.0])
+    assert path == ()
+    assert bonus == pytest.approx(p)

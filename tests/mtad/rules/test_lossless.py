@@ -1,172 +1,248 @@
-"""Lossless methods emit exactly the target's distribution, over every draft and every outcome of a comparison."""
+"""Lossless rules emit exactly the target's law, over all drafts of the draft's law and all acceptance numbers."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
-from scipy.stats import chisquare
 
-from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from tests.support.enumeration import outcomes
-from tests.support.law import Distribution, Request, Tokens, filtered
-from tests.support.mock_models import Model, Pair, generate, mock_pair, sure_pair
-from tests.support.one_row import OneRow
+from tests.support.law import Distribution, Outcome, Request, Tokens
+from tests.support.one_row import OneRow, mtad
 
-VOCAB = 3
-BASE = DecodingParams(draft_len=2, top_k=0, top_p=1.0)
-PAIRS = [
-    *(mock_pair(seed, VOCAB, 1.2, noise) for seed, noise in enumerate((0.0, 0.8, 3.0))),
-    *(sure_pair(seed, VOCAB, gap) for seed, gap in ((5, 9.0), (23, 18.0))),
-]
-LOSSLESS: tuple[dict[str, Any], ...] = (
-    {"method": "speculative"},
-    {"method": "block"},
-    {"method": "block", "draft_confidence": 0.4},
-    *(
-        {"method": method, "branching": branching, "replacement": replacement}
-        for method in ("traversal", "specinfer")
-        for branching, replacement in (((2, 1), False), ((1, 2), False), ((3,), False), ((2, 1), True), ((2,), True))
-    ),
+Children = tuple[Tokens | None, ...]
+"""Paths of a level in order; None for a slot that is dead."""
+
+SHAPES: tuple[Sequence[float], ...] = (
+    (0.5, 0.3, 0.2),
+    (1.0, 0.0, 0.0),
+    (0.6, 0.4, 0.0),
+    (0.1, 0.1, 0.8),
+    (1 / 3, 1 / 3, 1 / 3),
+    (0.0, 0.01, 0.99),
 )
 
 
-def request_of(pair: Pair, params: DecodingParams, eos: Tokens = ()) -> Request:
-    """A request of two models."""
+def request_of(pair: str, params: DecodingParams, eos: Tokens = (), vocab: int = 3) -> Request:
+    """Two models that depend on the whole text, of one kind."""
 
-    def after(model: Model, path: Tokens) -> Distribution:
-        ids, p = filtered(model(path), params)
-        return dict(zip(ids.tolist(), p.tolist(), strict=True))
+    @cache
+    def both(path: Tokens) -> tuple[Distribution, Distribution]:
+        chance = np.random.default_rng([vocab, len(path), *path, len(pair)])
+        found = []
+        for _ in range(2):
+            shape = SHAPES[chance.integers(len(SHAPES))]
+            if pair != "zeros":
+                shape = chance.dirichlet(np.ones(vocab)).tolist()
+            found.append({token: value for token, value in enumerate(chance.permutation(shape).tolist()) if value > 0})
+        if pair == "equal":
+            found[1] = found[0]
+        if pair == "disjoint":
+            first = int(chance.integers(vocab))
+            found = [{first: 1.0}, {token: 1 / (vocab - 1) for token in range(vocab) if token != first}]
+        return found[0], found[1]
 
-    return Request(lambda path: after(pair.target, path), lambda path: after(pair.auxiliary, path), params, eos)
-
-
-def written(request: Request, vocab: int) -> tuple[dict[Tokens, float], float]:
-    """The distribution of the first tokens, those behind the block being the target's own; and tokens per block."""
-    row, found, tokens = OneRow(request, vocab), defaultdict[Tokens, float](float), 0.0
-    for drafted, tree in outcomes(row.tree):
-        for chance, (path, bonus) in outcomes(lambda number, tree=tree: row.judge(tree, number(len(tree.tokens)))):
-            ended = request.ends(path)
-            tokens += drafted * chance * (len(path) + 1 - ended)
-            for value, text in request.texts(path, request.params.drafted + 1, None if ended else bonus):
-                found[text] += drafted * chance * value
-    return found, tokens
-
-
-@pytest.mark.parametrize("asked", LOSSLESS, ids=lambda asked: "-".join(map(str, asked.values())))
-def test_a_lossless_rule_emits_the_targets_distribution(asked: dict[str, Any]) -> None:
-    for pair, eos in zip(PAIRS, itertools.cycle([(), (1,)]), strict=False):
-        params = replace(BASE, **asked)
-        request = request_of(pair, params, eos)
-        found, _ = written(request, VOCAB)
-        expected = {text: value for value, text in request.texts((), params.drafted + 1)}
-        assert sum(found.values()) == pytest.approx(1, abs=1e-6)
-        assert {text: found[text] for text in expected} == pytest.approx(expected, abs=1e-6)
+    return Request(lambda path: both(path)[0], lambda path: both(path)[1], params, eos)
 
 
-def test_no_rule_accepts_fewer_tokens_than_the_one_that_it_betters() -> None:
-    """On a chain, verification from the leaves is block verification, and that keeps no fewer than token by token."""
-    better = 0.0
-    for pair in PAIRS:
-        asked = ({"method": "speculative"}, {"method": "block"}, {"method": "traversal", "branching": (1, 1)})
-        token, block, tree = (written(request_of(pair, replace(BASE, **one)), VOCAB)[1] for one in asked)
-        assert block == pytest.approx(tree)
-        assert block > token - 1e-6
-        better = max(better, block - token)
-    assert better > 0.01
+def siblings(q: Distribution, count: int, replacement: bool) -> Iterator[tuple[float, tuple[int | None, ...]]]:
+    """Children drawn one after the other from what is left of q, renormalised; None where nothing is left."""
+    if not count:
+        yield 1.0, ()
+    elif not q:
+        yield 1.0, (None,) * count
+    for token, value in q.items() if count else ():
+        rest = q if replacement else {one: other for one, other in q.items() if one != token}
+        for chance, others in siblings(rest, count - 1, replacement):
+            yield value / sum(q.values()) * chance, (token, *others)
 
 
-@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "specinfer", "traversal"])
-def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
-    """Numbers come from [0, 1), so a bound of 1 / 2 is met by half of them, and one of 0 by none."""
-    for p, kept in (({0: 0.5, 1: 0.5}, ()), ({1: 1.0}, ()), ({0: 0.51, 1: 0.49}, (0,))):
-        params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
-        request = Request(lambda path, p=p: p, lambda path: {0: 1.0}, params)  # type: ignore[misc]
-        row = OneRow(request, 2)
-        assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
-
-
-@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "specinfer", "traversal"])
-def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(method: str) -> None:
-    """Of equal models every token is accepted, whatever is drawn below 1; here 1 is."""
-    p = {0: 0.5, 1: 0.5}
-    params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
-    row = OneRow(Request(lambda path: p, lambda path: p, params), 2)
-    path, bonus = row.judge(row.tree(lambda width: [0.0] * width), [1.0])
-    assert path == ()
-    assert bonus == pytest.approx(p)
-
-
-def p_value(params: DecodingParams, pair: Pair, vocab: int, length: int, texts: int = 3000) -> float:
-    """Chi-square of the first tokens of many texts, by compiled blocks of the host, against the target's joint."""
-    request = request_of(pair, params)
-    joint = {text: value for value, text in request.texts((), length)}
-    seen = Counter(generate(pair, [params] * texts, vocab, length))
-    assert seen.keys() <= joint.keys()
-    common = [text for text in joint if joint[text] * texts >= 5]
-    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
-    if (rest := texts - sum(expected)) > 5:
-        observed, expected = [*observed, texts - sum(observed)], [*expected, rest]
-    else:
-        expected = [value * sum(observed) / sum(expected) for value in expected]
-    return float(chisquare(observed, expected).pvalue)
-
-
-DRAWN = [
-    replace(BASE, **asked, **filters)
-    for asked, filters in zip(
-        [{"method": "sample"}, *LOSSLESS],
-        itertools.cycle(({}, {"top_k": 3, "temperature": 1.7}, {"top_p": 0.9, "temperature": 0.6}, {"min_p": 0.2})),
-        strict=False,
-    )
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("params", DRAWN, ids=lambda p: f"{p.method}-{p.branching}-{p.replacement}-{p.temperature}")
-@pytest.mark.parametrize("gap", [0, 12, 30])
-def test_texts_are_distributed_as_the_targets(params: DecodingParams, gap: int) -> None:
-    """Also where the auxiliary is surer than float32 or float64 can express as 1 - q."""
-    pair = sure_pair(23, 4, gap) if gap else mock_pair(11, 4, peak=1.2, noise=0.8)
-    assert p_value(params, pair, 4, 3) > 1e-4
-
-
-def test_specinfer_emits_a_token_as_often_as_the_target_has_it_under_a_sure_auxiliary() -> None:
-    """A token of probability 0.382, with the auxiliary's others 18 below: 1 - q is nothing but rounding there."""
-    p = [0.382, 0.3, 0.2, 0.118]
-    pair = Pair(lambda text: _logs(p), lambda text: _logs([math.exp(-18), 1.0, math.exp(-18.5), math.exp(-19)]))
-    params = replace(BASE, method="specinfer", branching=(3,), draft_len=1, top_k=3)
-    texts = generate(pair, [params] * 4000, 4, 1)
-    assert sum(text == (0,) for text in texts) / 4000 == pytest.approx(0.382 / 0.882, abs=0.03)
-    assert sum(text == (2,) for text in texts) / 4000 == pytest.approx(0.2 / 0.882, abs=0.03)
-
-
-def _logs(p: list[float]) -> Any:
-    import numpy as np
-
-    return np.log(np.array(p, np.float32))
-
-
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])
-def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
-    params = [
-        DecodingParams(method=method, temperature=0.0, draft_len=gamma, top_k=k) for gamma in (1, 3, 6) for k in (0, 5)
+def drafts(request: Request, widths: Tokens, above: Children = ((),)) -> Iterator[tuple[float, tuple[Children, ...]]]:
+    """All drafts with so many children per node, level by level, and their probabilities; a chain has one child."""
+    if not widths:
+        yield 1.0, ()
+        return
+    dead = [(1.0, (None,) * widths[0])]
+    parts = [
+        dead if path is None or request.ends(path) else siblings(request.q(path), widths[0], request.params.replacement)
+        for path in above
     ]
-    for seed in range(5):
-        pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
-        greedy: Tokens = ()
-        while len(greedy) < 12:
-            greedy += (int(pair.target(greedy).argmax()),)
-        assert generate(pair, params, 9, 12) == [greedy] * len(params)
+    for together in itertools.product(*map(list, parts)):
+        level = tuple(
+            None if token is None or path is None else (*path, token)
+            for path, (_, tokens) in zip(above, together, strict=True)
+            for token in tokens
+        )
+        for chance, rest in drafts(request, widths[1:], level):
+            yield math.prod(one for one, _ in together) * chance, (level, *rest)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
-    params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 4
-    for seed in range(3):
-        assert len(set(generate(mock_pair(seed, 9, peak=1.0, noise=0.7), params, 9, 12))) == 1
+def tree_of(row: OneRow, levels: tuple[Children, ...]) -> Any:
+    """A draft as the functions of `mtad` read it."""
+    tree = mtad.block.tree_of(mtad.block.Trees.empty(row.starts), 0)
+    nodes = [path for level in levels for path in level]
+    for level, (first, stop) in enumerate(row.levels):
+        children = (stop - first) // (1 if level == 0 else row.starts[0, level] - row.starts[0, level - 1])
+        for node in range(first, stop):
+            above = -1 if level == 0 else row.starts[0, level - 1] + (node - first) // children
+            tree.parents[node], path = above, nodes[node]
+            if path is not None:
+                tree.tokens[node], tree.drafted[node], tree.ended[node] = path[-1], True, row.request.ends(path)
+                tree.growing[node] = level + 1 < len(levels) and not tree.ended[node]
+                tree.log_q[node] = row.request.log_q(path)
+    return tree
+
+
+def judged(request: Request, vocab: int = 3) -> Iterator[tuple[tuple[Children, ...], list[Outcome], float]]:
+    """Every draft, with the outcomes of the rule given that draft, and the draft's probability."""
+    row = OneRow(request, vocab)
+    params = request.params
+    widths = params.branching[: params.drafted] if params.spec.form == "branches" else (1,) * params.drafted
+    total = 0.0
+    for chance, levels in drafts(request, widths):
+        tree, total = tree_of(row, levels), total + chance
+
+        def judge(numbers: Any, tree: Any = tree) -> tuple[Tokens, Distribution]:
+            return row.judge(tree, numbers(len(tree.tokens)))
+
+        yield levels, [(one, *found) for one, found in outcomes(judge)], chance
+    assert total == pytest.approx(1.0, abs=1e-9)
+
+
+def emitted(request: Request, vocab: int = 3) -> dict[Tokens, float]:
+    """The law of the block's text, continued by the target's own samples to one token more than the draft has."""
+    masses: dict[Tokens, float] = defaultdict(float)
+    for _, found, draft in judged(request, vocab):
+        for chance, path, bonus in found:
+            after = {} if request.ends(path) else bonus
+            if not after:
+                masses[path] += draft * chance
+            for token, value in after.items():
+                for rest, text in request.texts((*path, token), request.params.drafted + 1):
+                    masses[text] += draft * chance * value * rest
+    return masses
+
+
+def distance(request: Request, vocab: int = 3) -> float:
+    """The largest difference of a text's probability from the target's."""
+    found, expected = emitted(request, vocab), dict[Tokens, float]()
+    for chance, text in request.texts((), request.params.drafted + 1):
+        expected[text] = chance
+    return max(abs(found.get(text, 0.0) - expected.get(text, 0.0)) for text in {**found, **expected})
+
+
+def accepted(request: Request, vocab: int = 3) -> float:
+    """Expected tokens of a draft that are kept."""
+    found = judged(request, vocab)
+    return sum(draft * chance * len(path) for _, each, draft in found for chance, path, _ in each)
+
+
+LOSSLESS = [
+    *(DecodingParams(method=method, draft_len=length) for method in ("speculative", "block") for length in (1, 2, 3)),
+    *(
+        DecodingParams(method=method, branching=branching, replacement=replacement)
+        for method in ("specinfer", "traversal")
+        for replacement in (False, True)
+        for branching in ((2,), (3,), (2, 2), (1, 2), (2, 1), (1, 1, 2))
+    ),
+]
+PAIRS = ("random", "zeros", "equal", "disjoint")
+
+
+def name_of(params: DecodingParams) -> str:
+    """The name of a case."""
+    kind = f"-{params.branching}-{params.replacement}" if params.spec.form == "branches" else f"-{params.draft_len}"
+    return params.method + kind
+
+
+@pytest.mark.parametrize("params", LOSSLESS, ids=name_of)
+def test_a_lossless_rule_emits_the_targets_law(params: DecodingParams) -> None:
+    for pair, eos in zip((*PAIRS, "random"), ((1,), (), (1,), (), ()), strict=True):
+        assert distance(request_of(pair, params, eos)) < 1e-6, (pair, eos)
+
+
+@pytest.mark.parametrize("method", ["specinfer", "traversal"])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_children_may_be_as_many_as_the_vocabulary_or_more(method: str, replacement: bool) -> None:
+    for branching, vocab in (((4,), 4), ((4,), 3), ((3,), 4)):
+        params = DecodingParams(method=method, branching=branching, replacement=replacement)
+        assert distance(request_of("random", params, vocab=vocab), vocab) < 1e-6, (branching, vocab)
+
+
+@pytest.mark.parametrize("method", ["threshold", "ensemble", "fly", "mtad"])
+def test_the_law_of_a_rule_that_is_not_lossless_differs(method: str) -> None:
+    params = DecodingParams(method=method, draft_len=2, fly_window_size=1, draft_confidence=0.0, beam_width=1)
+    assert distance(request_of("random", params)) > 1e-2
+
+
+@pytest.mark.parametrize("method", ["speculative", "block", "specinfer", "traversal"])
+def test_a_very_sure_auxiliary_leaves_the_target_its_law(method: str) -> None:
+    """An auxiliary that is sure by 18 nats has, in float32, nothing left besides its likeliest token."""
+    logits = np.array([18.0, 0.5, 0.0])
+    q = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    p = {0: 0.236, 1: 0.382, 2: 0.382}
+    params = DecodingParams(method=method, draft_len=2, branching=(3, 1), top_p=1.0)
+    request = Request(lambda _: p, lambda _: dict(enumerate(q.astype(np.float32).tolist())), params)
+    assert emitted_first(request) == pytest.approx(p, abs=1e-5)
+    params = replace(params, branching=(2, 2))
+    assert emitted_first(replace(request, params=params)) == pytest.approx(p, abs=1e-5)
+
+
+def emitted_first(request: Request) -> Distribution:
+    """The law of the first token of a block."""
+    masses: dict[int, float] = defaultdict(float)
+    for text, mass in emitted(request).items():
+        masses[text[0]] += mass
+    return dict(masses)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_block_verification_keeps_no_fewer_tokens_than_token_wise(pair: str) -> None:
+    for length in (1, 2, 3):
+        each = [
+            accepted(request_of(pair, DecodingParams(method=method, draft_len=length)))
+            for method in ("block", "speculative")
+        ]
+        assert each[0] >= each[1] - 1e-9
+        if pair == "random" and length > 1:
+            assert each[0] > each[1] + 1e-4
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_on_a_chain_traversal_is_block_verification(pair: str, eos: Tokens) -> None:
+    chain = request_of(pair, DecodingParams(method="block", draft_len=3), eos)
+    branches = request_of(pair, DecodingParams(method="traversal", branching=(1, 1, 1)), eos)
+    for (levels, one, _), (other_levels, other, _) in zip(judged(chain), judged(branches), strict=True):
+        assert levels == other_levels
+        assert texts_of(one) == pytest.approx(texts_of(other), abs=1e-6)
+
+
+def texts_of(found: list[Outcome]) -> dict[tuple[Tokens, int], float]:
+    """The probability of each kept path and bonus token."""
+    masses: dict[tuple[Tokens, int], float] = defaultdict(float)
+    for chance, path, bonus in found:
+        for token, value in bonus.items():
+            masses[path, token] += chance * value
+    return {key: mass for key, mass in masses.items() if mass > 1e-8}
+
+
+@pytest.mark.parametrize("method", ["speculative", "block"])
+def test_a_rejection_by_rounding_alone_leaves_the_targets_distribution(method: str) -> None:
+    """Where p and q differ in their last digits only, nothing is left of p - q that the token could be drawn from."""
+    p, q = ({0: value, 1: value} for value in (0.5 - 1e-12, 0.5))
+    params = DecodingParams(method=method, draft_len=1)
+    row = OneRow(Request(lambda _: p, lambda _: q, params), 2)
+    tree = row.tree(lambda width: [0.0] * width)
+    kept, bonus = row.judge(tree, [1 - 1e-12])
+    assert kept == ()
+    assert bonus == pytest.approx({0: 0.5, 1: 0.5})
+    assert row.judge(tree, [1 - 1e-11])[0] == (0,)

@@ -1,0 +1,116 @@
+"""Texts by compiled blocks of the host: lossless ones are distributed as the target's, and greedy ones are its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scipy.stats import chisquare
+
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from tests.support.enumeration import outcomes
+from tests.support.law import Distribution, Request, Tokens, filtered
+from tests.support.mock_models import Model, Pair, generate, mock_pair, sure_pair
+from tests.support.one_row import OneRow
+
+VOCAB = 3
+BASE = DecodingParams(draft_len=2, top_k=0, top_p=1.0)
+PAIRS = [
+    *(mock_pair(seed, VOCAB, 1.2, noise) for seed, noise in enumerate((0.0, 0.8, 3.0))),
+    *(sure_pair(seed, VOCAB, gap) for seed, gap in ((5, 9.0), (23, 18.0))),
+]
+LOSSLESS: tuple[dict[str, Any], ...] = (
+    {"method": "speculative"},
+    {"method": "block"},
+    {"method": "block", "draft_confidence": 0.4},
+    *(
+        {"method": method, "branching": branching, "replacement": replacement}
+        for method in ("traversal", "specinfer")
+        for branching, replacement in (((2, 1), False), ((1, 2), False), ((3,), False), ((2, 1), True), ((2,), True))
+    ),
+)
+
+
+def request_of(pair: Pair, params: DecodingParams, eos: Tokens = ()) -> Request:
+    """A request of two models."""
+
+    def after(model: Model, path: Tokens) -> Distribution:
+        ids, p = filtered(model(path), params)
+        return dict(zip(ids.tolist(), p.tolist(), strict=True))
+
+    return Request(lambda path: after(pair.target, path), lambda path: after(pair.auxiliary, path), params, eos)
+
+
+def p_value(params: DecodingParams, pair: Pair, vocab: int, length: int, texts: int = 3000) -> float:
+    """Chi-square of the first tokens of many texts, by compiled blocks of the host, against the target's joint."""
+    request = request_of(pair, params)
+    joint = {text: value for value, text in request.texts((), length)}
+    seen = Counter(generate(pair, [params] * texts, vocab, length))
+    assert seen.keys() <= joint.keys()
+    common = [text for text in joint if joint[text] * texts >= 5]
+    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
+    if (rest := texts - sum(expected)) > 5:
+        observed, expected = [*observed, texts - sum(observed)], [*expected, rest]
+    else:
+        expected = [value * sum(observed) / sum(expected) for value in expected]
+    return float(chisquare(observed, expected).pvalue)
+
+
+DRAWN = [
+    replace(BASE, **asked, **filters)
+    for asked, filters in zip(
+        [{"method": "sample"}, *LOSSLESS],
+        itertools.cycle(({}, {"top_k": 3, "temperature": 1.7}, {"top_p": 0.9, "temperature": 0.6}, {"min_p": 0.2})),
+        strict=False,
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", DRAWN, ids=lambda p: f"{p.method}-{p.branching}-{p.replacement}-{p.temperature}")
+@pytest.mark.parametrize("gap", [0, 12, 30])
+def test_texts_are_distributed_as_the_targets(params: DecodingParams, gap: int) -> None:
+    """Also where the auxiliary is surer than float32 or float64 can express as 1 - q."""
+    pair = sure_pair(23, 4, gap) if gap else mock_pair(11, 4, peak=1.2, noise=0.8)
+    assert p_value(params, pair, 4, 3) > 1e-4
+
+
+def test_specinfer_emits_a_token_as_often_as_the_target_has_it_under_a_sure_auxiliary() -> None:
+    """A token of probability 0.382, with the auxiliary's others 18 below: 1 - q is nothing but rounding there."""
+    p = [0.382, 0.3, 0.2, 0.118]
+    pair = Pair(lambda text: _logs(p), lambda text: _logs([math.exp(-18), 1.0, math.exp(-18.5), math.exp(-19)]))
+    params = replace(BASE, method="specinfer", branching=(3,), draft_len=1, top_k=3)
+    texts = generate(pair, [params] * 4000, 4, 1)
+    assert sum(text == (0,) for text in texts) / 4000 == pytest.approx(0.382 / 0.882, abs=0.03)
+    assert sum(text == (2,) for text in texts) / 4000 == pytest.approx(0.2 / 0.882, abs=0.03)
+
+
+def _logs(p: list[float]) -> Any:
+    import numpy as np
+
+    return np.log(np.array(p, np.float32))
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])
+def test_temperature_0_gives_the_greedy_tokens(method: str) -> None:
+    params = [
+        DecodingParams(method=method, temperature=0.0, draft_len=gamma, top_k=k) for gamma in (1, 3, 6) for k in (0, 5)
+    ]
+    for seed in range(5):
+        pair = mock_pair(seed, 9, peak=1.0, noise=0.7)
+        greedy: Tokens = ()
+        while len(greedy) < 12:
+            greedy += (int(pair.target(greedy).argmax()),)
+        assert generate(pair, params, 9, 12) == [greedy] * len(params)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_temperature_0_does_not_depend_on_the_seed(method: str) -> None:
+    params = [DecodingParams(method=method, temperature=0.0, draft_len=3, beam_width=3)] * 4
+    for seed in range(3):
+        assert len(set(generate(mock_pair(seed, 9, peak=1.0, noise=0.7), params, 9, 12))) == 1
