@@ -15,6 +15,7 @@ import yaml
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands import serve
+from runtime.decoder.host_runner import compile_rules
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.triton.options import TritonOptions
@@ -86,9 +87,10 @@ def test_what_the_image_copies_installs_and_starts_exists() -> None:
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {name.removesuffix("*") for name in packages} <= set(copied)
     assert {project["project"]["readme"], *project["project"]["license-files"], "constraints.txt"} <= set(copied)
-    (run,) = [rest for kind, rest in steps if kind == "RUN"]
-    extras = re.findall(r"'\.\[(\w+)\]'", run)
+    installs, compiles = [rest for kind, rest in steps if kind == "RUN"]
+    extras = re.findall(r"'\.\[(\w+)\]'", installs)
     assert extras == ["serve"]
+    assert compile_rules.__name__ in compiles
     assert set(extras) <= project["project"]["optional-dependencies"].keys()
     given = {kind: json.loads(rest) for kind, rest in steps if kind in ("ENTRYPOINT", "CMD")}
     command, subcommand = given["ENTRYPOINT"]

@@ -13,6 +13,7 @@ import pytest
 from mtad.distribution import draw, exp_into, filter_logits, keep_likeliest, log_likelihood, log_prob, pick, total_of
 from mtad.params import DecodingParams
 from mtad.rows import stack_rows
+from tests.support import law
 
 Floats = npt.NDArray[np.float32]
 Found = tuple[npt.NDArray[np.int32], Floats]
@@ -48,20 +49,6 @@ def filtered(logits: Floats, **asked: Any) -> Found:
     return ids[:count], log_p[:count]
 
 
-def by_definition(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Any, Any]:
-    """Sorted by likelihood and then by id: the first `top_k`, then the fewest that reach `top_p`, then `min_p`."""
-    scaled = logits.astype(np.float64) / temperature
-    kept = np.lexsort((np.arange(len(logits)), -scaled))[: top_k or len(logits)]
-    weights = np.exp(scaled[kept] - scaled.max())
-    if top_p < 1:
-        sums = np.cumsum(weights)
-        few = 1 + int((sums[:-1] < top_p * sums[-1]).sum())
-        kept, weights = kept[:few], weights[:few]
-    kept = np.sort(kept[(weights >= min_p) & (weights > 0)])
-    weights = np.exp(scaled[kept] - scaled.max())
-    return kept, scaled[kept] - scaled.max() - math.log(weights.sum())
-
-
 def some_logits(size: int, scale: float, masked: bool, seed: int) -> Floats:
     """Random logits; small ones are whole numbers, so that many are equal."""
     generator = np.random.default_rng(seed)
@@ -76,7 +63,7 @@ def some_logits(size: int, scale: float, masked: bool, seed: int) -> Floats:
 
 def check_filter(logits: Floats, asked: dict[str, Any]) -> None:
     ids, log_p = filtered(logits, **asked)
-    expected, log_expected = by_definition(logits, **{**NORMAL, **asked})
+    expected, log_expected = law.filtered(logits, DecodingParams(**{**NORMAL, **asked}))
     if len(ids) > len(expected):  # without a filter, what is forbidden keeps its entry
         assert (log_p[np.isin(ids, expected, invert=True)] < -700).all()
         ids, log_p = ids[np.isin(ids, expected)], log_p[np.isin(ids, expected)]

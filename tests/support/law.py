@@ -70,23 +70,29 @@ def log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def filtered(logits: npt.NDArray[np.float32], params: DecodingParams) -> tuple[npt.NDArray[np.int64], ...]:
-    """Ids in order, and float64 probabilities: temperature, then top-k, then top-p, then min-p, by sorting.
+def filtered(
+    logits: npt.NDArray[np.float32], params: DecodingParams
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Ids in order, and float64 log-probabilities: temperature, then top-k, then top-p, then min-p, by sorting.
 
     Top-p keeps the fewest of the tokens that top-k left which have `top_p` of their mass; min-p is relative to the
     likeliest token. At temperature 0, lossless methods keep the likeliest token, and others count as at temperature 1.
     """
     greedy = params.temperature == 0 and params.spec.lossless
+    scaled = (logits.astype(np.float64) - float(logits.max())) / (params.temperature or 1.0)
     order = np.argsort(-logits, kind="stable")[: 1 if greedy else params.top_k or None]
-    weights = np.exp((logits[order].astype(np.float64) - float(logits.max())) / (params.temperature or 1.0))
+    weights = np.exp(scaled[order])
     if params.top_p < 1:
-        reached = np.cumsum(weights) >= params.top_p * weights.sum() * (1 - 1e-15)
-        weights[1 + int(np.argmax(reached)) :] = 0
+        sums = np.cumsum(weights)
+        weights[1 + int((sums[:-1] < params.top_p * sums[-1]).sum()) :] = 0
     weights[weights < params.min_p] = 0
     ids = np.sort(order[weights > 0])
-    kept = np.zeros(len(logits))
-    kept[order] = weights / weights.sum()
-    return ids, kept[ids]
+    return ids, scaled[ids] - math.log(weights.sum())
+
+
+def first_of(p: Distribution) -> int:
+    """The likeliest token, of equal ones the smallest."""
+    return min(p, key=lambda token: (-p[token], token))
 
 
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribution:

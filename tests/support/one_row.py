@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mtad.rows import RULES, stack_rows
-from tests.support.enumeration import uncompiled
-from tests.support.law import Distribution, Draft, Path, Request, Tokens, log
+from tests.support.enumeration import Numbers, outcomes, uncompiled
+from tests.support.law import Distribution, Draft, Outcome, Path, Request, Tokens, log
 
 mtad = uncompiled()
 
@@ -93,6 +93,14 @@ class OneRow:
             self.write(q, parts["origins"][parent] if parent >= 0 else -1, self.request.q(path))
         return mtad.rules_scored.Scored(**parts, p=p, q=q, accept=accept)
 
+    def judged(self, tree: Any) -> list[Outcome]:
+        """Every outcome of the rule for a draft."""
+
+        def judge(numbers: Numbers) -> tuple[Tokens, Distribution]:
+            return self.judge(tree, numbers(len(tree.tokens)))
+
+        return [(chance, *found) for chance, found in outcomes(judge)]
+
     def judge(self, tree: Any, accept: Sequence[Any]) -> tuple[Tokens, Distribution]:
         """The path that the rule keeps, and the distribution of the bonus token."""
         scored = self.scored(tree, accept)
@@ -100,7 +108,8 @@ class OneRow:
             np.zeros(self.vocab, np.int32), np.zeros(self.vocab), np.zeros(1, int), np.full(1, math.inf)
         )
         node = self.rule(self.row, scored, bonus)
-        path, at = (), node
+        path: Tokens = ()
+        at = node
         while at >= 0:
             assert scored.drafted[at]
             path, at = (int(scored.tokens[at]), *path), scored.parents[at]

@@ -6,7 +6,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from tests.support.law import Distribution, Draft, Outcome, Path, Request, Tokens, best, log, paths_of, residual
+from tests.support.law import (
+    Distribution,
+    Draft,
+    Outcome,
+    Path,
+    Request,
+    Tokens,
+    best,
+    first_of,
+    log,
+    paths_of,
+    residual,
+)
 
 ROOT = Path((), 0.0)
 
@@ -44,7 +56,8 @@ def _one_by_one(request: Request, chain: Tokens, w: float) -> Iterator[Outcome]:
 def block(request: Request, draft: Draft) -> Iterator[Outcome]:
     """arXiv 2403.10444, algorithm 2: the longest prefix that passes, each on its own."""
     chain = best(draft)
-    w, found = 1.0, [(1.0, (), residual(request.p(()), request.q(()) if chain else {}))]
+    w = 1.0
+    found: list[Outcome] = [(1.0, (), residual(request.p(()), request.q(()) if chain else {}))]
     for at, token in enumerate(chain, 1):
         p, q = request.p(chain[: at - 1]), request.q(chain[: at - 1])
         w, passes, bonus = min(w * p.get(token, 0.0) / q[token], 1.0), 0.0, request.p(chain[:at])
@@ -220,9 +233,7 @@ def fly(request: Request, draft: Draft) -> Iterator[Outcome]:
     p = [request.p(chain[:at]) for at in range(len(chain) + 1)]
     q = [request.q(chain[:at]) for at in range(len(chain))]
     if params.temperature == 0:
-        chances = [
-            float(token == min(own, key=lambda one: (-own[one], one))) for own, token in zip(p, chain, strict=False)
-        ]
+        chances = [float(token == first_of(own)) for own, token in zip(p, chain, strict=False)]
     else:
         chances = [min(1.0, own.get(token, 0.0) / other[token]) for own, other, token in zip(p, q, chain, strict=False)]
     for native in itertools.product((True, False), repeat=len(chain)):

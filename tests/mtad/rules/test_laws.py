@@ -13,8 +13,7 @@ import pytest
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from tests.support import rule_laws
-from tests.support.enumeration import outcomes
-from tests.support.law import Distribution, Outcome, Request, Tokens
+from tests.support.law import Distribution, Outcome, Request, Tokens, first_of
 from tests.support.one_row import OneRow
 
 VOCAB = 5
@@ -38,7 +37,7 @@ def request_of(seed: int, params: DecodingParams, eos: Tokens = ()) -> Request:
         if chance.random() < 0.3:
             found[1] = found[0]
         if params.temperature == 0 and params.spec.lossless:
-            found = [{min(own, key=lambda one: (-own[one], one)): 1.0} for own in found]
+            found = [{first_of(own): 1.0} for own in found]
         return found[0], found[1]
 
     return Request(lambda path: both(path)[0], lambda path: both(path)[1], params, eos)
@@ -59,11 +58,6 @@ def emitted(found: list[Outcome]) -> dict[Tokens, float]:
         for token, value in bonus.items():
             masses[(*path, token)] += chance * value
     return {text: mass for text, mass in masses.items() if mass > 1e-9}
-
-
-def judged(row: OneRow, tree: Any) -> list[Outcome]:
-    """Every outcome of the rule for a draft."""
-    return [(chance, *found) for chance, found in outcomes(lambda number: row.judge(tree, number(len(tree.tokens))))]
 
 
 THRESHOLDS = {
@@ -110,13 +104,11 @@ def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
     for seed in range(600):
         params = params_of(method, seed)
         request = request_of(seed, params, ((), (0,), (1, 3))[seed % 3])
-        row, numbers = OneRow(request, VOCAB, unfiltered=seed % 2 == 0), np.random.default_rng(seed)
-        tree = row.tree(lambda width, numbers=numbers: numbers.random(width))
-        found, expected = judged(row, tree), list(rule(request, row.draft(tree)))
+        row = OneRow(request, VOCAB, unfiltered=seed % 2 == 0)
+        tree = row.tree(np.random.default_rng(seed).random)
+        found, expected = row.judged(tree), list(rule(request, row.draft(tree)))
         if params.temperature == 0:
-            expected = [
-                (chance, path, {min(bonus, key=lambda t, b=bonus: (-b[t], t)): 1.0}) for chance, path, bonus in expected
-            ]
+            expected = [(chance, path, {first_of(bonus): 1.0}) for chance, path, bonus in expected]
         assert kept(found) == pytest.approx(kept(expected), abs=1e-6), (seed, params)
         assert emitted(found) == pytest.approx(emitted(expected), abs=1e-6), (seed, params)
         if METHODS[method].lossless:  # whatever number is drawn, also 0
@@ -130,8 +122,7 @@ def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
     """Numbers come from [0, 1), so a bound of 1 / 2 is met by half of them, and one of 0 by none."""
     for p, kept in (({0: 0.5, 1: 0.5}, ()), ({1: 1.0}, ()), ({0: 0.51, 1: 0.49}, (0,))):
         params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
-        request = Request(lambda path, p=p: p, lambda path: {0: 1.0}, params)  # type: ignore[misc]
-        row = OneRow(request, 2)
+        row = OneRow(Request({(): p}.get, lambda path: {0: 1.0}, params), 2)  # type: ignore[arg-type]
         assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from mtad.params import DecodingParams
-from tests.support.enumeration import outcomes
 from tests.support.law import Distribution, Outcome, Request, Tokens
 from tests.support.one_row import OneRow, mtad
 
@@ -109,11 +108,7 @@ def judged(request: Request, vocab: int = 3) -> Iterator[tuple[tuple[Children, .
     total = 0.0
     for chance, levels in drafts(request, widths):
         tree, total = tree_of(row, levels), total + chance
-
-        def judge(numbers: Any, tree: Any = tree) -> tuple[Tokens, Distribution]:
-            return row.judge(tree, numbers(len(tree.tokens)))
-
-        yield levels, [(one, *found) for one, found in outcomes(judge)], chance
+        yield levels, row.judged(tree), chance
     assert total == pytest.approx(1.0, abs=1e-9)
 
 
