@@ -122,7 +122,7 @@ def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
     """Numbers come from [0, 1), so a bound of 1 / 2 is met by half of them, and one of 0 by none."""
     for p, kept in (({0: 0.5, 1: 0.5}, ()), ({1: 1.0}, ()), ({0: 0.51, 1: 0.49}, (0,))):
         params = DecodingParams(method=method, draft_len=1, branching=(1,), accept_threshold=1.0)
-        row = OneRow(Request({(): p}.get, lambda path: {0: 1.0}, params), 2)  # type: ignore[arg-type]
+        row = OneRow(Request({(): p, (0,): p}.__getitem__, lambda path: {0: 1.0}, params), 2)
         assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
 
 
