@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,20 @@ class OneRow:
             return self.judge(tree, numbers(len(tree.tokens)))
 
         return [(chance, *found) for chance, found in outcomes(judge)]
+
+    def blocks(self) -> Iterator[tuple[float, Draft, list[Outcome]]]:
+        """Every draft: its probability, and the outcomes of the rule."""
+        for chance, tree in outcomes(self.tree):
+            yield chance, self.draft(tree), self.judged(tree)
+
+    def emitted(self) -> dict[Tokens, float]:
+        """The law of a block's text and the target's own samples behind it, one token more than the draft has."""
+        masses, length = defaultdict[Tokens, float](float), self.request.params.drafted + 1
+        for drafted, _, found in self.blocks():
+            for chance, path, bonus in found:
+                for value, text in self.request.texts(path, length, bonus):
+                    masses[text] += drafted * chance * value
+        return masses
 
     def judge(self, tree: Any, accept: Sequence[Any]) -> tuple[Tokens, Distribution]:
         """The path that the rule keeps, and the distribution of the bonus token."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -10,22 +9,10 @@ import pytest
 
 from mtad.params import DecodingParams
 from tests.mtad.rules.test_texts import request_of
-from tests.support.enumeration import outcomes
-from tests.support.law import Request, Tokens
 from tests.support.mock_models import Row, mock_pair, run_block
 from tests.support.one_row import OneRow
 
 BASE = DecodingParams(draft_len=2, beam_width=2, top_k=0, top_p=1.0)
-
-
-def written(request: Request, vocab: int) -> dict[Tokens, float]:
-    """The distribution of the first tokens, those behind the block being the target's own."""
-    row, found = OneRow(request, vocab), defaultdict[Tokens, float](float)
-    for drafted, tree in outcomes(row.tree):
-        for chance, path, bonus in row.judged(tree):
-            for value, text in request.texts(path, request.params.drafted + 1, bonus):
-                found[text] += drafted * chance * value
-    return found
 
 
 def variation(params: DecodingParams, vocab: int = 3, noise: float = 0.8) -> float:
@@ -34,7 +21,7 @@ def variation(params: DecodingParams, vocab: int = 3, noise: float = 0.8) -> flo
     for seed in range(2):
         request = request_of(mock_pair(seed, vocab, 1.2, noise), params)
         joint = {text: value for value, text in request.texts((), params.drafted + 1)}
-        mine = written(request, vocab)
+        mine = OneRow(request, vocab).emitted()
         assert mine.keys() <= joint.keys()
         found += sum(abs(mine.get(text, 0.0) - value) for text, value in joint.items()) / 4
     return found

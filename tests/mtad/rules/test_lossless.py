@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mtad.params import DecodingParams
-from tests.support.law import Distribution, Outcome, Request, Tokens
-from tests.support.one_row import OneRow, mtad
-
-Children = tuple[Tokens | None, ...]
-"""Paths of a level in order; None for a slot that is dead."""
+from tests.support.law import Distribution, Outcome, Request, Tokens, paths_of
+from tests.support.one_row import OneRow
 
 SHAPES: tuple[Sequence[float], ...] = (
     (0.5, 0.3, 0.2),
@@ -52,92 +46,18 @@ def request_of(pair: str, params: DecodingParams, eos: Tokens = (), vocab: int =
     return Request(lambda path: both(path)[0], lambda path: both(path)[1], params, eos)
 
 
-def siblings(q: Distribution, count: int, replacement: bool) -> Iterator[tuple[float, tuple[int | None, ...]]]:
-    """Children drawn one after the other from what is left of q, renormalised; None where nothing is left."""
-    if not count:
-        yield 1.0, ()
-    elif not q:
-        yield 1.0, (None,) * count
-    for token, value in q.items() if count else ():
-        rest = q if replacement else {one: other for one, other in q.items() if one != token}
-        for chance, others in siblings(rest, count - 1, replacement):
-            yield value / sum(q.values()) * chance, (token, *others)
-
-
-def drafts(request: Request, widths: Tokens, above: Children = ((),)) -> Iterator[tuple[float, tuple[Children, ...]]]:
-    """All drafts with so many children per node, level by level, and their probabilities; a chain has one child."""
-    if not widths:
-        yield 1.0, ()
-        return
-    dead = [(1.0, (None,) * widths[0])]
-    parts = [
-        dead if path is None or request.ends(path) else siblings(request.q(path), widths[0], request.params.replacement)
-        for path in above
-    ]
-    for together in itertools.product(*map(list, parts)):
-        level = tuple(
-            None if token is None or path is None else (*path, token)
-            for path, (_, tokens) in zip(above, together, strict=True)
-            for token in tokens
-        )
-        for chance, rest in drafts(request, widths[1:], level):
-            yield math.prod(one for one, _ in together) * chance, (level, *rest)
-
-
-def tree_of(row: OneRow, levels: tuple[Children, ...]) -> Any:
-    """A draft as the functions of `mtad` read it."""
-    tree = mtad.block.tree_of(mtad.block.Trees.empty(row.starts), 0)
-    nodes = [path for level in levels for path in level]
-    for level, (first, stop) in enumerate(row.levels):
-        children = (stop - first) // (1 if level == 0 else row.starts[0, level] - row.starts[0, level - 1])
-        for node in range(first, stop):
-            above = -1 if level == 0 else row.starts[0, level - 1] + (node - first) // children
-            tree.parents[node], path = above, nodes[node]
-            if path is not None:
-                tree.tokens[node], tree.drafted[node], tree.ended[node] = path[-1], True, row.request.ends(path)
-                tree.growing[node] = level + 1 < len(levels) and not tree.ended[node]
-                tree.log_q[node] = row.request.log_q(path)
-    return tree
-
-
-def judged(request: Request, vocab: int = 3) -> Iterator[tuple[tuple[Children, ...], list[Outcome], float]]:
-    """Every draft, with the outcomes of the rule given that draft, and the draft's probability."""
-    row = OneRow(request, vocab)
-    params = request.params
-    widths = params.branching[: params.drafted] if params.spec.form == "branches" else (1,) * params.drafted
-    total = 0.0
-    for chance, levels in drafts(request, widths):
-        tree, total = tree_of(row, levels), total + chance
-        yield levels, row.judged(tree), chance
-    assert total == pytest.approx(1.0, abs=1e-9)
-
-
-def emitted(request: Request, vocab: int = 3) -> dict[Tokens, float]:
-    """The law of the block's text, continued by the target's own samples to one token more than the draft has."""
-    masses: dict[Tokens, float] = defaultdict(float)
-    for _, found, draft in judged(request, vocab):
-        for chance, path, bonus in found:
-            after = {} if request.ends(path) else bonus
-            if not after:
-                masses[path] += draft * chance
-            for token, value in after.items():
-                for rest, text in request.texts((*path, token), request.params.drafted + 1):
-                    masses[text] += draft * chance * value * rest
-    return masses
-
-
 def distance(request: Request, vocab: int = 3) -> float:
     """The largest difference of a text's probability from the target's."""
-    found, expected = emitted(request, vocab), dict[Tokens, float]()
+    found, expected = OneRow(request, vocab).emitted(), dict[Tokens, float]()
     for chance, text in request.texts((), request.params.drafted + 1):
         expected[text] = chance
     return max(abs(found.get(text, 0.0) - expected.get(text, 0.0)) for text in {**found, **expected})
 
 
-def accepted(request: Request, vocab: int = 3) -> float:
+def accepted(request: Request) -> float:
     """Expected tokens of a draft that are kept."""
-    found = judged(request, vocab)
-    return sum(draft * chance * len(path) for _, each, draft in found for chance, path, _ in each)
+    found = OneRow(request, 3).blocks()
+    return sum(drafted * chance * len(path) for drafted, _, each in found for chance, path, _ in each)
 
 
 LOSSLESS = [
@@ -194,7 +114,7 @@ def test_a_very_sure_auxiliary_leaves_the_target_its_law(method: str) -> None:
 def emitted_first(request: Request) -> Distribution:
     """The law of the first token of a block."""
     masses: dict[int, float] = defaultdict(float)
-    for text, mass in emitted(request).items():
+    for text, mass in OneRow(request, 3).emitted().items():
         masses[text[0]] += mass
     return dict(masses)
 
@@ -216,8 +136,8 @@ def test_block_verification_keeps_no_fewer_tokens_than_token_wise(pair: str) -> 
 def test_on_a_chain_traversal_is_block_verification(pair: str, eos: Tokens) -> None:
     chain = request_of(pair, DecodingParams(method="block", draft_len=3), eos)
     branches = request_of(pair, DecodingParams(method="traversal", branching=(1, 1, 1)), eos)
-    for (levels, one, _), (other_levels, other, _) in zip(judged(chain), judged(branches), strict=True):
-        assert levels == other_levels
+    for (_, draft, one), (_, same, other) in zip(OneRow(chain, 3).blocks(), OneRow(branches, 3).blocks(), strict=True):
+        assert paths_of(draft) == paths_of(same)
         assert texts_of(one) == pytest.approx(texts_of(other), abs=1e-6)
 
 
