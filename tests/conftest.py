@@ -36,7 +36,7 @@ SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
 
 LONGEST = (
     *("test_cluster.py", "test_tensorrt.py", "test_server_grammars.py", "test_gpu_check.py", "test_install.py"),
-    *("test_llm.py", "test_parallel.py", "test_families.py", "test_lossless.py"),
+    *("test_llm.py", "test_parallel.py", "test_families.py", "test_texts.py"),
     *("test_demo_training.py", "test_qdq.py", "test_triton.py"),
 )
 """Files that take more than half a minute, or wait for processes of their own; the longest first."""

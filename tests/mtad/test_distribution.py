@@ -64,7 +64,7 @@ def some_logits(size: int, scale: float, masked: bool, seed: int) -> Floats:
 def check_filter(logits: Floats, asked: dict[str, Any]) -> None:
     ids, log_p = filtered(logits, **asked)
     expected, log_expected = law.filtered(logits, DecodingParams(**{**NORMAL, **asked}))
-    if len(ids) > len(expected):  # without a filter, what is forbidden keeps its entry
+    if len(ids) == len(logits):  # without a filter, what is forbidden keeps its entry
         assert (log_p[np.isin(ids, expected, invert=True)] < -700).all()
         ids, log_p = ids[np.isin(ids, expected)], log_p[np.isin(ids, expected)]
     assert ids.tolist() == expected.tolist()
@@ -99,6 +99,13 @@ def test_min_p_at_its_boundary_keeps_the_token() -> None:
         assert len(filtered(logits, min_p=min_p)[0]) == kept
 
 
+def test_tokens_without_weight_are_not_kept_though_fewer_are_left_than_asked() -> None:
+    logits = np.array([-math.inf, 10.0, -math.inf, 0.0, -math.inf, -math.inf], np.float32)
+    for asked in ({}, {"top_p": 0.99999}, {"min_p": 1e-5}):
+        assert filtered(logits, top_k=4, **asked)[0].tolist() == [1, 3]
+        assert filtered(logits, top_k=4, temperature=0.01, **asked)[0].tolist() == [1]
+
+
 @pytest.mark.parametrize("asked", FILTERS, ids=str)
 def test_logits_that_are_no_distribution_give_a_single_nan(asked: dict[str, Any]) -> None:
     for size, bad in itertools.product((1, 5, 65, 130), (math.nan, math.inf, -math.inf)):
@@ -126,6 +133,7 @@ def test_few_are_told_apart_however_close_or_far_their_logits_are(shift: float) 
     generator = np.random.default_rng(0)
     for scale in (1e-30, 1e-6, 0.02, 1.0, 30.0):
         logits = (generator.standard_normal(200) * scale + shift).astype(np.float32)
+        logits[7] = 0.0  # between those above and those below
         order = np.lexsort((np.arange(200), -logits))
         for few in (1, 2, 17, 199, 200):
             ids = np.arange(200, dtype=np.int32)
@@ -165,10 +173,10 @@ def test_a_draw_from_many_weights_is_the_inverse_too(size: int) -> None:
 
 
 def test_a_draw_that_rounding_lets_none_exceed_takes_the_last_that_has_weight() -> None:
-    for size in (3, 3000):
+    for size, at in itertools.product((3, 3000), (0, 1)):
         weights = np.zeros(size, np.float32)
-        weights[1] = 1.0
-        assert draw(weights, 1.0) == 1
+        weights[at] = 1.0
+        assert draw(weights, 1.0) == at
         assert draw(np.zeros(size, np.float32), 0.5) == -1
 
 

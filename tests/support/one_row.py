@@ -17,7 +17,7 @@ mtad = uncompiled()
 
 
 class OneRow:
-    """A request over `vocab` tokens; distributions that nothing may look at are NaN.
+    """A request over `vocab` tokens; a distribution that nothing may look at is NaN, or sure of token 0.
 
     Args:
         unfiltered: distributions have an entry for each token, as without a filter, also for impossible ones.
@@ -36,7 +36,7 @@ class OneRow:
         return mtad.distribution.Distributions(
             np.full(shape, math.nan, np.float32),
             np.zeros(shape, np.int32),
-            np.full(shape, math.nan),
+            np.full(shape, math.nan if self.unfiltered else 0.0),
             np.ones(count, int),
         )
 

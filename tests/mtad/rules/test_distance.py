@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 
 from mtad.params import DecodingParams
 from tests.mtad.rules.test_texts import request_of
+from tests.support.law import Tokens
 from tests.support.mock_models import Row, mock_pair, run_block
 from tests.support.one_row import OneRow
+from tests.support.rule_laws import passing
 
 BASE = DecodingParams(draft_len=2, beam_width=2, top_k=0, top_p=1.0)
 
@@ -38,6 +42,28 @@ def test_multi_token_methods_are_as_far_from_the_joint_as_their_search_for_likel
     assert far["mtad", 0.1] > far["mtad", 1.0] > 0.01
     narrow = variation(replace(BASE, method="mtad", accept_threshold=0.1, beam_width=1))
     assert far["mtad", 0.1] > narrow > 0.01
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.3])
+def test_a_drawn_path_is_as_far_from_the_joint_as_its_draft_lacks_mass(tau: float) -> None:
+    """With S the deepest paths that pass: 1 - p(S) in total variation, -log p(S) nats; over drafts at most the mean."""
+    params = replace(BASE, method="mmtad_sample", accept_threshold=tau)
+    request = request_of(mock_pair(3, 3, 1.2, 0.8), params)
+    joint = {text: value for value, text in request.texts((), params.drafted)}
+    mean, mixed = 0.0, defaultdict[Tokens, float](float)
+    for drafted, draft, found in OneRow(request, 3).blocks():
+        offered = {path: math.exp(request.log_p(path)) for path in passing(request, draft)}
+        path_of, mass = {path: chance for chance, path, _ in found}, sum(offered.values())
+        assert path_of == pytest.approx({path: p / mass for path, p in offered.items()}, abs=1e-6)
+        if offered.keys() <= joint.keys():
+            variation = sum(abs(path_of.get(text, 0.0) - p) for text, p in joint.items()) / 2
+            entropy = sum(chance * math.log(chance / joint[path]) for path, chance in path_of.items())
+            assert (variation, entropy) == pytest.approx((1 - mass, -math.log(mass)), abs=1e-6)
+        mean += drafted * (1 - mass)
+        for path, chance in path_of.items():
+            for value, text in request.texts(path, params.drafted):
+                mixed[text] += drafted * chance * value
+    assert 0.01 < sum(abs(mixed[text] - p) for text, p in joint.items()) / 2 < mean
 
 
 def test_a_draft_that_holds_every_path_makes_a_drawn_path_lossless() -> None:

@@ -135,3 +135,11 @@ def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(met
     path, bonus = row.judge(row.tree(lambda width: [0.0] * width), [1.0])
     assert path == ()
     assert bonus == pytest.approx(p)
+
+
+@pytest.mark.parametrize(("threshold", "kept"), [(math.log(2), (0, 0)), (math.log(2) + 1e-6, ())])
+def test_a_target_as_undecided_as_the_threshold_lets_fly_keep_a_rejected_token(threshold: float, kept: Tokens) -> None:
+    params = DecodingParams(method="fly", draft_len=2, fly_window_size=1, accept_threshold=threshold)
+    p = {(): {0: 0.5, 1: 0.5}, (0,): {0: 1.0}, (0, 0): {0: 1.0}}
+    row = OneRow(Request(p.__getitem__, lambda path: {0: 1.0}, params), 2)
+    assert row.judge(row.tree(lambda width: [0.0] * width), [0.5, 0.0])[0] == kept
