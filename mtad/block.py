@@ -1,4 +1,4 @@
-"""The host's part of a block, for all rows: what runs between the steps of the two models.
+"""The host's part of a block, for all rows: what is drafted, scored and decided between the steps of the two models.
 
     for each level: draft_levels, level_inputs, the auxiliary's step; then select_nodes, target_inputs, the target's
     step, decide
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import literal_unroll
 
+from mtad.batch import tree_of
 from mtad.compiled import compiled
-from mtad.distribution import Distributions, after, filter_after, log_likelihood, pick
-from mtad.draft import Tree, best_path, draft_level
+from mtad.distribution import Distributions, after, log_likelihood, pick
+from mtad.draft import best_path, draft_level
+from mtad.filters import filter_after
 from mtad.rows import RULES
 from mtad.rules.scored import Bonus, Scored
 
@@ -27,81 +27,6 @@ FUNCTIONS = tuple(
     for module, name in (rule.split(".") for rule in RULES)
 )
 """The functions of `RULES`."""
-
-Ints = npt.NDArray[np.int64]
-Reals = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-
-
-class Trees(NamedTuple):
-    """The drafts of R rows, as `Tree` has them: [R, N], and `starts` [R, D + 1]; nodes that a row lacks are empty."""
-
-    tokens: Ints
-    parents: Ints
-    log_q: Reals
-    drafted: Bools
-    growing: Bools
-    ended: Bools
-    starts: Ints
-
-    @classmethod
-    def empty(cls, starts: Ints) -> Trees:
-        """Drafts without a drafted token."""
-        rows, nodes = len(starts), int(starts.max())
-        whole, flags = np.zeros((2, rows, nodes), np.int64), np.zeros((3, rows, nodes), np.bool_)
-        return cls(whole[0], whole[1], np.full((rows, nodes), -math.inf), flags[0], flags[1], flags[2], starts)
-
-
-class ScoredTrees(NamedTuple):
-    """The nodes that the target scores, of R rows, as `Scored` has them: [R, M], and `bounds` [R, D + 1].
-
-    Attributes:
-        counts: int64 [R], how many nodes a row has.
-        longest: int64 [R], tokens of the longest path that was drafted.
-    """
-
-    tokens: Ints
-    parents: Ints
-    depths: Ints
-    log_q: Reals
-    drafted: Bools
-    ends: Bools
-    bounds: Reals
-    origins: Ints
-    counts: Ints
-    longest: Ints
-
-    @classmethod
-    def empty(cls, rows: int, nodes: int, draft_len: int) -> ScoredTrees:
-        """Memory for so many nodes per row."""
-        whole, flags = np.zeros((4, rows, nodes), np.int64), np.zeros((2, rows, nodes), np.bool_)
-        bounds, log_q = np.zeros((rows, draft_len + 1)), np.full((rows, nodes), -math.inf)
-        counts, longest = np.zeros((2, rows), np.int64)
-        return cls(whole[0], whole[1], whole[2], log_q, flags[0], flags[1], bounds, whole[3], counts, longest)
-
-
-class Decisions(NamedTuple):
-    """The outcome of a block of R rows.
-
-    Attributes:
-        tokens: int64 [R, D + 1], the accepted tokens and then the bonus token.
-        log_probs: float64 [R, D + 1], the target's log-probability of each, at temperature 1 without a filter.
-        lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
-        paths: int64 [R, D], the scored node of each accepted token.
-        finite: bool [R], whether all logits that were looked at are distributions.
-    """
-
-    tokens: Ints
-    log_probs: Reals
-    lengths: Ints
-    paths: Ints
-    finite: Bools
-
-    @classmethod
-    def empty(cls, rows: int, draft_len: int) -> Decisions:
-        tokens, paths = np.zeros((rows, draft_len + 1), np.int64), np.zeros((rows, draft_len), np.int64)
-        log_probs, lengths = np.zeros((rows, draft_len + 1)), np.zeros(rows, np.int64)
-        return cls(tokens, log_probs, lengths, paths, np.ones(rows, np.bool_))
 
 
 @compiled
@@ -141,78 +66,6 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
 
 
 @compiled
-def tree_of(trees, r):
-    """The draft of a row."""
-    count = trees.starts[r, trees.starts.shape[1] - 1]
-    return Tree(
-        trees.tokens[r, :count],
-        trees.parents[r, :count],
-        trees.log_q[r, :count],
-        trees.drafted[r, :count],
-        trees.growing[r, :count],
-        trees.ended[r, :count],
-        trees.starts[r],
-    )
-
-
-@compiled
-def any_growing(trees, level):
-    """Whether the path of some row goes on behind a level."""
-    for r in range(len(trees.starts)):
-        for node in range(trees.starts[r, level], trees.starts[r, level + 1]):
-            if trees.growing[r, node]:
-                return True
-    return False
-
-
-@compiled
-def first_inputs(rows, last_two, committed, tokens, positions, write_at, mask):
-    """Write a draft's first step: the last two committed tokens; see `level_inputs`.
-
-    After a fully accepted block the last drafted token has never been run, and a fixed step of two tokens costs less
-    than two kinds of step. A row that drafts nothing runs them behind its committed columns, where they change nothing.
-    A sequence of one token has it twice, in columns 0 and 1.
-    """
-    for r in range(len(committed)):
-        start = committed[r] - 2 if rows[r].draft_len > 0 else committed[r]
-        write_at[r] = max(start, 0)
-        for at in range(2):
-            tokens[r, at], positions[r, at] = last_two[r, at], max(start + at, 0)
-            mask[r, 0, at, : write_at[r] + at + 1] = True
-            mask[r, 0, at, write_at[r] + at + 1 :] = False
-
-
-@compiled
-def level_inputs(level, trees, committed, tokens, positions, write_at, mask):
-    """Write the auxiliary's step over a level: see `engines.base.Step`.
-
-    Args:
-        committed: int64 [R].
-        tokens, positions: int64 [R, W].
-        write_at: int64 [R].
-        mask: bool [R, 1, W, L].
-    """
-    for r in range(len(committed)):
-        first, stop, end = trees.starts[r, level], trees.starts[r, level + 1], committed[r]
-        write_at[r] = end + first
-        for slot in range(tokens.shape[1]):
-            tokens[r, slot], positions[r, slot] = 0, end + level
-            mask[r, 0, slot, :end] = True
-            mask[r, 0, slot, end:] = False
-            if first + slot < stop:
-                tokens[r, slot] = trees.tokens[r, first + slot]
-                see_path(trees.parents[r], first + slot, mask[r, 0, slot, end:])
-
-
-@compiled
-def see_path(parents, node, columns):
-    """Let a node see itself and its ancestors; columns begin behind the committed ones."""
-    while node >= 0:
-        columns[node] = True
-        node = parents[node]
-
-
-@compiled
 def select_nodes(rows, levels, trees, is_end, scored):
     """The nodes that the target scores: the whole draft of some rows, the best path of the others.
 
@@ -241,32 +94,6 @@ def select_nodes(rows, levels, trees, is_end, scored):
                 scored.tokens[r, at], scored.log_q[r, at] = tree.tokens[node], tree.log_q[node]
                 scored.drafted[r, at] = tree.drafted[node]
                 scored.ends[r, at] = row.stops_at_eos and is_end[tree.tokens[node]]
-
-
-@compiled
-def target_inputs(scored, roots, committed, tokens, positions, write_at, mask):
-    """Write the target's step over the root and the scored nodes: see `engines.base.Step`.
-
-    The logits after node n are at 1 + n.
-
-    Args:
-        roots, committed: int64 [R], the last committed token, and how many there are.
-        tokens, positions: int64 [R, 1 + M].
-        write_at: int64 [R].
-        mask: bool [R, 1, 1 + M, L].
-    """
-    for r in range(len(committed)):
-        end = committed[r]
-        write_at[r] = end - 1
-        mask[r, 0, :, :end] = True
-        mask[r, 0, :, end:] = False
-        tokens[r, 0], positions[r, 0] = roots[r], end - 1
-        for node in range(tokens.shape[1] - 1):
-            known = node < scored.counts[r]
-            tokens[r, 1 + node] = scored.tokens[r, node] if known else 0
-            positions[r, 1 + node] = end - 1 + (scored.depths[r, node] if known else 1)
-            if known:
-                see_path(scored.parents[r], node, mask[r, 0, 1 + node, end:])
 
 
 @compiled
@@ -360,48 +187,3 @@ def emit(decisions, r, scored, node, bonus, logits):
         decisions.log_probs[r, depth] = log_prob
         if not math.isfinite(log_prob):
             decisions.finite[r] = False
-
-
-@compiled
-def kept_columns(committed, scored, decisions, target, auxiliary, to):
-    """Which cache columns the accepted tokens lie in, of both models, and where they belong.
-
-    Args:
-        target, auxiliary, to: int64 [R, D], written to; beyond the accepted tokens, columns that stay where they are.
-    """
-    for r in range(len(committed)):
-        for at in range(to.shape[1]):
-            to[r, at] = target[r, at] = auxiliary[r, at] = committed[r] + at
-            if at < decisions.lengths[r]:
-                node = decisions.paths[r, at]
-                target[r, at], auxiliary[r, at] = committed[r] + node, committed[r] + scored.origins[r, node]
-
-
-@compiled
-def node_paths(parents, drafted_tokens, drafted, nodes, tokens, valid):
-    """Write the drafted tokens from the root to each of some nodes [R, S], -1 for the root, itself included.
-
-    Args:
-        parents, drafted_tokens, drafted: of `Trees` or `ScoredTrees`.
-        tokens, valid: int64 and bool [R, S, D], the valid ones first.
-    """
-    for r in range(nodes.shape[0]):
-        for s in range(nodes.shape[1]):
-            length, node = 0, nodes[r, s]
-            while node >= 0:
-                length += drafted[r, node]
-                node = parents[r, node]
-            at, node = length, nodes[r, s]
-            valid[r, s, :length] = True
-            while node >= 0:
-                if drafted[r, node]:
-                    at -= 1
-                    tokens[r, s, at] = drafted_tokens[r, node]
-                node = parents[r, node]
-
-
-ENTRIES = (
-    *("first_inputs", "draft_levels", "any_growing", "level_inputs", "select_nodes", "target_inputs", "decide"),
-    *("kept_columns", "node_paths"),
-)
-"""What is called from Python."""

@@ -1,7 +1,7 @@
 """What a request asks of its logits beyond the models' own opinion, at every node of the token tree.
 
 Both models' logits are changed alike, each node's by what its own path implies, before
-`mtad.distribution.filter_logits` filters them: p and q are then distributions under the same constraints, a
+`mtad.filters.filter_logits` filters them: p and q are then distributions under the same constraints, a
 forbidden token has p = q = 0, and the acceptance rules need to know nothing of it.
 """
 

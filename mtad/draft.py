@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtad.compiled import compiled
-from mtad.distribution import NEVER, after, exp_into, filter_after, pick, total_of
+from mtad.distribution import NEVER, after, exp_into, pick, total_of
+from mtad.filters import filter_after
 from mtad.rows import BEAMS, BRANCHES
 
 Ints = npt.NDArray[np.int64]

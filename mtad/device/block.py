@@ -37,7 +37,7 @@ class Results(NamedTuple):
 
 
 def first_inputs(given: Given, length: int, capacity: int) -> Step:
-    """The draft's first step, over the last two committed tokens: `mtad.block.first_inputs`."""
+    """The draft's first step, over the last two committed tokens: `mtad.step_inputs.first_inputs`."""
     columns, two = torch.arange(length, device=given.real.device), torch.arange(2, device=given.real.device)
     start = torch.where(given.draft_len > 0, given.committed - 2, given.committed)
     write_at = start.clamp(min=0)
@@ -86,7 +86,7 @@ def select_nodes(tree: Tree, given: Given, is_end: Tensor, whole: bool) -> Score
 
 
 def target_inputs(scored: Scored | None, given: Given, length: int, capacity: int) -> Step:
-    """The target's step over the root and the scored nodes: `mtad.block.target_inputs`."""
+    """The target's step over the root and the scored nodes: `mtad.step_inputs.target_inputs`."""
     behind = torch.arange(length, device=given.real.device) - given.committed[:, None]
     mask = (behind < 0)[:, None]
     tokens, positions = given.last_two[:, 1:], given.committed[:, None] - 1

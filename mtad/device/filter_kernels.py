@@ -15,7 +15,7 @@ and 0.03 of the mass. Bin [4, 5) reaches 0.8. Its keys are those of tokens 1 and
 0.51 + 0.23 is too little, so the last key is that of token 2.
 
 No kernel here adds anything atomically, and sums run in an order that depends on the vocabulary alone, so a row's bits
-depend on no other row. Launched by `mtad.device.tables`. Importing this module needs Triton.
+depend on no other row. Launched by `mtad.device.launches`. Importing this module needs Triton.
 """
 
 from __future__ import annotations

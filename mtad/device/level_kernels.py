@@ -1,7 +1,7 @@
 """The kernel that draws a level of a draft and prepares the auxiliary's step over it, in Triton: one launch.
 
 It is `mtad.draft.draw_slots` and `settle`. A slot is drawn in two steps: beam and block of 256 tokens, by the mass that
-earlier slots have left of each, then the token in the block. Launched by `mtad.device.tables`.
+earlier slots have left of each, then the token in the block. Launched by `mtad.device.launches`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Filtered distributions and drafts on a device, and the launches of the kernels that make them.
+"""Filtered distributions and drafts on a device, and how a token is drawn.
 
 A distribution is its logits and a few numbers. An example with 8 tokens in 2 blocks of 4, at temperature 1 with `top_p`
 0.8: the probabilities before the filter are 0.4, 0, 0.1, 0.1 | 0, 0.3, 0.1, 0. Most likely first, 0.4 + 0.3 + 0.1 reach
@@ -8,11 +8,8 @@ same logit but larger ids. The masses of the blocks are (0.4 + 0.1) / 0.8 and 0.
 
 from __future__ import annotations
 
-import importlib
 import math
-from functools import cache
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +17,6 @@ from torch.nn.functional import pad
 
 BLOCK = 256
 """Tokens of a block, whose mass is known."""
-CHUNK, TILE = 4096, 4096
-"""`CHUNK`: logits per program of the scan kernel; a distribution has many. `TILE`: logits that the one settling
-program of a distribution reads at a time."""
-CELLS, COLUMNS = 8192, 4096
-"""Entries of a mask that a program writes at a time, and columns of it at most."""
 
 
 class Given(NamedTuple):
@@ -181,108 +173,3 @@ def draw(weights: Tensor, uniform: Tensor, greedy: Tensor | None = None) -> Tens
     entry, _ = first_above(blocks[torch.arange(rows, device=block.device), block].double(), rest)
     token = (block * BLOCK + entry).clamp(max=size - 1)
     return token if greedy is None else torch.where(greedy, weights.argmax(1), token)
-
-
-@cache
-def _kernels(name: str) -> ModuleType:
-    return importlib.import_module(f"mtad.device.{name}_kernels")
-
-
-def problem() -> str | None:
-    """Why there are no kernels; None if there are."""
-    try:
-        _kernels("filter")
-    except ImportError:
-        return "Triton is not installed: mtad[gpu] brings it"
-    return None
-
-
-def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """Launch a kernel, by module and name: the only place where that happens."""
-    module, name = kernel.split(".")
-    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call] # Triton launches on the current one
-        getattr(_kernels(module), name)[grid](*arguments, **constants)
-
-
-def filtered(logits: Tensor, given: Given) -> Tables:
-    """The distributions of logits [R, S, V], last axis contiguous: `filter_logits` of the host, in two launches."""
-    (rows, positions, size), device = logits.shape, logits.device
-    chunks, blocks = -(-size // CHUNK), -(-size // BLOCK)
-    numbers = torch.empty((4, rows, positions), device=device)
-    last = torch.empty((rows, positions), dtype=torch.int64, device=device)
-    found = Tables(
-        logits, given.inverse_temperature, numbers, last, torch.empty((rows, positions, blocks), device=device)
-    )
-    largest = torch.empty((rows, positions, chunks), device=device)
-    counts, masses = torch.empty((2, rows, positions, chunks, 32), device=device)
-    scratch = torch.empty((rows, positions, TILE), dtype=torch.int64, device=device)
-    filters, strides = (given.inverse_temperature, given.top_k, given.top_p), logits.stride()[:2]
-    launch(
-        "filter.scan_tables",
-        (rows * positions, chunks),
-        (logits, largest, counts, masses, *filters, positions, *strides, size),
-        CHUNK=CHUNK,
-        num_warps=8,
-    )
-    most, lowest, log_total, log_plain = numbers
-    launch(
-        "filter.settle_tables",
-        (rows * positions,),
-        (
-            *(logits, largest, counts, masses, scratch, most, lowest, last, log_total, log_plain, found.blocks),
-            *(given.greedy, *filters, given.min_p, positions, *strides, size, chunks),
-        ),
-        CHUNKS=_power(chunks),
-        TILE=TILE,
-        BLOCK=BLOCK,
-        BLOCKS=_power(blocks),
-        num_warps=16,
-    )
-    return found
-
-
-def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tensor, length: int, capacity: int) -> Step:
-    """Draw a level of the drafts, in one launch: `mtad.draft.draft_level`.
-
-    Args:
-        tree: written to.
-        above: [R, 1] after the root, or [R, W] after the level above.
-        is_end: bool [V], tokens that end a text.
-        length: L, columns of the mask. capacity: where padded rows write.
-
-    Returns:
-        the auxiliary's step over the level.
-    """
-    (rows, levels, width), device = tree.tokens.shape, tree.tokens.device
-    step = Step(
-        torch.empty((rows, width), dtype=torch.int64, device=device),
-        torch.empty((rows, width), dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-        torch.empty((rows, 1, width, length), dtype=torch.bool, device=device),
-    )
-    beams, size = above.logits.shape[1:]
-    largest, lowest, log_total, _ = above.numbers
-    launch(
-        "level.draw_level",
-        (rows,),
-        (
-            *(*tree, *step, above.logits, largest, lowest, log_total, above.last, above.blocks),
-            *(given.draft, given.committed, given.real, is_end, given.inverse_temperature, given.greedy),
-            *(given.draft_len, given.width, given.log_confidence, given.stops_at_eos),
-            *(level, size, *above.logits.stride()[:2], length, capacity),
-        ),
-        LEVELS=levels,
-        WIDTH=width,
-        FIRST=level == 0,
-        SLOTS=_power(width),
-        BEAMS=_power(beams),
-        BLOCK=BLOCK,
-        BLOCKS=_power(above.blocks.shape[2]),
-        COLUMNS=min(COLUMNS, CELLS // _power(width)),
-        num_warps=8 if width <= 16 else 16,
-    )
-    return step
-
-
-def _power(count: int) -> int:
-    return 1 << (count - 1).bit_length()

@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from mtad.compiled import compiled
-from mtad.distribution import after
-from mtad.rules.scored import draft_after, keep_residual, log_p_of, log_q_of
+from mtad.rules.scored import keep_residual, log_p_of, log_q_of, residual
 
 
 @compiled
@@ -26,24 +25,10 @@ def block(row, scored, bonus):
         w[i] = min(w[i - 1] * math.exp(min(ratio, 700.0)), 1.0)
         bound = w[i]
         if i < count:
-            s = residual_mass(scored, i - 1, w[i])
+            s = residual(scored, i - 1, w[i], bonus)
             bound = s / (s + 1.0 - w[i]) if s > 0.0 else 0.0
         if scored.accept[i - 1] < bound:
             kept = i
     if kept == count:
         return kept - 1
     return keep_residual(scored, kept - 1, w[kept], bonus)
-
-
-@compiled
-def residual_mass(scored, node, weight):
-    """The sum over tokens of max(weight p - q, 0) after a node."""
-    ids, log_p = after(scored.p, node)
-    q_ids, log_q = draft_after(scored, node)
-    mass, there = 0.0, 0
-    for at in range(len(ids)):
-        while there < len(q_ids) and q_ids[there] < ids[at]:
-            there += 1
-        own = math.exp(log_q[there]) if there < len(q_ids) and q_ids[there] == ids[at] else 0.0
-        mass += max(weight * math.exp(log_p[at]) - own, 0.0)
-    return mass

@@ -102,6 +102,14 @@ def keep_residual(scored, node, weight, bonus):
 
     Where that is nothing, a rejection had probability 0 but for rounding, and p itself is right.
     """
+    mass = residual(scored, node, weight, bonus)
+    bonus.count[0] = len(after(scored.p, node)[0]) if mass > 0.0 else 0
+    return node
+
+
+@compiled
+def residual(scored, node, weight, bonus):
+    """Write max(weight p - q, 0) after a node to the weights of `bonus`; returns its sum over all tokens."""
     ids, log_p = after(scored.p, node)
     q_ids, log_q = draft_after(scored, node)
     mass, there = 0.0, 0
@@ -112,5 +120,4 @@ def keep_residual(scored, node, weight, bonus):
         bonus.ids[at] = ids[at]
         bonus.weights[at] = max(weight * math.exp(log_p[at]) - own, 0.0)
         mass += bonus.weights[at]
-    bonus.count[0] = len(ids) if mass > 0.0 else 0
-    return node
+    return mass

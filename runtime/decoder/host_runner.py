@@ -19,8 +19,8 @@ from filelock import FileLock
 from numba import NumbaExperimentalFeatureWarning
 from torch import Tensor
 
-from mtad import block
-from mtad.block import Decisions, ScoredTrees, Trees
+from mtad import batch, block, step_inputs
+from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.compiled import cache_folder
 from mtad.distribution import Distributions
 from mtad.params import DecodingParams
@@ -36,6 +36,12 @@ WORTH_THREADS = 2**19
 """Logits of a step from which its rows are shared out among threads: waking one takes as long as filtering 30,000."""
 
 Floats = npt.NDArray[np.float32]
+
+ENTRIES = (
+    *(step_inputs.first_inputs, block.draft_levels, batch.any_growing, step_inputs.level_inputs, block.select_nodes),
+    *(step_inputs.target_inputs, block.decide, step_inputs.kept_columns, step_inputs.node_paths),
+)
+"""The functions that a block calls."""
 
 
 class Layout:
@@ -70,7 +76,7 @@ class Layout:
 
 
 class HostRunner:
-    """Runs blocks by the compiled functions of `mtad.block`.
+    """Runs blocks by the compiled functions of `mtad.block` and `mtad.step_inputs`.
 
     The auxiliary's cache holds columns 0 .. committed - 3 of the text, because the draft's first step runs the last two
     tokens again; the target's holds all but the last token, which is the root.
@@ -106,7 +112,7 @@ class HostRunner:
         scored = ScoredTrees.empty(len(committed), nodes, layout.draft_len)
         block.select_nodes(layout.rows, levels, trees, self._is_end, scored)
         inputs = self.target.inputs(len(committed), 1 + nodes, max(given.committed) + nodes)
-        block.target_inputs(scored, last_two[:, 1], committed, *inputs[:4])
+        step_inputs.target_inputs(scored, last_two[:, 1], committed, *inputs[:4])
         logits = self.target.run(inputs)
         scored_at = time.perf_counter()
         adjusted = logits
@@ -146,7 +152,7 @@ class HostRunner:
         """Draft level by level, until no path goes on; returns how many levels there are."""
         count, longest = len(committed), int(committed.max()) + layout.draft_len * layout.width
         inputs = self.auxiliary.inputs(count, 2, longest, 1)
-        block.first_inputs(layout.rows, last_two, committed, *inputs[:4])
+        step_inputs.first_inputs(layout.rows, last_two, committed, *inputs[:4])
         logits = self.auxiliary.run(inputs)
         for level in range(layout.draft_len):
             if constraints:
@@ -157,10 +163,10 @@ class HostRunner:
             self._share(
                 block.draft_levels, logits, layout.rows, level, trees, logits, q, noise.draft, self._is_end, finite
             )
-            if level + 1 == layout.draft_len or not block.any_growing(trees, level):
+            if level + 1 == layout.draft_len or not batch.any_growing(trees, level):
                 return level + 1
             inputs = self.auxiliary.inputs(count, layout.width, longest)
-            block.level_inputs(level, trees, committed, *inputs[:4])
+            step_inputs.level_inputs(level, trees, committed, *inputs[:4])
             logits = self.auxiliary.run(inputs)
         raise AssertionError("a draft has a level")
 
@@ -170,7 +176,7 @@ class HostRunner:
         """Keep the accepted tokens' columns; the last level of the draft was never run, and is run by the next."""
         if layout.width > 1:
             target, auxiliary, to = np.empty((3, len(committed), layout.draft_len), dtype=np.int64)
-            block.kept_columns(committed, scored, decisions, target, auxiliary, to)
+            step_inputs.kept_columns(committed, scored, decisions, target, auxiliary, to)
             self.target.move_columns(target, to)
             self.auxiliary.move_columns(auxiliary, to)
 
@@ -199,14 +205,13 @@ def compile_rules() -> None:
         if not any(cache_folder().rglob("*.nbi")):
             log.warning("compiling the decoding rules, once for this version: about a minute")
         _call_all()
-    for name in block.ENTRIES:
-        function = getattr(block, name)
+    for function in ENTRIES:
         if hasattr(function, "disable_compile"):
             function.disable_compile()
 
 
 def _call_all() -> None:
-    """Call each of `block.ENTRIES` with arguments of the types that they have in a block."""
+    """Call each of `ENTRIES`, with arguments of the types that they have in a block."""
     vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
     layout = Layout(given, vocab)
     trees, q, finite = Trees.empty(layout.starts), _distributions(layout), np.ones(2, np.bool_)
@@ -215,16 +220,16 @@ def _call_all() -> None:
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
     end = np.zeros(vocab, np.bool_)
     logits, last_two = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64)
-    block.first_inputs(layout.rows, last_two, committed, *inputs)
+    step_inputs.first_inputs(layout.rows, last_two, committed, *inputs)
     block.draft_levels(0, 2, layout.rows, 0, trees, logits, q, noise.draft, end, finite)
-    block.any_growing(trees, 0)
-    block.level_inputs(0, trees, committed, *inputs)
+    batch.any_growing(trees, 0)
+    step_inputs.level_inputs(0, trees, committed, *inputs)
     scored = ScoredTrees.empty(2, 4, layout.draft_len)
     block.select_nodes(layout.rows, 1, trees, end, scored)
-    block.target_inputs(scored, last_two[:, 1], committed, *inputs)
+    step_inputs.target_inputs(scored, last_two[:, 1], committed, *inputs)
     decisions = Decisions.empty(2, layout.draft_len)
     block.decide(0, 2, layout.rows, trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions)
-    block.kept_columns(committed, scored, decisions, *np.empty((3, 2, layout.draft_len), np.int64))
+    step_inputs.kept_columns(committed, scored, decisions, *np.empty((3, 2, layout.draft_len), np.int64))
     _paths(scored, np.zeros((2, 2), np.int64), 2)
 
 
@@ -239,7 +244,7 @@ def _distributions(layout: Layout) -> Distributions:
 def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
     """The drafted tokens from the root to each of some nodes [R, S], `mtad.constrain.Paths`."""
     tokens, valid = np.zeros((*nodes.shape, length), np.int64), np.zeros((*nodes.shape, length), np.bool_)
-    block.node_paths(of.parents, of.tokens, of.drafted, nodes, tokens, valid)
+    step_inputs.node_paths(of.parents, of.tokens, of.drafted, nodes, tokens, valid)
     return torch.from_numpy(tokens), torch.from_numpy(valid)
 
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mtad.distribution import filter_logits
 from mtad.errors import InvalidInput
+from mtad.filters import filter_logits
 from mtad.params import DecodingParams
 from mtad.rows import stack_rows
 

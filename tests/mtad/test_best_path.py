@@ -33,7 +33,7 @@ def test_the_best_path_is_the_likeliest_of_the_last_level_with_a_drafted_token()
         chance = np.random.default_rng(seed)
         params = DecodingParams(method="mmtad", draft_len=3, beam_width=3)
         starts = OneRow(Request(lambda _: {}, lambda _: {}, params), 3).starts
-        tree = mtad.block.tree_of(mtad.block.Trees.empty(starts), 0)
+        tree = mtad.batch.tree_of(mtad.batch.Trees.empty(starts), 0)
         for node in range(9):
             tree.parents[node] = above = -1 if node < 3 else node // 3 * 3 - 3 + int(chance.integers(3))
             alive = (above < 0 or tree.log_q[above] > -math.inf) and chance.random() < 0.7

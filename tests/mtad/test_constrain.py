@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad.block import node_paths
 from mtad.constrain import Paths, Penalties, Terms, barrier, constrain
 from mtad.params import DecodingParams
+from mtad.step_inputs import node_paths
 
 Tokens = tuple[int, ...]
 

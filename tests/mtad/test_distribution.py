@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mtad.distribution import draw, exp_into, filter_logits, keep_likeliest, log_likelihood, log_prob, pick, total_of
+from mtad.distribution import draw, exp_into, log_likelihood, log_prob, pick, total_of
+from mtad.filters import filter_logits, keep_likeliest
 from mtad.params import DecodingParams
 from mtad.rows import stack_rows
 from tests.support import law

@@ -204,7 +204,7 @@ def test_logits_that_are_no_distribution_are_told_and_leave_a_tree(method: str) 
     for bad_level in (0, 1):
         for bad_beam in range(2 if bad_level and method != "speculative" else 1):
             row = OneRow(request_of(params), VOCAB)
-            tree = mtad.block.tree_of(mtad.block.Trees.empty(row.starts), 0)
+            tree = mtad.batch.tree_of(mtad.batch.Trees.empty(row.starts), 0)
             tree.parents[:] = np.arange(len(tree.parents))  # nothing that was there before is relied upon
             for level in range(bad_level + 1):
                 width, beams = params.widths[level], 1 if level == 0 else params.widths[level - 1]

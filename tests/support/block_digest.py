@@ -1,4 +1,4 @@
-"""A program: blocks of every method over random logits, by the functions of `mtad.block`; prints a digest of each."""
+"""A program: blocks of every method over random logits, by the functions of a block; prints a digest of each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import NumbaExperimentalFeatureWarning
 
-from mtad import block
-from mtad.block import Decisions, ScoredTrees, Trees
+from mtad import batch, block, step_inputs
+from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from mtad.random import draw_noise
@@ -62,21 +62,21 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
     for level in range(layout.draft_len):
         logits = logits_of(kind, centre, layout.width if level else 1, generator)
         block.draft_levels(0, rows, layout.rows, level, trees, logits, q, noise.draft, is_end, finite)
-        if not block.any_growing(trees, level):
+        if not batch.any_growing(trees, level):
             break
     nodes = layout.scored_nodes[level + 1]
     scored = ScoredTrees.empty(rows, nodes, layout.draft_len)
     block.select_nodes(layout.rows, level + 1, trees, is_end, scored)
     tokens, positions = np.zeros((2, rows, 1 + nodes), np.int64)
     write_at, mask = np.zeros(rows, np.int64), np.zeros((rows, 1, 1 + nodes, 64), np.bool_)
-    block.target_inputs(scored, last_two[:, 1], committed, tokens, positions, write_at, mask)
+    step_inputs.target_inputs(scored, last_two[:, 1], committed, tokens, positions, write_at, mask)
     logits = logits_of(kind, centre, 1 + nodes, generator)
     decisions = Decisions.empty(rows, layout.draft_len)
     decisions.finite[:] = finite
     draft = trees, scored, logits, logits, q
     block.decide(0, rows, layout.rows, *draft, noise.accept, noise.bonus, decisions)
     columns = np.zeros((3, rows, layout.draft_len), np.int64)
-    block.kept_columns(committed, scored, decisions, *columns)
+    step_inputs.kept_columns(committed, scored, decisions, *columns)
     floats = trees.log_q, scored.log_q, decisions.log_probs  # libraries' logarithms differ in the last bits
     rounded = [np.round(np.nan_to_num(x, neginf=-1e3), 4) + 0.0 for x in floats]
     whole = trees.tokens, trees.parents, trees.drafted, trees.ended, scored.origins, tokens, positions, write_at, mask

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engines.buffers import size_of, views
 from mtad import block as host
-from mtad.block import Decisions, ScoredTrees, Trees
-from mtad.device import block, tables
+from mtad.batch import Decisions, ScoredTrees, Trees
+from mtad.device import block, launches, tables
 from mtad.device.block import Results
 from mtad.device.rules import Scored
 from mtad.device.tables import Given, Tables, Tree
@@ -64,14 +64,14 @@ def block_on_device(
         tokens = given.last_two[:, 1:]
         for level in range(key.levels):
             logits = logits_after(auxiliary, torch.full_like(tokens, level), tokens)
-            drawn.append(tables.filtered(logits, given))
-            tokens = tables.draw_level(level, tree, drawn[-1], given, is_end, key.length, CAPACITY).tokens
+            drawn.append(launches.filtered(logits, given))
+            tokens = launches.draw_level(level, tree, drawn[-1], given, is_end, key.length, CAPACITY).tokens
         finite = ~tree.log_q.isnan().flatten(1).any(1)
         scored = block.select_nodes(tree, given, is_end, key.tree)
         q = tables.stacked(drawn) if key.reads_draft else None
     step = block.target_inputs(scored, given, key.length, CAPACITY)
     depths = step.positions - given.committed[:, None] + 1
-    p = tables.filtered(logits_after(target, depths, step.tokens), given)
+    p = launches.filtered(logits_after(target, depths, step.tokens), given)
     return tree, scored, block.decide(scored, p, q, given, finite, key.levels, key.blockwise)
 
 

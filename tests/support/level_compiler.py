@@ -17,7 +17,8 @@ from typing import Any
 from triton.compiler import ASTSource
 
 from mtad.device import filter_kernels, level_kernels
-from mtad.device.tables import BLOCK, CELLS, CHUNK, COLUMNS, TILE
+from mtad.device.launches import CELLS, CHUNK, COLUMNS, TILE
+from mtad.device.tables import BLOCK
 from tests.support.attention_compiler import compile_source, resources
 
 LEVEL = {"WIDTH": 4, "SLOTS": 4, "BEAMS": 4, "FIRST": False}

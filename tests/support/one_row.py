@@ -50,8 +50,8 @@ class OneRow:
 
     def tree(self, uniforms: Any) -> Any:
         """A draft, `mtad.draft.Tree`; `uniforms(width)` gives a level's numbers."""
-        trees = mtad.block.Trees.empty(self.starts)
-        tree = mtad.block.tree_of(trees, 0)
+        trees = mtad.batch.Trees.empty(self.starts)
+        tree = mtad.batch.tree_of(trees, 0)
         for level, width in enumerate(self.request.params.widths):
             low, high = (-1, 0) if level == 0 else self.starts[0, level - 1 : level + 1]
             q = self.empty(high - low)
@@ -79,10 +79,10 @@ class OneRow:
 
     def scored(self, tree: Any, accept: Sequence[Any]) -> Any:
         """What the rule is given; `accept` has a number for each node, of a chain for each depth."""
-        trees = mtad.block.Trees(*(x[None] for x in tree))
+        trees = mtad.batch.Trees(*(x[None] for x in tree))
         params = self.request.params
         most = len(tree.tokens) if params.spec.tree else params.drafted
-        found = mtad.block.ScoredTrees.empty(1, most, params.drafted)
+        found = mtad.batch.ScoredTrees.empty(1, most, params.drafted)
         rows = stack_rows([params], self.vocab)
         mtad.block.select_nodes(rows, params.drafted, trees, self.is_end, found)
         parts = {name: value[0] for name, value in found._asdict().items() if name not in ("counts", "longest")}

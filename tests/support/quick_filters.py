@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtad.device import tables
-from mtad.distribution import filter_logits
+from mtad.device import launches, tables
+from mtad.filters import filter_logits
 from mtad.rows import ROW
 
-_launch = tables.launch
+_launch = launches.launch
 
 
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """`mtad.device.tables.launch`, but distributions are filtered by `mtad.distribution.filter_logits`."""
+    """`mtad.device.launches.launch`, but distributions are filtered by `mtad.filters.filter_logits`."""
     with torch._C.DisableTorchFunction():  # a kernel looks into its tensors, and the host does not
         if kernel == "level.draw_level":
             _launch(kernel, grid, arguments, **constants)
@@ -65,5 +65,5 @@ def _settle(
 @contextmanager
 def quick_filters() -> Iterator[None]:
     """Inside, all filters are the host's."""
-    with patch.object(tables, "launch", launch):
+    with patch.object(launches, "launch", launch):
         yield

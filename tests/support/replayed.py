@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from engines.buffers import leaves
 from engines.graphs.capture import Uncapturable, Work
-from mtad.device import tables
+from mtad.device import launches
 from tests.support.fake_cuda import FakeRecorder
 
 READS = {
@@ -97,7 +97,7 @@ class Record(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.kept: list[Tensor] = []
-        self._launch = tables.launch
+        self._launch = launches.launch
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -116,7 +116,7 @@ class Record(TorchDispatchMode):
         return result
 
     def launch(self, kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-        """In the place of `mtad.device.tables.launch`: what a kernel's interpreter does is not recorded."""
+        """In the place of `mtad.device.launches.launch`: what a kernel's interpreter does is not recorded."""
 
         def run() -> tuple[()]:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -135,7 +135,7 @@ class ReplayRecorder(FakeRecorder):
         work()
         try:
             record = Record()
-            with patch.object(tables, "launch", record.launch), NoReads(), record:
+            with patch.object(launches, "launch", record.launch), NoReads(), record:
                 work()
         except HostRead as problem:
             raise Uncapturable(str(problem)) from problem

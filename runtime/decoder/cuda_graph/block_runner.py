@@ -18,7 +18,7 @@ from engines import Engine
 from engines.buffers import Recent, Slab, size_of, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MOST
-from mtad.device import tables
+from mtad.device import launches
 from mtad.device.block import Results
 from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput
@@ -86,7 +86,7 @@ class CudaGraphRunner:
         for engine in self._engines:
             if not engine.capturable:
                 return f"steps of {type(engine).__name__} cannot be part of a recording"
-        return tables.problem()
+        return launches.problem()
 
     @property
     def keys(self) -> tuple[Key, ...]:

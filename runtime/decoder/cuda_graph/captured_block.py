@@ -10,9 +10,9 @@ from torch import Tensor
 import engines
 from engines import Engine
 from engines.buffers import Slab, leaves, size_of, views
-from mtad.device import block, tables
+from mtad.device import block, launches
 from mtad.device.block import Results
-from mtad.device.tables import Given, Tables, Tree
+from mtad.device.tables import Given, Step, Tables, Tree, stacked
 from mtad.random import draw_noise
 from mtad.rows import stack_rows
 from runtime.decoder.block import BlockInput
@@ -136,10 +136,10 @@ class CapturedBlock:
             tree, drawn = self._draft(given)
             finite = ~tree.log_q.isnan().flatten(1).any(1)
             scored = block.select_nodes(tree, given, self._is_end, key.tree)
-            q = tables.stacked(drawn) if key.reads_draft else None
+            q = stacked(drawn) if key.reads_draft else None
         inputs = block.target_inputs(scored, given, key.length, target.spec.capacity)
         logits = self._step(target, inputs, self._keep[: 1 + key.nodes])
-        p = tables.filtered(self.logits.copy_(logits), given)
+        p = launches.filtered(self.logits.copy_(logits), given)
         results = block.decide(scored, p, q, given, finite, key.levels, key.blockwise)
         if scored is not None and key.width > 1:
             of_target, of_auxiliary, to = block.kept_columns(results, scored, given)
@@ -156,11 +156,11 @@ class CapturedBlock:
         tree = Tree.empty(key.rows, key.levels, key.width, self._is_end.device)
         inputs, keep = block.first_inputs(given, key.length, capacity), self._keep[1:2]
         for level in range(key.levels):
-            drawn.append(tables.filtered(self._step(auxiliary, inputs, keep), given))
-            inputs = tables.draw_level(level, tree, drawn[-1], given, self._is_end, key.length, capacity)
+            drawn.append(launches.filtered(self._step(auxiliary, inputs, keep), given))
+            inputs = launches.draw_level(level, tree, drawn[-1], given, self._is_end, key.length, capacity)
             keep = self._keep[: key.width]
         return tree, drawn
 
-    def _step(self, engine: Engine, inputs: tables.Step, keep: Tensor) -> Tensor:
+    def _step(self, engine: Engine, inputs: Step, keep: Tensor) -> Tensor:
         """Logits [R, N, V] of the vocabulary that the pair shares, in the graph's own memory."""
         return engine.launch(engines.Step(*inputs, keep))[..., : len(self._is_end)]
