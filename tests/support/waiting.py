@@ -30,16 +30,20 @@ class Gate:
 
     Args:
         llm: a test's own, not started yet.
+
+    Attributes:
+        holds: whether the thread is kept now.
     """
 
     def __init__(self, llm: LLM) -> None:
-        self._left, self._changed = 0.0, threading.Condition()
+        self._left, self._changed, self.holds = 0.0, threading.Condition(), False
         run = llm.loop.caches.target.run
 
         def kept(*args: Any) -> Any:
             with self._changed:
+                self.holds = self._left <= 0
                 assert self._changed.wait_for(lambda: self._left > 0, PATIENCE), "the test has not opened its gate"
-                self._left -= 1
+                self._left, self.holds = self._left - 1, False
             return run(*args)
 
         vars(llm.loop.caches.target)["run"] = kept
