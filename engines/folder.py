@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from engines.base import KV_PAGE, PRECISIONS, Engine, EngineSpec
+from engines.kinds import FORMATS
 from engines.placement import ONE_CORE, Placement
-from engines.tensorrt_plan import RUNTIMES, TensorRtPlan
+from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import InvalidInput, refused_as
 
 VERSION = 1
@@ -23,13 +24,6 @@ VERSION = 1
 
 ATTENTION = ("operator", "decomposed")
 """Forms of a graph's attention, see `EngineSpec.attention`."""
-
-MODEL_FILES = {
-    "onnx": ("model.onnx", "model.onnx.data"),
-    "torch": ("config.json", "model.safetensors"),
-    **dict.fromkeys(RUNTIMES, ("model.engine",)),
-}
-"""What an engine folder must hold beside `engine.json`, by format. `.data` may be several files, `_SHARDS`."""
 
 _SHARDS = re.compile(r"model-\d{5}-of-(\d{5})\.data")
 
@@ -114,18 +108,21 @@ def read_spec(folder: Path) -> EngineSpec:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % KV_PAGE:
         raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {KV_PAGE}; export again")
-    for name, known in (("format", MODEL_FILES), ("precision", PRECISIONS), ("attention", ATTENTION)):
+    for name, known in (("format", FORMATS), ("precision", PRECISIONS), ("attention", ATTENTION)):
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
     if values["dtype"] != PRECISIONS[values["precision"]]:
         problem = f"not that of precision {values['precision']}; export again"
         raise InvalidInput("engine.json dtype", values["dtype"], problem)
     plan = values["plan"]
-    if (plan is not None) != (values["format"] in RUNTIMES) or not isinstance(plan, dict | None):
+    format = FORMATS[values["format"]]
+    if (plan is not None) != (format.stored == "plan") or not isinstance(plan, dict | None):
         raise InvalidInput("engine.json plan", plan, f"does not match the format {values['format']}; export again")
     shards = [match for file in folder.iterdir() if (match := _SHARDS.fullmatch(file.name))]
-    for file in MODEL_FILES[values["format"]]:
-        sharded = file == "model.onnx.data" and shards and len(shards) == int(shards[0][1])
+    for file in format.files:
+        sharded = (
+            file == "model.onnx.data" and shards
+        )  # the data may be several files and len(shards) == int(shards[0][1])
         if not (sharded or (folder / file).is_file()):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
     return EngineSpec(**values | {"plan": None if plan is None else TensorRtPlan.from_dict(plan)})
@@ -166,29 +163,19 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
     Raises:
         InvalidInput: they are damaged, or do not run there.
     """
-    placement.check(spec)
+    kind = placement.check(spec)
     with refused_as("folder", str(folder), "the model cannot be opened, export again"):
-        if spec.format == "torch":
-            from engines.pytorch.engine import TorchEngine
-
-            return TorchEngine(folder, spec, placement.attention, placement.device)
-        if spec.format in RUNTIMES:
-            from engines.tensorrt.engine import open_tensorrt
-
-            return open_tensorrt(folder, spec, placement.device if placement.on_gpu else "cuda")
-        if placement.provider == "openvino":
-            from engines.openvino.engine import OpenVinoEngine
-
-            return OpenVinoEngine(folder, spec, placement.threads, placement.compute, placement.kv_cache)
-        from engines.onnx.engine import open_onnxruntime
-
-        return open_onnxruntime(folder, spec, placement)
+        return kind.open(folder, spec, placement)
 
 
 @contextlib.contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes the name `folder` only when the block ends without an error."""
-    temporary = folder.with_name(f".{folder.name}.incomplete-{os.getpid()}")
+    """A temporary folder beside `folder`, whose name and place it takes when the block ends without an error.
+
+    Raises:
+        InvalidInput: nothing can be written there.
+    """
+    temporary, previous = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("incomplete", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -196,13 +183,18 @@ def write_folder(folder: Path) -> Iterator[Path]:
         raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
     try:
         yield temporary
-        previous = folder.with_name(f".{folder.name}.previous-{os.getpid()}")
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # its content is on the disk before the folder has its name
         if folder.exists():
             folder.rename(previous)
         temporary.rename(folder)
-        shutil.rmtree(previous, ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if previous.exists() and not folder.exists():
+            previous.rename(folder)
+        for left in (temporary, previous):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def cache_folder() -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from engines.base import EngineSpec
+from engines.kinds import FORMATS, KINDS, Kind, kind_of
 from mtad import __version__
 from mtad.errors import InvalidInput
 
@@ -25,7 +26,7 @@ class Placement:
         threads: of the CPU, >= 1.
         graphs: whether CUDA graphs may be recorded, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
             does not ask.
-        provider: of ONNX graphs: `openvino` (docs/openvino.md), or one of `engines.onnx.providers.PROVIDERS`
+        provider: of ONNX graphs, one of `engines.kinds.providers()`: `openvino` (docs/openvino.md), or ONNX Runtime's
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
         kv_cache: of provider openvino, one of `engines.openvino.engine.KV_CACHE`; default: as `compute`.
@@ -59,7 +60,7 @@ class Placement:
 
         Where a provider was asked for, that is what there is, and nothing is to be said.
         """
-        if self.provider is not None or any(spec.format != "onnx" for spec in engines.values()):
+        if self.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
             return self, ""
         if self.on_gpu:
             return replace(self, provider="cuda"), f"provider cuda, because the device is {self.device}"
@@ -77,25 +78,24 @@ class Placement:
             found, why = "openvino", "it is installed and knows both models; cpu is the exact reference"
         return replace(self, provider=found), f"provider {found}, because {why}"
 
-    def check(self, spec: EngineSpec) -> None:
-        """Whether what is asked for is something that an engine of this format has.
+    def check(self, spec: EngineSpec) -> Kind:
+        """The kind of engine that runs there.
 
         Raises:
-            InvalidInput: it is not.
+            InvalidInput: there is none, or what is asked for is not what it has.
         """
-        for name, value, format in (("provider", self.provider, "onnx"), ("attention", self.attention, "torch")):
-            if value is not None and spec.format != format:
-                problem = f"it is an option of format {format}, but the engine has format {spec.format}; leave it out"
-                raise InvalidInput(name, value, problem)
-        for name, value in (("compute", self.compute), ("kv_cache", self.kv_cache)):
-            if value is not None and self.provider != "openvino":
-                raise InvalidInput(name, value, "it is an option of provider openvino; leave it out")
-        if self.provider == "openvino" and self.on_gpu:
-            raise InvalidInput("provider", "openvino", f"does not run on the device {self.device}; give device cpu")
-        if spec.format == "onnx" and spec.dtype == "bfloat16" and not self.on_gpu:
+        kind = kind_of(spec.format, self.provider, self.device)
+        for other in KINDS:
+            for name in other.options:
+                value = getattr(self, name)
+                if value is not None and name not in kind.options:
+                    owner = f"provider {other.provider}" if other.provider else f"format {other.format}"
+                    raise InvalidInput(name, value, f"it is an option of {owner}; leave it out")
+        if spec.dtype not in kind.dtypes:
             remedy = "export --to torch or in another precision, or open it with --device cuda"
-            problem = f"ONNX Runtime's CPU provider has no bfloat16 MatMul; {remedy}"
+            problem = f"provider {kind.provider} computes in {' or '.join(kind.dtypes)} only; {remedy}"
             raise InvalidInput("precision", spec.precision, problem)
+        return kind
 
 
 def _found(device: str) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,15 +23,14 @@ from engines.placement import Placement
 from engines.tensorrt_plan import current_gpu
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
+from export.onnx.folding import save
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
 from export.options import MEASURED
 from export.plan import PairPlan
-from export.quantization.model_optimizer import calibrate, optimizer_version
-from export.quantization.qdq import product_names, write_quantized
+from export.quantization.model_optimizer import quantize_static
 from export.quantization.report import REPORT, BlockEfficiency, Calibration, compare_pairs, measure
-from export.quantization.weight_only import WEIGHT_ONLY, quantize_graph, quantized_weights, write_exact
-from export.staging import StagingFolder
+from export.quantization.weight_only import WEIGHT_ONLY, matrices, quantize_graph, quantized_weights, write_exact
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 
@@ -177,11 +177,11 @@ def write_static_engine(
     weights, empty = rounded(checkpoint.weights(), spec.torch_dtype), checkpoint.empty("float32")
     names = set(dict(empty.named_parameters(remove_duplicate=False)))
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        own = Path(temporary)
-        plain = source / "model.onnx"
-        found = calibrate(plain, own, spec, product_names(plain, names), texts)
-        trace(checkpoint, weights, spec, own / "half.onnx")
-        write_quantized(own / "half.onnx", folder / "model.onnx", spec.precision, names, found)
+        half, quantized = Path(temporary, "half.onnx"), Path(temporary, "quantized.onnx")
+        trace(checkpoint, weights, spec, half)
+        products = [str(node.name) for node in matrices(ir.load(half).graph, names)]
+        quantize_static(half, quantized, spec, products, texts)
+        save(ir.load(quantized), folder / "model.onnx")
     progress(f"{checkpoint.name}: verify")
     wide = replace(spec, format="onnx", dtype="float32", precision="float32", plan=None)
     expected = expectation(empty, quantized_weights(folder / "model.onnx", weights, empty), spec)
@@ -197,7 +197,7 @@ def write_static_engine(
     write_spec(executed, wide)
     if build(folder, checkpoint, spec, progress):
         figures["plan"] = verify_activations(open_model(folder, spec), expected)
-    versions = {"nvidia-modelopt": optimizer_version(), "onnxruntime": onnxruntime.__version__}
+    versions = {"nvidia-modelopt": spec.versions["nvidia-modelopt"], "onnxruntime": onnxruntime.__version__}
     write_json(folder / REPORT, {"versions": versions, "verification": figures})
 
 
@@ -207,30 +207,27 @@ def copy_without_model(source: Path, folder: Path) -> None:
 
 
 def write_reports(
-    work: StagingFolder, plan: PairPlan, text: Calibration, block_efficiency: BlockEfficiency | None
+    work: Path, pair: Path, plan: PairPlan, text: Calibration, block_efficiency: BlockEfficiency | None
 ) -> None:
-    """Complete the `quantization.json` of each quantised engine, measured beside the float32 pair.
+    """Complete the `quantization.json` of each quantised engine of a pair, measured beside the float32 pair in `work`.
 
     Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit
     products.
     """
-    plain, trial = work.path / PLAIN, work.path / "trial"
-    names = [model.name for model, _, _ in plan.engines]
+    plain, measured = work / PLAIN, pair
     planned = any(spec.plan is not None for _, spec, _ in plan.engines)
     if planned:
-        shutil.copytree(plain, trial)
-        for executed in (work.path / EXECUTED).iterdir():
-            shutil.rmtree(trial / executed.name)
-            executed.rename(trial / executed.name)
-    else:
-        work.copy(trial, names, plan.description)
-    pairs = block_efficiency and compare_pairs(plain, trial, text, block_efficiency)
+        measured = work / "measured"
+        shutil.copytree(plain, measured)
+        for executed in (work / EXECUTED).iterdir():
+            shutil.rmtree(measured / executed.name)
+            executed.rename(measured / executed.name)
+    pairs = block_efficiency and compare_pairs(plain, measured, text, block_efficiency)
     precisions = [spec.precision for _, spec, _ in plan.engines]
     for model, spec, _ in plan.engines:
         if spec.precision in MEASURED:
-            report = work.path / model.name / REPORT
-            checked = {k: v for k, v in read_json(report.parent, REPORT).items() if k in ("versions", "verification")}
-            engine = report.parent if planned else None
-            found = {**measure(plain, trial, model.name, text, engine), "precision": spec.precision}
+            own = pair / model.name
+            checked = {k: v for k, v in read_json(own, REPORT).items() if k in ("versions", "verification")}
+            found = measure(plain, measured, model.name, text, own if planned else None)
             block = {"block_efficiency": {"precisions": precisions, **pairs}} if pairs else {}
-            write_json(report, {**checked, **found, **block})
+            write_json(own / REPORT, {**checked, **found, "precision": spec.precision, **block})

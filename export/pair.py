@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from engines.base import EngineSpec
-from engines.folder import exported_defaults, read_json, read_spec
+from engines.folder import exported_defaults, read_json, read_spec, write_folder, write_json, write_spec
 from export.engine import (
     EXECUTED,
     PLAIN,
@@ -22,7 +25,6 @@ from export.engine import (
 from export.options import MEASURED, QUANTIZED, STATIC, ExportOptions
 from export.plan import PairPlan, plan_pair
 from export.quantization.report import BlockEfficiency
-from export.staging import staging_folder
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ def export_pair(
 
     Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
     before the folder takes its name; an interrupted export leaves nothing under it. An engine is built only if its hash
-    (`export.build_hash`) is not that of one in the folder, nor of one that an interrupted export has finished.
+    (`export.plan.build_hash`) is not that of the one in the folder.
 
     Args:
         progress: called with the name of each stage as it begins.
@@ -56,37 +58,45 @@ def export_pair(
     folder = folder.absolute()
     if not check_folder(folder, plan, overwrite):
         return False
-    wanted = {model.name: spec.build_hash for model, spec, _ in plan.engines}
-    with staging_folder(folder, wanted) as work:
-        new = [
-            m.name for m, spec, _ in plan.engines if not work.finished(m.name) and engine_differs(folder / m.name, spec)
-        ]
-        if new:  # of a plan nothing is left to measure: those with 8-bit products are made together
-            new += [m.name for m, spec, _ in plan.engines if spec.precision in STATIC and m.name not in new]
+    new = [model.name for model, spec, _ in plan.engines if engine_differs(folder / model.name, spec)]
+    if new:  # of a plan nothing is left to measure: those with 8-bit products are made together
+        new += [model.name for model, spec, _ in plan.engines if spec.precision in STATIC]
+    with (
+        write_folder(folder) as pair,
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.incomplete-", dir=folder.parent) as temporary,
+    ):
+        work = Path(temporary)
         if plan.calibration is not None and new:
-            write_plain(work.path / PLAIN, plan, progress)
+            write_plain(work / PLAIN, plan, progress)
         for model, spec, tokenizer in plan.engines:
-            if model.name in new:
-                folder_of, source = work.begin(model.name), work.path / PLAIN / model.name
-                if spec.precision in QUANTIZED:
-                    quantize_engine(source, folder_of, model, spec, progress)
-                elif spec.precision in STATIC:
-                    assert plan.calibration is not None
-                    executed = work.path / EXECUTED / model.name
-                    write_static_engine(source, folder_of, executed, model, spec, plan.calibration.texts, progress)
-                else:
-                    write_engine(folder_of, model, spec, tokenizer, progress)
-                work.finish(model.name, spec)
-            elif work.finished(model.name):
-                progress(f"{model.name}: finished before")
-            else:
+            own, source = pair / model.name, work / PLAIN / model.name
+            if model.name not in new:
                 progress(f"{model.name}: unchanged")
-                work.take(model.name, folder / model.name, spec)
+                shutil.copytree(folder / model.name, own, copy_function=_link)
+                continue
+            own.mkdir()
+            if spec.precision in QUANTIZED:
+                quantize_engine(source, own, model, spec, progress)
+            elif spec.precision in STATIC:
+                assert plan.calibration is not None
+                executed = work / EXECUTED / model.name
+                write_static_engine(source, own, executed, model, spec, plan.calibration.texts, progress)
+            else:
+                write_engine(own, model, spec, tokenizer, progress)
+        for model, spec, _ in plan.engines:
+            write_spec(pair / model.name, spec)
+        write_json(pair / "pair.json", plan.description)
         if plan.calibration is not None and new:
             progress("measuring")
-            write_reports(work, plan, plan.calibration, block_efficiency)
-        work.publish(folder, list(wanted), plan.description)
+            write_reports(work, pair, plan, plan.calibration, block_efficiency)
     return True
+
+
+def _link(source: str, to: str) -> None:
+    try:
+        os.link(source, to)
+    except OSError:  # a file system without links
+        shutil.copy2(source, to)
 
 
 def check_folder(folder: Path, plan: PairPlan, overwrite: bool) -> bool:

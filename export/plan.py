@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from engines.base import KV_PAGE, EngineSpec
 from engines.folder import vocabulary_hash
 from engines.tensorrt_plan import RUNTIMES
-from export.build_hash import build_hash
 from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, STATIC, ExportOptions
-from export.quantization.model_optimizer import check_installed, optimizer_version
+from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import Calibration, read_calibration
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -47,10 +51,8 @@ def plan_pair(
     """
     if options.format == "tensorrt-llm":
         raise InvalidInput("to", options.format, "export.tensorrt_llm.build builds its engines")
-    precisions = options.precisions
-    for name, value in zip(("precision", "auxiliary_precision"), precisions, strict=True):
-        if value in STATIC:
-            check_installed(name, value)
+    fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=True)
+    optimizers = [{"nvidia-modelopt": optimizer_version(*one)} if one[1] in STATIC else {} for one in fields]
     rows, capacity, format = options.rows, options.capacity, options.format
     checked = DecodingParams.from_dict(dict(options.defaults))
     progress("checking")
@@ -62,10 +64,9 @@ def plan_pair(
         fewest = min([1024, *(model.positions for model in models if model.positions)])
         capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
     specs = []
-    for model, own in zip(models, precisions, strict=True):
-        spec = replace(model.spec(rows, capacity, own, format), attention=options.attention)
-        if own in STATIC:
-            spec = replace(spec, versions={**spec.versions, "nvidia-modelopt": optimizer_version()})
+    for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):
+        spec = model.spec(rows, capacity, own, format)
+        spec = replace(spec, attention=options.attention, versions={**spec.versions, **optimizer})
         if format in RUNTIMES:
             from export.tensorrt import plan_for
 
@@ -84,3 +85,32 @@ def plan_pair(
         "defaults": {k: v for k, v in asdict(checked).items() if k in options.defaults},
     }
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Sha256 over the names and contents of files, in the order of their paths."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()} ".encode())
+    return digest.hexdigest()
+
+
+@cache
+def exporter_version() -> str:
+    """Hash of the sources that make engines, so that nobody has to raise a number."""
+    root = Path(__file__).parents[1]
+    return hash_files([*root.glob("export/**/*.py"), *root.glob("engines/pytorch/*.py"), root / "engines" / "base.py"])
+
+
+def build_hash(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, calibration: str = "") -> str:
+    """Sha256 over all that decides what is in an engine folder; where its checkpoint was does not.
+
+    Args:
+        calibration: hash of the text that a quantised engine's report is of.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = hash_files(path for path in Path(folder).rglob("*") if path.is_file())
+    values = {**asdict(spec), "source": "", "build_hash": ""}
+    text = json.dumps([values, files, calibration, exporter_version()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

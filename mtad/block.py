@@ -16,7 +16,7 @@ from numba import literal_unroll
 
 from mtad.batch import tree_of
 from mtad.compiled import compiled
-from mtad.distribution import Distributions, after, log_likelihood, pick
+from mtad.distribution import NEVER, Distributions, after, log_likelihood, pick
 from mtad.draft import best_path, draft_level
 from mtad.filters import filter_after
 from mtad.rows import RULES
@@ -52,6 +52,8 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
         if level >= row.draft_len:
             continue
         tree = tree_of(trees, r)
+        if level == 0:  # what the block before left
+            tree.drafted[:], tree.growing[:], tree.log_q[:] = False, False, NEVER
         at = 0 if level == 0 else tree.starts[level - 1] + 1
         beams = 1 if level == 0 else tree.starts[level] - tree.starts[level - 1]
         counts[:] = -1
@@ -71,7 +73,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
 
     Args:
         levels: how many levels were drafted; fewer than asked for, if all paths have stopped.
-        scored: `ScoredTrees`, empty; written to.
+        scored: `ScoredTrees`, written to.
     """
     for r in range(len(rows)):
         row, tree = rows[r], tree_of(trees, r)
@@ -90,10 +92,10 @@ def select_nodes(rows, levels, trees, is_end, scored):
             scored.origins[r, at] = node
             scored.depths[r, at] = level + 1 if row.tree else at + 1
             scored.parents[r, at] = tree.parents[node] if row.tree else at - 1
-            if node >= 0:
-                scored.tokens[r, at], scored.log_q[r, at] = tree.tokens[node], tree.log_q[node]
-                scored.drafted[r, at] = tree.drafted[node]
-                scored.ends[r, at] = row.stops_at_eos and is_end[tree.tokens[node]]
+            token = tree.tokens[node] if node >= 0 else 0
+            scored.tokens[r, at], scored.log_q[r, at] = token, tree.log_q[node] if node >= 0 else NEVER
+            scored.drafted[r, at] = node >= 0 and tree.drafted[node]
+            scored.ends[r, at] = node >= 0 and row.stops_at_eos and is_end[token]
 
 
 @compiled
@@ -116,7 +118,7 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
     bonus = Bonus(np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(1))
     for r in range(first, last):
         row, count = rows[r], scored.counts[r]
-        counts[:] = -1
+        counts[:], decisions.lengths[r] = -1, 0
         for at in range(count):
             origin, level = scored.origins[r, at], scored.depths[r, at] - 1
             slot = origin - trees.starts[r, level] if row.tree else 0

@@ -97,6 +97,25 @@ def kept_columns(committed, scored, decisions, target, auxiliary, to):
 
 
 @compiled
+def move_columns(cache, source, to):
+    """Move columns within each row of a cache.
+
+    Args:
+        cache: [R, columns, layers, 2, kv_heads, words], changed in place.
+        source, to: int64 [R, D], ascending in each row, with to <= source.
+    """
+    _, _, layers, kinds, heads, words = cache.shape
+    for r in range(len(source)):
+        for at in range(source.shape[1]):
+            old, new = source[r, at], to[r, at]
+            for layer in range(layers if old != new else 0):
+                for kind in range(kinds):
+                    for head in range(heads):
+                        for word in range(words):
+                            cache[r, new, layer, kind, head, word] = cache[r, old, layer, kind, head, word]
+
+
+@compiled
 def node_paths(parents, drafted_tokens, drafted, nodes, tokens, valid):
     """Write the drafted tokens from the root to each of some nodes [R, S], -1 for the root, itself included.
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.constraints.trials import Stopped
 from runtime.llm import LLM
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
@@ -35,10 +34,10 @@ class EngineStopped(RuntimeError):
 
 @dataclass
 class _Inbox:
-    """What event loops hand to the engine's thread; guarded by `changed`."""
+    """What event loops tell the engine's thread; guarded by `changed`."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
-    submitted: list[Stream] = field(default_factory=list)
+    choices: dict[int, Choice] = field(default_factory=dict)  # of the requests that have not ended
     cancelled: list[Request] = field(default_factory=list)
     state: str = "new"  # -> open -> draining or cancelling -> stopped
     cause: BaseException | None = None
@@ -51,7 +50,7 @@ class AsyncLLM:
     exception cancels it. Methods may be called from any event loop; the loop is never blocked by the engine.
 
     Args:
-        llm: an `LLM` nobody else uses, or what one is made from.
+        llm: an `LLM` for this engine alone, or what one is made from.
         config: how it runs, if the `LLM` is made here.
 
     Attributes:
@@ -64,7 +63,7 @@ class AsyncLLM:
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self._inbox = _Inbox()
         self._long_texts = ThreadPoolExecutor(1, "mtad-long-texts")
-        self._choices: dict[int, Choice] = {}
+        self._prepared = False
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 
     async def __aenter__(self) -> Self:
@@ -90,7 +89,7 @@ class AsyncLLM:
         Args:
             prompt: text or token ids.
             params: None takes the pair's defaults.
-            priority: larger ones are admitted first; then who was served least, then who came first.
+            priority: larger ones are admitted first; then those of the client served least, then those that came first.
             others: `client`, `cache_salt` and `fit`, see `LLM.requests`.
 
         Raises:
@@ -116,37 +115,36 @@ class AsyncLLM:
         self._check_open()
         try:
             grammar = await self.llm.compiled(params)
-        except Stopped:
+        except Failed:
             self._check_open()
             raise
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
         others |= {"priority": priority, "grammar": grammar}
-        requests = await self.in_thread(size, self._prepare, prompts, params, others)
+
+        def make_requests() -> list[Request]:
+            return [request for prompt in prompts for request in self.llm.requests(prompt, params, **others)]
+
+        requests = await self.in_thread(size, make_requests)
         stream = Stream(requests, self._cancel)
         with self._inbox.changed:
             self._check_open()
-            scheduler = self.llm.loop.scheduler
-            scheduler.check(*requests)
-            scheduler.check_room(requests, [one for stream in self._inbox.submitted for one in stream.requests])
-            self._inbox.submitted.append(stream)
+            self.llm.submit(*requests)
+            self._inbox.choices |= {r.id: Choice(r, stream, index) for index, r in enumerate(requests)}
             self._inbox.changed.notify()
         return stream
 
     async def in_thread(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Run in a thread what takes time with prompts of so many characters; long ones have one thread together.
 
-        So those who send long texts wait for each other, and nobody else waits for them.
+        So long texts wait for each other, and short ones do not wait for them.
         """
         executor = self._long_texts if size > LONG_TEXT else None
         return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
     def statistics(self) -> dict[str, Any]:
         """Running totals, and the requests that hold a row and that wait just now."""
-        scheduler = self.llm.loop.scheduler
-        with self._inbox.changed:  # no request is handed over between the two counts
-            handed = sum(len(stream.requests) for stream in self._inbox.submitted)
-            waiting = len(scheduler.waiting) + handed
-        return {"running": len(scheduler.holders), "waiting": waiting, **self.llm.loop.totals.to_dict()}
+        running, waiting = self.llm.loop.scheduler.counts
+        return {"running": running, "waiting": waiting, **self.llm.loop.totals.to_dict()}
 
     async def close(self, drain: bool = True) -> None:
         """Take no more requests, and stop when those submitted have ended.
@@ -167,7 +165,7 @@ class AsyncLLM:
     def check_integrity(self) -> None:
         """Invariants of an idle or stopped engine; raises AssertionError. It also checks itself whenever it is idle."""
         assert self.llm.loop.scheduler.idle, "not idle"
-        assert not self._choices, "a stream without a request"
+        assert not self._inbox.choices, "a stream without a request"
         self.llm.loop.check_integrity()
 
     @property
@@ -182,17 +180,8 @@ class AsyncLLM:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes requests and has measured its steps."""
-        return self._inbox.state == "open" and self.llm.loop.planner is not None
-
-    def _prepare(
-        self, prompts: Sequence[Prompt], params: DecodingParams | None, others: dict[str, Any]
-    ) -> list[Request]:
-        n, most = (params or self.llm.pair.defaults).n if len(prompts) > 1 else 1, self.llm.loop.scheduler.max_waiting
-        if len(prompts) * n > most:
-            problem = f"at most {most // n} fit with n = {n} (max_waiting)"
-            raise InvalidInput("prompt", f"{len(prompts)} prompts", problem)
-        return [request for prompt in prompts for request in self.llm.requests(prompt, params, **others)]
+        """Whether it takes requests, and is prepared for them."""
+        return self._inbox.state == "open" and self._prepared
 
     def _check_open(self) -> None:
         if self._inbox.state != "open":
@@ -208,63 +197,55 @@ class AsyncLLM:
     # Everything below runs in the engine's thread.
 
     def _run(self) -> None:
-        loop = self.llm.loop
+        loop, inbox = self.llm.loop, self._inbox
         try:
-            self.llm.measure()
             self.llm.prepare_grammars()
+            self._prepared = True
             while self._receive():
                 self._deliver(loop.step())
                 if loop.scheduler.idle:
                     loop.check_integrity()
         except BaseException as error:  # a broken invariant: nothing can be trusted any more
             log.critical("the engine stopped", exc_info=error)
-            with self._inbox.changed:
-                self._inbox.state, self._inbox.cause = "stopped", error
-                for stream in self._inbox.submitted:
-                    self._accept(stream)
-            for choice in self._choices.values():
+            with inbox.changed:
+                inbox.state, inbox.cause = "stopped", error
+            for choice in inbox.choices.values():
                 request = choice.request
                 if request.finish_reason is None:
                     request.finish_reason, request.error = "error", RequestFailed(f"the engine stopped: {error}")
-            self._deliver([choice.request for choice in self._choices.values()])
+            self._deliver([choice.request for choice in inbox.choices.values()])
 
     def _receive(self) -> bool:
-        """Wait for something to do and take what was handed over; False when there will be nothing any more."""
+        """Wait for something to do, and cancel what is to be cancelled; False when there is nothing left to do."""
         inbox, loop = self._inbox, self.llm.loop
         with inbox.changed:
-            while not (inbox.submitted or inbox.cancelled or not loop.scheduler.idle):
+            while not inbox.cancelled and loop.scheduler.idle:
                 if inbox.state != "open":
                     inbox.state = "stopped"
                     return False
                 inbox.changed.wait()
-            submitted, inbox.submitted = inbox.submitted, []
             cancelled, inbox.cancelled = inbox.cancelled, []
-            for stream in submitted:  # under the lock: `submit` counts both places
-                self._accept(stream)
-                self.llm.submit(*stream.requests)
             if inbox.state == "cancelling":
-                cancelled = [choice.request for choice in self._choices.values()]
+                cancelled = [choice.request for choice in inbox.choices.values()]
         loop.cancel(cancelled)
         return True
-
-    def _accept(self, stream: Stream) -> None:
-        for index, request in enumerate(stream.requests):
-            self._choices[request.id] = Choice(request, stream, index)
 
     def _deliver(self, ended: list[Request]) -> None:
         """Hand each stream what is new, in one call an event loop."""
         deltas: dict[asyncio.AbstractEventLoop, list[tuple[Stream, OutputDelta]]] = {}
-        for id in dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended)):
-            choice = self._choices[id]
+        ids = dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended))
+        with self._inbox.changed:  # `submit_many` queues a request and adds its choice under the same lock
+            choices = [self._inbox.choices[id] for id in ids]
+            for request in ended:
+                del self._inbox.choices[request.id]
+        for choice in choices:
             delta = choice.delta()
             if delta:
                 deltas.setdefault(choice.stream.loop, []).append((choice.stream, delta))
-        for request in ended:
-            self._choices.pop(request.id, None)
         for event_loop, batch in deltas.items():
             try:
                 event_loop.call_soon_threadsafe(_put, batch)
-            except RuntimeError:  # that event loop is closed: nobody listens any more
+            except RuntimeError:  # that event loop is closed
                 self.llm.loop.cancel([request for stream, _ in batch for request in stream.requests])
 
 

@@ -53,7 +53,7 @@ class RuntimeConfig:
             device.
         graphs: Capture whole blocks as CUDA graphs, on a GPU; else the host decides what is drafted and accepted.
         tensor_parallel: Number of ranks that the target is sharded over: one GPU each, or one process each on a CPU.
-            Under torchrun, the other ranks follow the first.
+            torchrun starts them.
         rows: Requests decoded at once; by default, the number that the pair was exported with.
         memory: A memory limit in bytes or as 4GiB: as many rows as fit beside the weights, at most rows where that is
             given too; or on OpenVINO and PyTorch, as many pages of the cache, which rows share.

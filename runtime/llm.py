@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
-from engines.graphs.runner import MOST
+from engines.graphs.runner import MAX_GRAPHS
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -33,10 +33,6 @@ from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
-from runtime.speculation.cost_cache import CostCache, machine
-from runtime.speculation.planner import Planner
-from runtime.speculation.profiler import measure_costs
-from runtime.speculation.step_costs import StepCosts
 
 if TYPE_CHECKING:
     from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
@@ -54,8 +50,6 @@ class LLM:
 
     Args:
         config: how it runs; by default, `RuntimeConfig()`. Of an opened pair, what decides how it is opened is settled.
-        costs: what the engines' steps cost. By default, what an earlier start measured here; where there is nothing,
-            they are measured when they are first needed.
         record: parameters of requests whose blocks are captured as CUDA graphs at start, for all that batches are
             padded to; others are captured when they first come. By default, the pair's own; () captures none at start.
         recorder: what captures blocks; by default, CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
@@ -73,7 +67,6 @@ class LLM:
         pair: Pair | Path | str,
         config: RuntimeConfig | None = None,
         *,
-        costs: StepCosts | None = None,
         record: Sequence[DecodingParams] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -98,24 +91,23 @@ class LLM:
             engines = pair.auxiliary, pair.target
             self.blocks = CudaGraphRunner(*engines, pair.vocab_size, pair.eos, host, recorder)
         self.runner: BlockRunner = self.blocks or host
-        kept, recorded = config.prefix_columns(spec.capacity), MOST if self.blocks and self.blocks.records else 0
-        prefixes = pair.auxiliary.prefix_cache(kept), pair.target.prefix_cache(kept)
+        kept, recorded = config.prefix_columns(spec.capacity), MAX_GRAPHS if self.blocks and self.blocks.records else 0
+        prefixes = pair.auxiliary.cache.prefix_cache(kept), pair.target.cache.prefix_cache(kept)
         whole = pair.memory(config, kept, recorded)
-        self.memory = replace(whole, pages=max(pair.target.pages, pair.auxiliary.pages))
+        self.memory = replace(whole, pages=max(pair.target.cache.pages, pair.auxiliary.cache.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
         unrecorded = self.blocks.unrecorded if self.blocks else None
         self.loop = DecodingLoop(
             Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
-            KvCaches(self._auxiliary, self._target, prefixes, (pair.auxiliary, pair.target)),
+            KvCaches(self._auxiliary, self._target, prefixes),
             self.runner,
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
         )
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         self.record([pair.defaults] if record is None else record)
-        self.loop.planner = self._planner(costs) if costs else None
         self._ids = itertools.count()
 
     @property
@@ -181,7 +173,8 @@ class LLM:
         Raises:
             InvalidInput: the parameters are unusable.
         """
-        return await self._constrainer.check_soon(self._checked(params))
+        params = self._checked(params)
+        return await self._constrainer.grammars.compile_soon(params) if params.constrained else None
 
     def prepare_grammars(self) -> None:
         """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
@@ -222,7 +215,7 @@ class LLM:
         params = self._checked(params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidInput("priority", priority, "give an integer")
-        grammar = grammar or self._constrainer.check(params)
+        grammar = self._constrainer.check(params, grammar)
         ids = self._prompts.token_ids(prompt)
         if fit and (left := self.loop.scheduler.room_for_tokens - len(ids)) > 0:
             params = replace(params, max_tokens=min(left, params.max_tokens) if self.pair.limited else left)
@@ -258,55 +251,12 @@ class LLM:
         """One step of the loop; returns the requests that ended since the last one."""
         return self.loop.step()
 
-    def measure(self, again: bool = False) -> None:
-        """Make sure that step costs are known, for adaptive drafts: those kept from an earlier start, or measured now.
-
-        Measuring takes about two seconds, and on a GPU some more to record the steps first. Done by the first request
-        that needs it; a server does it at start. Not while a turn runs.
-
-        Args:
-            again: measure whatever is known: the machine was busy the last time.
-        """
-        loop = self.loop
-        if loop.planner is not None and not again:
-            return
-        limits = loop.scheduler.max_draft_len, loop.scheduler.max_beam_width
-        known = CostCache(self._setting(*limits))
-        costs = None if again else known.load()
-        if costs:
-            log.info("step costs: from %s", known.path)
-        else:
-            costs = measure_costs(self.pair.auxiliary, self.pair.target, self.runner, *limits, blocks=self.blocks)
-            known.save(costs)
-            log.info("step costs: measured, kept in %s", known.path)
-        loop.planner = self._planner(costs)
-
-    def _planner(self, costs: StepCosts) -> Planner:
-        return Planner(costs, self.config.max_draft_len, few=self.blocks is not None and self.blocks.records)
-
-    def _setting(self, max_draft_len: int, max_beam_width: int) -> dict[str, object]:
-        """What the times of this pair's steps depend on."""
-        return {
-            "target": asdict(self.pair.target.spec),
-            "auxiliary": asdict(self.pair.auxiliary.spec),
-            "threads": self.pair.threads,
-            "engines": [engine.name for engine in (self.pair.target, self.pair.auxiliary)],
-            "runner": type(self.runner).__name__,
-            "device": self.device,
-            "graphs": self.blocks is not None and self.blocks.records,
-            "max_draft_len": max_draft_len,
-            "max_beam_width": max_beam_width,
-            **machine(),
-        }
-
     def submit(self, *requests: Request) -> None:
         """Queue what `requests` made, all or none.
 
         Raises:
             QueueFull: try again later.
         """
-        if requests[0].params.adaptive:
-            self.measure()
         self.loop.scheduler.submit(*requests)
 
     @staticmethod

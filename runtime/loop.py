@@ -7,21 +7,19 @@ the block's tokens into text and says which requests have ended.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
-from runtime.decoder.block import BlockInput, BlockRunner
+from runtime.decoder.block import Block, BlockInput, BlockRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
-from runtime.scheduler.scheduler import Scheduler
-from runtime.speculation.planner import Planner
+from runtime.scheduler.scheduler import Plan, Scheduler
+from runtime.speculation.planner import Planner, limit_draft
 
 CATCH_UP = 4
 """Of the tokens that are prefilled per step, one in so many is for adaptive drafts, however many prompts there are."""
@@ -45,7 +43,7 @@ class DecodingLoop:
             to catch up on counts as well; where prompts leave nothing, a `CATCH_UP`th more is for it.
 
     Attributes:
-        planner: decides adaptive drafts; None until there is a request that asks for them.
+        planner: decides adaptive drafts.
         totals: running totals over all requests.
         prompts_apart: compute prompts before the next block rather than beside it, on engines that would do that; the
             time of blocks is then that of decoding alone.
@@ -62,133 +60,105 @@ class DecodingLoop:
         self.scheduler, self.caches, self.output = scheduler, caches, output
         self.totals = output.totals
         self._runner, self._max_prefill_tokens = runner, max_prefill_tokens
-        self.planner: Planner | None = None
+        self.planner = Planner()
         self.prompts_apart = False
         self._ended: list[Request] = []
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Admit and prefill waiting requests, then run one block of every running one.
+        """Prefill the prompts of requests that join, then run one block of every running one.
 
         Returns:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
-        budget = max(self._prefill(self._max_prefill_tokens), self._max_prefill_tokens // CATCH_UP)
-        self._make_room()
-        if requests := list(self.scheduler.running):
-            self._run(requests, budget)
+        plan = self.scheduler.schedule(self._max_prefill_tokens, self.caches, self._is_drafted)
+        self._prefill(plan)
+        if any(request.finish_reason is None for request in plan.running):
+            try:
+                block = self._run(plan, plan.running)
+                self.output.process(plan.running, block)
+            except Exception as error:
+                self._run_each_alone(plan, error)
+        self._end()
         ended, self._ended = self._ended, []
         return ended
 
-    def _prefill(self, budget: int) -> int:
-        """Admit requests and prefill their prompts while `budget` tokens last; returns what is left of it."""
-        while budget > 0 and (request := self.scheduler.next(self._has_room)) is not None:
-            began = time.perf_counter()
+    def _prefill(self, plan: Plan) -> None:
+        """Prefill the pieces of prompts, one after the other."""
+        self.totals.preemptions += plan.preemptions
+        for piece in plan.pieces:
+            request, began = piece.request, time.perf_counter()
             try:
                 self.output.begin(request)
-                both, running = self._is_drafted(request), self.scheduler.running
-                budget -= self.caches.prefill(request, both, len(running), budget, running)
+                self.caches.prefill(piece, plan.running)
                 if self.prompts_apart:
-                    self.caches.finish()
+                    self.caches.run_deferred()
             except Exception as error:
-                self._fail({request: error})
+                request.fail(error)
                 continue
             self.output.record_prefill(request, began)
-            if min(request.target_held, request.auxiliary_held if both else math.inf) == request.committed - 1:
-                if request.params.max_tokens:
-                    self.scheduler.join()
-                else:
-                    request.finish_reason = "length"
-                    self._release(request)
-        return budget
+            if not request.params.max_tokens and request.target_cached == request.committed - 1:
+                request.finish_reason = "length"
 
-    def _has_room(self, request: Request) -> bool:
-        """Whether the caches have memory for a request beside those that run."""
-        return self.caches.fits([*self.scheduler.running, request], self.scheduler.ahead)
+    def _run(self, plan: Plan, members: Sequence[Request]) -> Block:
+        """Draft, score, accept, commit: one block of all rows, of which those of `members` count that have not ended.
 
-    def _make_room(self) -> None:
-        """Preempt requests until the others' block fits the caches' memory. Those compute their caches anew, later.
-
-        One request alone always fits.
+        If the step's tokens do not last to bring the auxiliary's caches up to date, adaptive rows wait for each other:
+        a block costs what its largest row's draft costs, be it for that row alone.
         """
-        while len(self.scheduler.holders) > 1 and not self.caches.fits(self.scheduler.running, self.scheduler.ahead):
-            request, places = self.scheduler.last, self.scheduler.holders
-            self._move_rows(places, self.scheduler.preempt(request))
-            request.target_held = request.auxiliary_held = 0
-            request.statistics.preemptions += 1
-            self.totals.preemptions += 1
-
-    def _run(self, requests: list[Request], budget: int) -> None:
-        """Run one block of every request, and end those that break it.
-
-        They are found by halving: each half has a block of its own, from the caches as they were, so one request among
-        R costs the others the time of 2 log2 R blocks. Nobody is looked for where the engine itself is broken: the
-        error says so (`Failed`), or a block of nobody breaks as well.
-        """
-        failures: dict[Request, Exception] = {}
-        groups = [requests]
-        while groups:
-            group = groups.pop()
-            try:
-                failures |= self._block(requests, group, budget)
-                if group is not requests:  # what it left in the others' rows may not be numbers, and nobody looked
-                    self.caches.restore(requests)
-            except Exception as error:
-                if not group or isinstance(error, Failed):
-                    failures |= {request: error for request in requests if request.finish_reason is None}
-                    break
-                self.caches.restore(requests)
-                middle = len(group) // 2
-                if middle:
-                    groups += [group[middle:], group[:middle], *([[]] if group is requests else [])]
-                else:
-                    failures[group[0]] = error
-        # rows move only now, when each request knows again how much of its row is right
-        self._fail(failures)
-        self._release(*(request for request in requests if request.finish_reason in ("stop", "length")))
-
-    def _block(self, requests: list[Request], group: list[Request], budget: int) -> dict[Request, Exception]:
-        """Draft, score, accept, commit, output: one block of all rows, of which only `group`'s is kept.
-
-        If `budget` does not last to bring the auxiliary's caches up to date, adaptive rows wait for each other: a block
-        costs what its largest row's draft costs, be it for that row alone.
-
-        Returns:
-            what broke, by request; the others' is as it should be.
-        """
-        params = [request.params for request in requests] if self.planner is None else self.planner.plan(requests)
-        members, whole = set(group), group is requests
-        if not whole:
-            params = [p if request in members else _IDLE for p, request in zip(params, requests, strict=True)]
-        if self.planner:
-            began = time.perf_counter()
-            current = self.caches.catch_up(requests, [p.drafts for p in params], budget)
-            self.output.totals.prefill_seconds += time.perf_counter() - began
-            if not current:
-                params = [replace(p, method="sample") if p.adaptive and p.drafts else p for p in params]
-        began, postponed = time.perf_counter(), self.caches.postponed
-        given = BlockInput(
-            params,
-            [request.last_two if request in members else (0, 0) for request in requests],
-            [request.committed for request in requests],
-            [(request.seed, request.blocks) for request in requests],
-            [self.output.constraint(request) if request in members else None for request in requests],
-        )
-        self.caches.reserve(requests, self.scheduler.ahead)
-        block = self._runner.run(given)
-        failures = self.output.process(requests, params, block, began, members)
-        if self.planner and whole:
-            alone = self.caches.postponed >= postponed
-            self.planner.observe(
-                requests, params, [len(tokens) - 1 for tokens in block.tokens], time.perf_counter() - began, alone
+        requests = plan.running
+        counts = [request in members and request.finish_reason is None for request in requests]
+        params = self.planner.plan(requests)
+        if not all(counts):
+            params = [p if its else _IDLE for p, its in zip(params, counts, strict=True)]
+        began = time.perf_counter()
+        budget = max(plan.spare_tokens, self._max_prefill_tokens // CATCH_UP)
+        current = self.caches.catch_up(requests, [p.drafts for p in params], budget)
+        catch_up = time.perf_counter() - began
+        self.totals.prefill_seconds += catch_up
+        if not current:
+            params = [limit_draft(p, 0) for p in params]
+        began, deferred = time.perf_counter(), self.caches.deferred_rows
+        self.caches.reserve(requests, self.scheduler.lookahead)
+        block = self._runner.run(
+            BlockInput(
+                params,
+                [request.last_two if its else (0, 0) for request, its in zip(requests, counts, strict=True)],
+                [request.committed for request in requests],
+                [(request.seed, request.blocks) for request in requests],
+                [
+                    self.output.constraint(request) if its else None
+                    for request, its in zip(requests, counts, strict=True)
+                ],
+                counts,
             )
-        return failures
+        )
+        if all(counts):
+            seconds, alone = time.perf_counter() - began, self.caches.deferred_rows >= deferred
+            self.planner.observe(params, [len(tokens) - 1 for tokens in block.tokens], seconds, catch_up, alone)
+        return block
+
+    def _run_each_alone(self, plan: Plan, error: Exception) -> None:
+        """A block broke: find out by whom, from the caches as they were.
+
+        Where an engine is gone (`Failed`), all end.
+        """
+        for request in [one for one in plan.running if one.finish_reason is None]:
+            self.caches.restore(plan.running)
+            if isinstance(error, Failed):
+                request.fail(error)
+                continue
+            try:
+                self.output.process(plan.running, self._run(plan, [request]))
+            except Exception as own:
+                request.fail(own)
+                error = own
+        self.caches.restore(plan.running)
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
-        adaptive = request.params.adaptive and self.planner is not None
         drafted = request.params.drafts and request.params.max_tokens > 0
-        return drafted and (not adaptive or self.planner.drafting)  # type: ignore[union-attr]
+        return drafted and (not request.params.adaptive or self.planner.length > 0)
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:
         """Cancel requests, wherever they are; their rows are free at once.
@@ -206,30 +176,22 @@ class DecodingLoop:
             gone = set(requests)
             self._ended = [request for request in self._ended if request not in gone]
 
-    def _fail(self, failures: dict[Request, Exception]) -> None:
-        """End requests by an error. Their rows are cleared, since what is in them may not be numbers."""
-        places = self.scheduler.holders
-        for request, error in failures.items():
-            request.finish_reason, request.error = "error", error
-            self.caches.clear(places.index(request))
-        self._release(*failures)
+    def _end(self) -> None:
+        """Release the rows of requests that have ended; a failed one's may hold what is not a number."""
+        holders = self.scheduler.holders
+        for request in holders:
+            if request.finish_reason == "error":
+                self.caches.clear(holders.index(request))
+        for request in holders:
+            if request.finish_reason:
+                self._release(request)
 
-    def _release(self, *requests: Request) -> None:
-        """Requests have ended: each one's row, if it has one, goes to the next."""
-        for request in requests:
-            if self.planner:
-                self.planner.forget(request)
-            places = self.scheduler.holders
-            self._move_rows(places, self.scheduler.retire(request))
-            self.output.end(request)
-            self._ended.append(request)
-
-    def _move_rows(self, places: Sequence[Request], moves: Sequence[tuple[int, int]]) -> None:
-        """A request has left the rows `places`: move others as the scheduler says, and free the row behind the last."""
-        for source, to in moves:
-            self.caches.move(places[source], source, to)
-        for row in range(len(self.scheduler.holders), len(places)):
-            self.caches.free(row)
+    def _release(self, request: Request) -> None:
+        """A request has ended: its row, if it has one, goes to the next."""
+        self.planner.record_end(request)
+        self.scheduler.retire(request, self.caches)
+        self.output.end(request)
+        self._ended.append(request)
 
     def check_integrity(self) -> None:
         """Invariants between steps; raises AssertionError."""

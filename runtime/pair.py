@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines import Engine, Placement, Step, open_engine
 from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
-from engines.graphs.runner import MOST
+from engines.graphs.runner import MAX_GRAPHS
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
@@ -65,11 +65,11 @@ class Pair:
 
         Where beams of the auxiliary have pages of their own, a row's memory includes those of its widest draft.
         """
-        page_columns = max(self.target.page_columns, self.auxiliary.page_columns)
-        pages = page_columns, (self.target.page_bytes, self.auxiliary.page_bytes)
+        target, auxiliary = self.target.cache, self.auxiliary.cache
+        pages = max(target.page_columns, auxiliary.page_columns), (target.page_bytes, auxiliary.page_bytes)
         specs = self.target.spec, self.auxiliary.spec
         whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
-        beam = self.auxiliary.beam_pages(config.max_draft_len) * self.auxiliary.page_bytes
+        beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
 
     @property
@@ -91,21 +91,17 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     folder, config = Path(folder), config or RuntimeConfig()
     rows, ranks, nodes = config.rows, config.tensor_parallel, config.nodes
     if ranks > 1:  # imports transformers' models, which takes longer than to open an engine that has none
-        from engines.parallel.engine import follow_if_told, open_parallel
-        from engines.parallel.sharding import share
+        from engines.parallel.engine import follow_if_launched, open_parallel
 
-        follow_if_told()
+        follow_if_launched()
     values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     target, auxiliary = (read_spec(folder / name) for name in ROLES)
     check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
     placement, why = config.placement.chosen({folder / "target": target, folder / "auxiliary": auxiliary})
-    for spec in (target, auxiliary):
-        placement.check(spec)
+    kinds = [placement.check(spec) for spec in (target, auxiliary)]
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
-    if ranks > 1:
-        target, weights["target"] = share(folder / "target", target, ranks)
-    paged = placement.provider == "openvino" or "torch" in (target.format, auxiliary.format)
+    paged = any(kind.paged for kind in kinds)
     keep = config.prefix_columns(target.capacity)
     if config.memory is not None and not paged:
         fitting = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep).within(config.memory).rows
@@ -113,8 +109,9 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     tokenizer = open_tokenizer(folder / "target", vocabulary)
     open_tokenizer(folder / "auxiliary", vocabulary)
     if ranks > 1:
-        spec = replace(target, rows=rows or target.rows)
-        engine: Engine = open_parallel(folder / "target", spec, ranks, placement)
+        parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
+        engine: Engine = parallel
+        weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
     drafter = _open_auxiliary(folder / "auxiliary", placement, rows)
@@ -133,11 +130,11 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         runs_on=runs_on,
     )
     if config.memory is not None and paged:
-        records = placement.on_gpu and placement.graphs and target.format == "torch" and ranks == 1
-        pages = pair.memory(config, keep, MOST if records else 0).within(config.memory).pages
+        records = placement.on_gpu and placement.graphs and kinds[0].capturable and ranks == 1
+        pages = pair.memory(config, keep, MAX_GRAPHS if records else 0).within(config.memory).pages
         for one in (engine, drafter):
-            if one.pages:
-                one.limit(pages)
+            if one.cache.pages:
+                one.cache.allocate_pages(pages)
     return pair
 
 
@@ -181,7 +178,7 @@ def _draft_seconds(engine: Engine, levels: int = 4, beams: int = 4) -> float:
                 engine.step(step)
             least = min(least, time.perf_counter() - began)
         taken += least / 2
-    engine.clear()
+    engine.cache.reset()
     return taken
 
 

@@ -37,7 +37,7 @@ SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
 LONGEST = (
     *("test_cluster.py", "test_tensorrt.py", "test_server_grammars.py", "test_gpu_check.py", "test_install.py"),
     *("test_llm.py", "test_parallel.py", "test_families.py", "test_texts.py"),
-    *("test_demo_training.py", "test_qdq.py", "test_triton.py"),
+    *("test_demo_training.py", "test_model_optimizer.py", "test_triton.py"),
 )
 """Files that take more than half a minute, or wait for processes of their own; the longest first."""
 
@@ -279,9 +279,8 @@ def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
     from runtime import LLM, RuntimeConfig
     from tests.support.live_server import live
-    from tests.support.waiting import COSTS
 
-    with live(LLM(plain.pair, RuntimeConfig(max_waiting=64), costs=COSTS)) as running:
+    with live(LLM(plain.pair, RuntimeConfig(max_waiting=64))) as running:
         yield running
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from engines.base import KV_PAGE, Step
-from engines.buffers import Recent
+from engines.buffers import LruCache
 from engines.graphs.capture import Recorder, Work
 
 log = logging.getLogger(__name__)
 
-MOST = 64
+MAX_GRAPHS = 64
 """Recorded blocks that are kept; the one that was not used for longest goes first."""
 
 
@@ -99,11 +99,16 @@ class GraphRunner:
     """
 
     def __init__(
-        self, bind: Callable[[Step], Work], memory: StaticMemory, recorder: Recorder, capacity: int, most: int = MOST
+        self,
+        bind: Callable[[Step], Work],
+        memory: StaticMemory,
+        recorder: Recorder,
+        capacity: int,
+        most: int = MAX_GRAPHS,
     ) -> None:
         self._bind, self._memory, self._recorder = bind, memory, recorder
         self._capacity = capacity
-        self._graphs: Recent[StepShape, Work] = Recent(most)
+        self._graphs: LruCache[StepShape, Work] = LruCache(most)
 
     @property
     def recorded(self) -> tuple[StepShape, ...]:
@@ -120,7 +125,7 @@ class GraphRunner:
         bucket = StepShape.of(step).bucket(self._capacity)
         with self._recorder.ordered():
             static = self._load(step, bucket)
-            if bucket not in self._graphs and len(self._graphs) == self._graphs.most:
+            if bucket not in self._graphs and len(self._graphs) == self._graphs.max_size:
                 self._recorder.wait()  # the graph that goes, and what it holds, may still run
             self._graphs.find(bucket, lambda: self._record(bucket, static))()
         return self._logits(step, static)

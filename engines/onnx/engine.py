@@ -8,19 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
 import torch
 from torch import Tensor
 
-from engines.base import INPUTS, Engine, EngineSpec, Step, named, write_columns
-from engines.buffers import Recent
+from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
+from engines.buffers import Arena, LruCache
+from engines.cache.columns import ColumnCache, write_columns
 from engines.graphs.capture import CudaRecorder, Recorder, Work
 from engines.graphs.runner import GraphRunner, StaticMemory, StepShape, handed_over
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import (
     Options,
-    check_provider,
+    check_cuda,
     check_session,
-    choose_provider,
     cuda_options,
     load_onnxruntime,
 )
@@ -44,21 +45,18 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     """Open `model.onnx` where it is to run. On a GPU: not executed.
 
     Args:
-        placement: where it runs; the provider is `cuda` by default on a GPU, else `cpu`.
+        placement: where it runs.
 
     Raises:
         InvalidInput: it cannot run there, or not all of it could; nothing falls back to the CPU.
     """
     threads, device, graphs = placement.threads, placement.device, placement.graphs
-    provider = choose_provider(placement.provider, device)
-    check_provider(provider)
-    if provider == "cpu":
-        from engines.onnx.packed_engine import PackedEngine
-
-        return (OnnxRuntimeEngine if spec.attention == "decomposed" else PackedEngine)(folder, spec, threads)
+    if not placement.on_gpu:
+        return OnnxRuntimeEngine(folder, spec, threads, packed=spec.attention == "operator")
+    check_cuda()
     recorder = SessionRecorder(device)
     options = cuda_options(device, recorder.stream, graphs)
-    with refused_as("provider", provider, "ONNX Runtime cannot open the graph with it"):
+    with refused_as("provider", "cuda", "ONNX Runtime cannot open the graph with it"):
         return OnnxRuntimeEngine(
             folder, spec, threads, device=device, options=options, recorder=recorder, graphs=graphs
         )
@@ -96,7 +94,7 @@ class OnnxRuntimeEngine(Engine):
 
     Args:
         graph: the file in the folder that is run.
-        model: the graph that is run in place of that file's, serialized, with the same weights.
+        packed: whether rows are as close together as the longest of them allows (`ColumnCache`).
         device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
 
     Attributes:
@@ -106,8 +104,7 @@ class OnnxRuntimeEngine(Engine):
         InvalidInput: the GPU does not run all of the graph.
     """
 
-    capturable = False
-    """A step cannot be part of another CUDA graph."""
+    cache: ColumnCache
 
     def __init__(
         self,
@@ -119,13 +116,15 @@ class OnnxRuntimeEngine(Engine):
         options: Options | None = None,
         recorder: Recorder | None = None,
         graphs: bool = False,
-        model: bytes | None = None,
+        packed: bool = False,
     ) -> None:
+        model = without_slices(folder / graph) if packed else None
         self._session = open_session(folder / graph, threads, providers=options, model=model)
         if options is not None:
             check_session(self._session)
-        super().__init__(spec, device)
-        self._kept: Recent[tuple[int, ...], Binding] = Recent(KEPT)
+        super().__init__(spec, ColumnCache(spec, device, packed))
+        self._packed, self._mask = packed, Arena()
+        self._kept: LruCache[tuple[int, ...], Binding] = LruCache(KEPT)
         self._returns_columns = spec.attention == "decomposed"
         self._recorder, self._ids, self._unrecorded = recorder, itertools.count(1), _run_options(UNRECORDED)
         self.graphs: GraphRunner | None = None
@@ -144,51 +143,67 @@ class OnnxRuntimeEngine(Engine):
 
     def step(self, step: Step) -> Tensor:
         if self._recorder is None:
-            return self._on_host(step)
+            return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
         tokens, kept = step.tokens.shape[1], len(step.keep)
         if self.graphs and step.first_row == 0 and kept and tokens <= RECORDED_TOKENS:
             return handed_over(self.graphs.replay(step), step)
         return handed_over(self._once(step, self._recorder), step)
 
-    def _on_host(self, step: Step) -> Tensor:
+    def _on_packed(self, step: Step) -> Tensor:
+        """Run a step on rows of a packed cache; its mask has as many columns as they have."""
+        copy = self.cache.prepare(step)
+        rows = self.cache.of(step) if copy is None else copy
+        length, columns = step.mask.shape[3], rows.shape[4]
+        if length != columns:
+            mask = self._mask.view_like(torch.empty(*step.mask.shape[:3], columns, dtype=torch.bool, device="meta"))
+            mask[..., :length], mask[..., length:] = step.mask, False
+            step = replace(step, mask=mask)
+        logits = self._on_host(step, rows)
+        if copy is not None:
+            self.cache.write_back(step, copy)
+        return logits
+
+    def _on_host(self, step: Step, cache: Tensor) -> Tensor:
+        """Run a step on rows [layers, 2, R, kv_heads, columns, head_dim]."""
         logits = step.out
         if logits is None:
             shape = step.tokens.shape[0], step.keep.shape[0], self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype)
-            binding = self._bound(step)
+            binding = self._bound(cache)
         else:  # it comes again
             addresses = step.tokens.data_ptr(), step.mask.data_ptr(), logits.data_ptr()
-            sizes = *step.tokens.shape, step.mask.shape[3], step.keep.shape[0], step.first_row
-            key = (*addresses, *sizes, self.kv.data_ptr(), self.kv.shape[4])
-            binding = self._kept.find(key, lambda: self._bound(step))
+            sizes = *step.tokens.shape, step.mask.shape[3], step.keep.shape[0]
+            key = (*addresses, *sizes, cache.data_ptr(), cache.shape[4])
+            binding = self._kept.find(key, lambda: self._bound(cache))
         self._work(step, logits, binding)()
         return logits
 
     def _recordable(self, static: Step) -> Work:
         """The work of a step whose memory stays: its first run records it under an id of its own."""
         assert static.out is not None
-        binding, number = self._bound(static), next(self._ids)
+        binding, number = self._bound(self.cache.of(static)), next(self._ids)
         weakref.finalize(binding, self._session.release_captured_graph, number).atexit = False
         return self._work(static, static.out, binding, _run_options(number), self._new)
 
     def _once(self, step: Step, recorder: Recorder) -> Tensor:
         """Run a step unrecorded; logits [R, N, V] on the engine's device."""
-        device, kept = self.kv.device, len(step.keep)
+        device, kept = self.device, len(step.keep)
         with recorder.ordered():
             placed = replace(step, **{name: getattr(step, name).to(device, non_blocking=True) for name in INPUTS})
             if not kept:  # whether each kernel takes an empty tensor was not tried
                 placed = replace(placed, keep=torch.zeros(1, dtype=torch.int64, device=device))
             shape = placed.tokens.shape[0], len(placed.keep), self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype, device=device)
-            self._work(placed, logits, self._bound(placed), self._unrecorded)()
+            self._work(placed, logits, self._bound(self.cache.of(placed)), self._unrecorded)()
         return logits[:, :kept]
 
-    def _bound(self, step: Step) -> Binding:
-        binding, cache = Binding(self._session), self._rows(step)
-        for name, part in named("past", cache).items():
+    def _bound(self, cache: Tensor) -> Binding:
+        """A binding to the rows of a step."""
+        binding = Binding(self._session)
+        for name, part in cache_tensors("past", cache).items():
             binding.input(name, part)
         if not self._returns_columns:
-            for name, part in named("present", cache).items():
+            for name, part in cache_tensors("present", cache).items():
                 binding.output(name, part)
         return binding
 
@@ -207,13 +222,13 @@ class OnnxRuntimeEngine(Engine):
         rows, steps = step.tokens.shape
         new = self._columns(rows, steps, memory) if self._returns_columns else None
         if new is not None:
-            for name, part in named("new", new).items():
+            for name, part in cache_tensors("new", new).items():
                 binding.output(name, part)
 
         def work() -> None:
             binding.run(options)
             if new is not None:
-                write_columns(self._rows(step), new, step.write_at)
+                write_columns(self.cache.of(step), new, step.write_at)
 
         return work
 
@@ -222,11 +237,8 @@ class OnnxRuntimeEngine(Engine):
         spec = self.spec
         shape = spec.layers, 2, rows, spec.kv_heads, steps, spec.head_dim
         if memory is None:
-            return torch.empty(shape, dtype=spec.torch_dtype, device=self.kv.device)
+            return torch.empty(shape, dtype=spec.torch_dtype, device=self.device)
         return memory[: torch.Size(shape).numel()].view(shape)
-
-    def _rows(self, step: Step) -> Tensor:
-        return self.kv[:, :, step.first_row : step.first_row + step.tokens.shape[0]]
 
 
 def _run_options(graph: int) -> ort.RunOptions:
@@ -235,3 +247,23 @@ def _run_options(graph: int) -> ort.RunOptions:
     options.add_run_config_entry("gpu_graph_id", str(graph))
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options
+
+
+def without_slices(path: Path) -> bytes:
+    """An exported graph that attends to all columns it is given, and takes rows of any number of columns."""
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    cache = {value.name for value in graph.output if value.name.startswith("present_")}
+    sliced = {
+        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Slice" and node.input[0] in cache
+    }
+    nodes = [node for node in graph.node if node.output[0] not in sliced]
+    for node in nodes:
+        node.input[:] = [sliced.get(name, name) for name in node.input]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for value in [*graph.input, *graph.output]:
+        if value.name.startswith(("past_", "present_")):
+            value.type.tensor_type.shape.dim[2].dim_param = "columns"
+    serialized: bytes = model.SerializeToString()
+    return serialized

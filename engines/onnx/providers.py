@@ -50,38 +50,19 @@ def load_onnxruntime() -> ModuleType:
         raise InvalidInput("onnxruntime", "missing", problem) from error
 
 
-def choose_provider(provider: str | None, device: str) -> str:
-    """The provider of a device: the one asked for, or by default `cuda` on a GPU and `cpu` elsewhere.
+def check_cuda() -> None:
+    """Whether the CUDA provider can be asked for here, before a session is opened.
 
     Raises:
-        InvalidInput: unknown, or not one of that device.
+        InvalidInput: an ONNX Runtime without it.
     """
-    on_gpu = torch.device(device).type == "cuda"
-    if provider is None:
-        return "cuda" if on_gpu else "cpu"
-    if provider not in PROVIDERS:
-        raise InvalidInput("provider", provider, f"give one of {', '.join(PROVIDERS)}, openvino")
-    if on_gpu != (provider != "cpu"):
-        problem = "runs on a GPU: give the device cuda" if provider != "cpu" else f"does not run on the device {device}"
-        raise InvalidInput("provider", provider, problem)
-    return provider
-
-
-def check_provider(provider: str) -> None:
-    """Whether a provider can be asked for here, before a session is opened.
-
-    Raises:
-        InvalidInput: an ONNX Runtime without the provider.
-    """
-    if provider == "cpu":
-        return
     ort = load_onnxruntime()
-    if PROVIDERS[provider] not in ort.get_available_providers():
+    if PROVIDERS["cuda"] not in ort.get_available_providers():
         problem = (
-            f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS[provider]}; remove the package "
+            f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; remove the package "
             "onnxruntime and install onnxruntime-gpu: pip install 'mtad[cuda]' (Linux, x86-64)"
         )
-        raise InvalidInput("provider", provider, problem)
+        raise InvalidInput("provider", "cuda", problem)
     # puts torch's or NVIDIA's packages of CUDA and cuDNN where the provider's library finds them; it prints
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.cache.page_table import Ints, PageTable
 from engines.openvino.sequences import Sequences
-from engines.pages import Ints, PageTable
 
 
 class BeamPages:

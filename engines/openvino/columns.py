@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.cache.page_table import Ints, PageTable
 from engines.openvino.beams import BeamPages, seen_from
 from engines.openvino.graph import PAGE
 from engines.openvino.run import Run
 from engines.openvino.sequences import Sequences, texts_of
-from engines.pages import Ints, PageTable
 
 
 class Columns:
@@ -40,7 +40,7 @@ class Columns:
         self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
         self._base = np.zeros(rows, np.int64)  # where the latest tree begins; its nodes see all columns before
 
-    def postpone(self, tokens: Ints, positions: Ints, start: int, row: int) -> list[tuple[int, int]]:
+    def defer(self, tokens: Ints, positions: Ints, start: int, row: int) -> list[tuple[int, int]]:
         """Let a row hold tokens [S] from column `start` on, each of which sees all before it.
 
         The next run computes them beside its step: many short runs cost more than one.
@@ -216,6 +216,8 @@ class Columns:
         self.adopt(to, 0, pages, self._tokens[source, :stored], self._positions[source, :stored])
         rest = slice(stored, columns)  # is known, and is run again
         self._learn(to, stored, self._tokens[source, rest], self._positions[source, rest])
+        if source in self.waiting and stored < columns:
+            self.waiting.add(to)
 
     def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Ints, positions: Ints) -> None:
         """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.cache.page_table import Ints
 from engines.openvino.graph import PAGE
-from engines.pages import Ints
 
 
 class Run(NamedTuple):

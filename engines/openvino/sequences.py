@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.pages import Ints, PageTable
+from engines.cache.page_table import Ints, PageTable
 
 
 class Sequences(NamedTuple):

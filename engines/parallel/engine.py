@@ -1,208 +1,206 @@
-"""A target divided over several processes: rank 0 decides everything, the others do the same steps on their part.
+"""A target sharded over several processes: rank 0 decides everything, the others make the same calls on their shards.
 
-The followers are told what is done to the target's engine and its cache. Everything else is rank 0's alone, so there is
-nothing that ranks could decide differently: it does not matter whether their logits agree to the bit, and no method
-knows how many ranks there are. Ranks keep a fingerprint of their commands, so that one that has missed one is found.
+Rank 0 sends what is done to the target's engine and its cache; requests, rules and the auxiliary are its own. So there
+is nothing that ranks could decide differently, and it does not matter whether their logits agree to the bit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers import AutoConfig
 
 from engines.base import KV_PAGE, Engine, EngineSpec, Step
-from engines.parallel.ranks import ProcessRanks, RankFailed, check_launch, launched_ranks
-from engines.parallel.worker import Worker, follow
+from engines.cache.base import KvCache
+from engines.cache.prefix import PrefixCache
+from engines.parallel.worker import Worker, broadcast, dist, follow, launched_rank
 from engines.placement import Placement
-from engines.prefix_cache import PrefixCache
+from mtad.errors import InvalidInput, refused_as
 
 log = logging.getLogger(__name__)
 
+TIMEOUT = timedelta(minutes=5)
+"""How long rank 0 waits for the others in one collective operation; they may load their shards that far apart."""
+
 
 class ParallelEngine(Engine):
-    """The target's engine on rank 0: whatever is done to it is done to all parts.
-
-    Ranks wait for each other inside a step, so once one has failed no part can be used again: every call raises
-    `RankFailed` from then on.
+    """The target's engine on rank 0. Once a call has failed on some rank, every call raises `RankFailed`.
 
     Attributes:
-        spec: of rank 0's part: `kv_heads` is what a rank has.
+        spec: of rank 0's shard: `kv_heads` are those that a rank has.
+        weights: bytes of rank 0's shard.
     """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.engine.spec, ParallelCache(worker))
+        self.weights, self._run = worker.weights, worker.call_on_all_ranks
+        self._stop = weakref.finalize(self, worker.stop)  # at the latest when the interpreter ends
+
+    def step(self, step: Step) -> Tensor:
+        self.cache.reserve(step.spans, step.first_row)
+        return self.enqueue(step)
+
+    def enqueue(self, step: Step) -> Tensor:
+        """Run a step on all ranks; the logits are rank 0's."""
+        parts = step.tokens, step.positions, step.write_at, step.mask, step.keep, step.first_row
+        logits: Tensor = self._run("enqueue", *parts)
+        return logits
+
+    def close(self) -> None:
+        """End the other ranks; the engine cannot be used any more."""
+        self._stop()
+
+
+class ParallelCache(KvCache):
+    """The cache of all ranks: what is done to it, each of them does to its own."""
 
     page_columns = KV_PAGE
 
     def __init__(self, worker: Worker) -> None:
-        self.spec, self.worker, part = worker.engine.spec, worker, worker.engine
-        self.pages, self.page_bytes = part.pages, part.page_bytes
-        self._broken: list[RankFailed] = []
-        self._end = weakref.finalize(self, _close, worker, self._broken)
+        self._worker, self._run, self._own = worker, worker.call_on_all_ranks, worker.engine.cache
+        self.rows, self.capacity = self._own.rows, self._own.capacity
+        self.pages, self.page_bytes = self._own.pages, self._own.page_bytes
+        self._prefixes: ParallelPrefixCache | None = None
 
     @property
     def device(self) -> torch.device:
-        return self.worker.engine.device
-
-    def step(self, step: Step) -> Tensor:
-        self.reserve(step.spans, step.first_row)
-        return self.launch(step)
-
-    def launch(self, step: Step) -> Tensor:
-        """Run a step on all parts. Logits are rank 0's; the others' are not looked at."""
-        parts = step.tokens, step.positions, step.write_at, step.mask, step.keep, step.first_row
-        logits: Tensor = self.run("launch", *parts)
-        return logits
-
-    def limit(self, pages: int) -> None:
-        self.run("engine.limit", pages)
-        self.pages = pages
+        return self._own.device
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
-        return self.worker.engine.fits(spans)
-
-    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
-        if self.worker.engine.lacks(spans, first_row):  # not in most blocks
-            self.run("engine.reserve", spans, first_row)
-
-    def free_row(self, row: int) -> None:
-        self.run("engine.free_row", row)
-
-    def move_columns(self, source: Tensor, to: Tensor) -> None:
-        self.run("engine.move_columns", source, to)
-
-    def copy_row(self, source: int, to: int, columns: int) -> None:
-        self.run("engine.copy_row", source, to, columns)
-
-    def clear_row(self, row: int, start: int = 0) -> None:
-        self.run("engine.clear_row", row, start)
+        return self._own.fits(spans)
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
-        return ParallelPrefixCache(self, tokens)
+        if self._prefixes is not None:
+            self._prefixes.close()
+        self._prefixes = ParallelPrefixCache(self._worker, tokens)
+        return self._prefixes
 
-    @contextlib.contextmanager
-    def kept(self, *columns: slice) -> Iterator[None]:
-        self.run("save", *columns)
-        try:
-            yield
-        finally:
-            self.run("load")
+    def allocate_pages(self, num_pages: int) -> None:
+        self._run("engine.cache.allocate_pages", num_pages)
+        self.pages = num_pages
 
-    def check_integrity(self) -> None:
-        """All ranks have done the same, in the same order.
+    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
+        self._run("engine.cache.reserve", spans, first_row)
 
-        Raises:
-            RankFailed: one has not, or is gone.
-        """
-        ours, *theirs = self.run("fingerprints")
-        apart = [rank for rank, state in enumerate(theirs, 1) if state != ours]
-        if apart:
-            self._broken.append(RankFailed(apart, "has not done what rank 0 has, so its cache is of other texts"))
-            raise self._broken[0]
+    def release(self, row: int) -> None:
+        self._run("engine.cache.release", row)
 
-    def run(self, name: str, *arguments: Any) -> Any:
-        """Run a command on all ranks; what there is, and what it returns on rank 0, `Worker` says.
+    def clear(self, row: int, start: int = 0) -> None:
+        self._run("engine.cache.clear", row, start)
 
-        Raises:
-            RankFailed: one of them has failed, now or before.
-        """
-        if self._broken:
-            rows_given_back = name in ("engine.copy_row", "engine.clear_row", "engine.free_row")  # nobody reads them
-            if self._broken[0].ranks == (0,) and rows_given_back:
-                return None
-            raise self._broken[0]
-        try:
-            self.worker.send_command(name, *arguments)
-            return self.worker.run(name, *arguments)
-        except Exception as error:
-            self._broken.append(self.worker.ranks.diagnose(error))
-            raise self._broken[0] from error
-        except BaseException:  # interrupted: the others are still inside
-            self._broken.append(RankFailed([0], "was interrupted inside a step"))
-            raise
+    def copy(self, source: int, to: int, columns: int) -> None:
+        self._run("engine.cache.copy", source, to, columns)
 
-    def close(self) -> None:
-        """End the followers, and wait until they have ended; the engine cannot be used any more."""
-        self._end()
+    def keep(self, source: Tensor, to: Tensor) -> None:
+        self._run("engine.cache.keep", source, to)
 
+    def discard_writes(self) -> None:
+        self._run("engine.cache.discard_writes")
 
-def _close(worker: Worker, broken: list[RankFailed]) -> None:
-    """End the followers; done as well when the engine is collected, and when the interpreter ends."""
-    if broken:
-        worker.ranks.kill()
-    else:
-        broken.append(RankFailed([0], "was closed"))
-        with contextlib.suppress(RuntimeError, ValueError):  # they, or the groups, have ended already
-            worker.send_command("stop")
-    worker.ranks.leave()
+    def reset(self) -> None:
+        self._run("engine.cache.reset")
 
 
 class ParallelPrefixCache(PrefixCache):
-    """The kept prefixes of a divided target: each rank keeps those of its own part."""
+    """Kept prefixes: rank 0 knows which, and every rank keeps those of its shard."""
 
-    _engine: Any
+    def __init__(self, worker: Worker, tokens: int) -> None:
+        self._run = worker.call_on_all_ranks
+        self._run("keep_prefixes", tokens)
+        super().__init__(tokens // KV_PAGE, worker.prefixes.bytes)
 
-    def __init__(self, engine: ParallelEngine, tokens: int) -> None:
-        engine.run("keep_prefixes", tokens)
-        self.bytes = engine.worker.prefixes.bytes
-        self._engine = weakref.proxy(engine)  # which has this, and ends its followers when it is collected
+    def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
+        self._run("prefixes.load", slots, row, start, tokens)
 
-    def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
-        columns: int = self._engine.run("prefixes.restore", row, list(tokens), start, salt)
-        return columns
+    def save(self, slot: int, row: int, start: int) -> None:
+        self._run("prefixes.save", slot, row, start)
 
-    def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
-        self._engine.run("prefixes.store", row, list(tokens), salt)
-
-    def check_integrity(self) -> None:
-        """Check rank 0's prefixes, and that all ranks have done the same."""
-        self._engine.worker.prefixes.check_integrity()
-        self._engine.check_integrity()
+    def close(self) -> None:
+        """Keep nothing from now on: the ranks keep others."""
+        super().__init__(0, 0)
 
 
-def open_parallel(folder: Path, spec: EngineSpec, world: int, placement: Placement) -> ParallelEngine:
-    """Open a target divided over `world` processes, of which this one is rank 0.
-
-    The others are those that `torchrun` has started, else new ones on this machine.
+def open_parallel(folder: Path, spec: EngineSpec, ranks: int, placement: Placement) -> ParallelEngine:
+    """Open a target that is sharded over all ranks, on rank 0; the others are in `follow_if_launched`.
 
     Args:
-        spec: of each part, see `engines.parallel.sharding.share`.
-        placement: of each part. Ranks take GPUs from `cuda:0` on, and threads as torch has them.
+        spec: of the whole target.
+        placement: of rank 0; the others use the GPU that torchrun gives each of them.
 
     Raises:
-        InvalidInput: these processes cannot meet.
-        RankFailed: one of them did not start.
+        InvalidInput: the ranks were not started by torchrun, the target cannot be sharded, or not there.
     """
-    check_launch(world, placement.device)
-    threads = torch.get_num_threads()
-    ranks = ProcessRanks.start(world, threads) if launched_ranks() is None else ProcessRanks.launched()
-    worker = Worker(ranks)
-    job = "open", folder.resolve(), spec, placement, threads
-    try:
-        ranks.wait_for("joined")
-        ranks.init_commands()
-        worker.send_command(*job)
-        worker.run(*job)
-        ranks.wait_for("open")
-    except BaseException:
-        ranks.kill()
-        ranks.leave()
-        raise
-    log.info("the target is divided over %d ranks on %s", world, placement.device)
+    check_ranks(ranks, placement.device)
+    check_plan(folder, spec, ranks)
+    dist.init_process_group(timeout=TIMEOUT)
+    opened = folder.resolve(), spec, placement
+    broadcast(opened)
+    with refused_as("tensor_parallel", ranks, f"transformers {transformers.__version__} cannot shard the target"):
+        worker = Worker(*opened)
+    log.info("the target is sharded over %d ranks on %s", ranks, placement.device)
     return ParallelEngine(worker)
 
 
-def follow_if_told() -> None:
-    """In a process that `torchrun` has started as another rank than 0: follow rank 0, then end the process.
+def check_ranks(ranks: int, device: str) -> None:
+    """Whether torchrun has started these ranks, and each of them has what it needs.
 
-    Anywhere else it does nothing. To be called before anything that only one process may do.
+    Raises:
+        InvalidInput: it has not.
     """
-    launched = launched_ranks()
-    if launched is not None and launched[0]:
+    started = 0 if launched_rank() is None else int(os.environ["WORLD_SIZE"])
+    if started != ranks:
+        remedy = f"start the command with torchrun --nproc-per-node {ranks} --no-python"
+        raise InvalidInput("tensor_parallel", ranks, f"torchrun has started {started} ranks; {remedy}")
+    if dist.is_initialized():
+        problem = "torch.distributed is already in use in this process; open one tensor-parallel pair at a time"
+        raise InvalidInput("tensor_parallel", ranks, problem)
+    if find_spec("accelerate") is None:
+        raise InvalidInput("tensor_parallel", ranks, "transformers needs accelerate for it; pip install accelerate")
+    accelerator = torch.accelerator.current_accelerator()
+    wanted = "cpu" if accelerator is None else f"{accelerator.type}:0"
+    if device != wanted:
+        problem = f"with this build of torch, transformers puts shards on {wanted} and the devices behind it"
+        raise InvalidInput("device", device, f"{problem}; choose GPUs with CUDA_VISIBLE_DEVICES")
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    if device != "cpu" and (count := torch.cuda.device_count()) < here:
+        raise InvalidInput("tensor_parallel", ranks, f"there are {count} GPUs for {here} ranks; each needs one")
+
+
+def check_plan(folder: Path, spec: EngineSpec, ranks: int) -> None:
+    """Whether transformers has a plan to shard the model of an engine folder, and heads can be divided.
+
+    Raises:
+        InvalidInput: they cannot.
+    """
+    if spec.format != "torch":
+        problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
+        raise InvalidInput("tensor_parallel", ranks, problem)
+    with refused_as("folder", str(folder), "its config.json cannot be read, export again"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    if not config.base_model_tp_plan:
+        problem = f"transformers {transformers.__version__} has no tensor-parallel plan for {spec.architecture}"
+        raise InvalidInput("tensor_parallel", ranks, f"{problem}; leave it out")
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if (count := getattr(config, name, ranks)) % ranks:
+            problem = f"{spec.architecture}'s {name}, {count}, cannot be divided by it"
+            raise InvalidInput("tensor_parallel", ranks, problem)
+
+
+def follow_if_launched() -> None:
+    """On another rank of torchrun than 0: follow rank 0, then end the process. Does nothing anywhere else.
+
+    To be called before anything that only one process may do.
+    """
+    if launched_rank():
         follow()
         sys.exit(0)

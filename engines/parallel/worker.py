@@ -1,146 +1,131 @@
-"""One rank's part of a divided target, and what is done to it. The same code on rank 0 and on the others."""
+"""One rank's shard of a target, and how the ranks that torchrun has started work on theirs together."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sys
-import traceback
+from dataclasses import replace
+from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
+import torch.distributed
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 from engines.base import EngineSpec, Step
-from engines.buffers import Slab, size_of, views
-from engines.parallel.ranks import ExchangeFailed, ProcessRanks, launched_ranks
-from engines.parallel.sharding import load_share
+from engines.cache.prefix import PrefixCache
 from engines.placement import Placement
-from engines.prefix_cache import PrefixCache
 from engines.pytorch.engine import TorchEngine
+from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet_transformers
+from mtad.errors import Failed
+
+dist: Any = torch.distributed
+"""Some builds of torch have none of it."""
+
+UNLIMITED = timedelta(days=365)
+"""How long another rank waits for rank 0's next call; torchrun ends it when rank 0 ends."""
+
+
+class RankFailed(Failed):
+    """A call that all ranks make together failed on one of them or took too long; the engine cannot be used again."""
+
+
+def launched_rank() -> int | None:
+    """This process's rank; None if torchrun has not started it."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 class Worker:
-    """A rank with its part of the target.
+    """A rank with its shard of the target. Every rank opens one at the same time; not executed on a GPU.
 
-    A command is the name of a method of the worker, of its engine or of its prefixes (`engine.copy_row`), and the
-    method's arguments.
+    Args:
+        folder: the target's engine folder.
+        spec: of the whole target.
+
+    Attributes:
+        engine: runs the shard; its `kv_heads` are those that this rank has.
+        prefixes: the keys and values of earlier prompts, once `keep_prefixes` was called.
     """
 
-    engine: TorchEngine
     prefixes: PrefixCache
 
-    def __init__(self, ranks: ProcessRanks) -> None:
-        self.ranks = ranks
-        self._saved: list[contextlib.ExitStack] = []
-        self._seen = 0
+    def __init__(self, folder: Path, spec: EngineSpec, placement: Placement) -> None:
+        options: dict[str, Any] = {"tp_plan": "auto"}
+        if hasattr(DistributedConfig, "tp_size"):  # of transformers 5, which deprecates the other way
+            options = {"distributed_config": DistributedConfig(tp_size=dist.get_world_size())}
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False, **options
+        )
+        _, kv_heads, _, _ = cache_shape(model)
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if placement.on_gpu else "cpu"
+        # fusing runs layers by themselves, which would have to happen on all ranks
+        self.engine = TorchEngine(model, replace(spec, kv_heads=kv_heads), placement.attention, device, fused=False)
+        self._failed: RankFailed | None = None
 
-    def send_command(self, name: str, *arguments: Any) -> None:
-        """Rank 0: the others are to do this. Of tensors the shapes and types are sent."""
-        self._exchange_command(name, *(x.to("meta") if isinstance(x, Tensor) else x for x in arguments))
+    @property
+    def weights(self) -> int:
+        """Bytes of the shard's weights."""
+        parameters: list[Any] = list(self.engine.model.parameters())
+        return sum((p.to_local() if hasattr(p, "to_local") else p).nbytes for p in parameters)
 
-    def recv_command(self) -> list[Any]:
-        """The name and the arguments of rank 0's next command; for the other ranks."""
-        return self._exchange_command()
-
-    def _exchange_command(self, *command: Any) -> list[Any]:
-        """What rank 0 gives; the other ranks give nothing."""
-        found: list[Any] = self.ranks.broadcast_object(command)
-        self._seen = crc32(repr(found).encode(), self._seen)
-        return found
-
-    def run(self, name: str, *arguments: Any) -> Any:
-        """Run a command on this rank's part, once its tensors are copied from rank 0 to every rank.
-
-        Returns:
-            what the command gives on rank 0: logits of a step, columns of a restored prefix, fingerprints of all ranks.
-        """
-        tensors = tuple(x for x in arguments if isinstance(x, Tensor))
-        if tensors:
-            memory = self._slab.bytes(size_of(tensors))
-            copies: tuple[Tensor, ...] = views(tensors, memory)
-            if self.ranks.rank == 0:
-                for copy, tensor in zip(copies, tensors, strict=True):
-                    copy.copy_(tensor)
-            self.ranks.broadcast(memory)
-            rest = iter(copies)
-            arguments = tuple(next(rest) if isinstance(x, Tensor) else x for x in arguments)
-        return attrgetter(name)(self)(*arguments)
-
-    def open(self, folder: Path, spec: EngineSpec, placement: Placement, threads: int) -> None:
-        """Load this rank's part; `spec` is that of a part."""
-        torch.set_num_threads(threads)
-        self.ranks.init_tensors(placement.on_gpu)
-        self.engine = load_share(folder, spec, self.ranks, self.ranks.device, placement.attention)
-        self._slab = Slab(self.engine.device)
-
-    def launch(self, *parts: Any) -> Tensor:
-        return self.engine.launch(Step(*parts))
+    def enqueue(self, *step: Any) -> Tensor:
+        """Run the step of these fields."""
+        return self.engine.enqueue(Step(*step))
 
     def keep_prefixes(self, tokens: int) -> None:
-        """Keep prefixes of as many tokens, and none of those before."""
-        self.prefixes = self.engine.prefix_cache(tokens)
+        """Keep as many tokens of earlier prompts, and none that were kept before."""
+        self.prefixes = self.engine.cache.prefix_cache(tokens)
 
-    def save(self, *columns: slice) -> None:
-        """Keep columns of all rows until `load`."""
-        self._saved.append(contextlib.ExitStack())
-        self._saved[-1].enter_context(self.engine.kept(*columns))
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of this worker, of its cache (`engine.cache.copy`) or prefixes; tensors may be anywhere."""
+        device = self.engine.device
+        return attrgetter(name)(self)(*(x.to(device) if isinstance(x, Tensor) else x for x in arguments))
 
-    def load(self) -> None:
-        """Put back the columns that were saved last."""
-        self._saved.pop().close()
+    def call_on_all_ranks(self, name: str, *arguments: Any) -> Any:
+        """On rank 0: `call` on every rank; returns what it returns here.
 
-    def fingerprints(self) -> list[tuple[int, int]]:
-        """Of all that was done, by rank: those of ranks that are in step are equal."""
-        kept = self.prefixes.fingerprint if hasattr(self, "prefixes") else b""  # there are none without a runtime
-        return self.ranks.gather_objects((self._seen, crc32(kept)))
+        Raises:
+            RankFailed: it failed, here or on another rank, or an earlier call did.
+        """
+        if self._failed is not None:
+            raise self._failed
+        try:
+            # a copy, because of a view all the memory behind it would be sent
+            broadcast((name, *(x.to("cpu", copy=True) if isinstance(x, Tensor) else x for x in arguments)))
+            return self.call(name, *arguments)
+        except BaseException as error:  # also where it was interrupted: the others wait inside the call
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            problem = f"tensor parallelism: a step on all ranks failed: {reason}"
+            self._failed = RankFailed(f"{problem}; torchrun's report names the rank that failed first")
+            raise self._failed from error
+
+    def stop(self) -> None:
+        """On rank 0: let the other ranks end. Those of a call that failed are ended by torchrun."""
+        if self._failed is None:
+            broadcast(None)
+            dist.destroy_process_group()
 
 
-@torch.inference_mode()
+def broadcast(value: object = None) -> Any:
+    """Rank 0's value, on every rank; the others give none. Tensors must be on the CPU."""
+    values = [value]
+    dist.broadcast_object_list(values, device=torch.device("cpu"))
+    return values[0]
+
+
 def follow() -> None:
-    """Join rank 0 and do as it says; returns when it has closed the engine.
-
-    Raises:
-        Exception: whatever has gone wrong; rank 0 has been told.
-    """
-    for signals in (signal.SIGINT, signal.SIGTERM):  # sent to all ranks at once; rank 0 decides when it is over
-        signal.signal(signals, signal.SIG_IGN)
+    """On another rank than 0: open what rank 0 opens, and make its calls, until it stops."""
     quiet_transformers()
-    ranks = ProcessRanks.launched()
-    try:
-        ranks.publish("joined")
-        ranks.init_commands()
-        worker = Worker(ranks)
-        while (command := worker.recv_command())[0] != "stop":
-            worker.run(*command)
-            if command[0] == "open":
-                ranks.publish("open")
-    except Exception as error:
-        key = "alone" if isinstance(error, ExchangeFailed) else "failed"
-        with contextlib.suppress(RuntimeError):  # the store, and so rank 0, may be gone
-            ranks.publish(key, f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        ranks.leave()
-
-
-def main() -> None:
-    """Entry point of a process that rank 0 has started."""
-    if (launched_ranks() or (0, 1))[0] == 0:
-        sys.exit("engines.parallel.worker is started by rank 0 of a tensor-parallel pair, not by hand")
-    try:
-        follow()
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
-    sys.stderr.flush()
-    os._exit(0)  # rank 0 waits for it: taking the libraries apart takes seconds, and nothing is left to be done
-
-
-if __name__ == "__main__":
-    main()
+    dist.init_process_group(timeout=UNLIMITED)
+    worker = Worker(*broadcast())
+    for each in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all ranks, and rank 0 may finish its requests
+        signal.signal(each, signal.SIG_IGN)
+    with torch.inference_mode():
+        while call := broadcast():
+            worker.call(*call)
+    dist.destroy_process_group()

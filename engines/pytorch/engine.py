@@ -11,16 +11,22 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engines.base import EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
+from engines.cache.paged import PageCache
+from engines.placement import Placement
 from engines.pytorch.attention import default_attention, require
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
-from engines.pytorch.paged_engine import PagedEngine
 
 log = logging.getLogger(__name__)
 
 
-class TorchEngine(PagedEngine):
+def open_torch(folder: Path, spec: EngineSpec, placement: Placement) -> TorchEngine:
+    """Open a checkpoint."""
+    return TorchEngine(folder, spec, placement.attention, placement.device)
+
+
+class TorchEngine(Engine):
     """Runs the model's own operations; the cache is written in place.
 
     On a GPU a step launches kernels and waits for none of them, so it can be recorded as part of a block
@@ -43,6 +49,7 @@ class TorchEngine(PagedEngine):
     """
 
     capturable = True
+    cache: PageCache
     model: StepModel
 
     def __init__(
@@ -53,23 +60,27 @@ class TorchEngine(PagedEngine):
         device: str = "cpu",
         fused: bool = True,
     ) -> None:
-        super().__init__(spec, device)
+        super().__init__(spec, PageCache(spec, device))
         attention = attention or default_attention(self.device, spec.head_dim)
         require(attention, self.device, spec.head_dim)
         if isinstance(source, Path):
             source = _load(source, spec.torch_dtype, device)
         if source.device != self.device:
             source = source.to(self.device)
-        self.reads_mask = attention != "triton"
+        self.reads_mask = self.cache.reads_mask = attention != "triton"
         freeze_rope(source)
         if fused and attention == "triton":
             fuse(source)
         self.model = StepModel(source, attention=KERNEL if attention == "triton" else NAME)
 
+    def step(self, step: Step) -> Tensor:
+        self.cache.reserve(step.spans, step.first_row)
+        return self.enqueue(step)
+
     @torch.inference_mode()
-    def launch(self, step: Step) -> Tensor:
-        page_table = self.page_table[step.first_row : step.first_row + step.tokens.shape[0]]
-        return self.model.paged(step, self.kv, page_table)
+    def enqueue(self, step: Step) -> Tensor:
+        page_table = self.cache.page_table[step.first_row : step.first_row + step.tokens.shape[0]]
+        return self.model.paged(step, self.cache.kv, page_table)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import Cache
 
 from engines.base import KV_PAGE
+from engines.cache.paged import gathered, slots
 from engines.pytorch.layer_ops import Norms, Turn, store_columns
 from mtad.errors import InvalidInput
 
@@ -55,7 +56,7 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     Args:
         pool: [layers, 2, H, pages x 64, D].
-        page_table: int32 [R, pages of a row + 1], see `engines.pytorch.paged_engine.PagedEngine`.
+        page_table: int32 [R, pages of a row + 1], see `engines.cache.paged.PageCache`.
         write_at: int64 [R].
         length: columns of the mask.
     """
@@ -77,24 +78,6 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.pool)
-
-
-def slots(page_table: Tensor, columns: Tensor) -> Tensor:
-    """Where in a pool columns int64 [R, N] of rows lie, int64 [R, N]; what lies behind all pages is in the last one."""
-    page = (columns // KV_PAGE).clamp(max=page_table.shape[1] - 1)
-    return page_table.gather(1, page).long() * KV_PAGE + columns % KV_PAGE
-
-
-def gathered(pool: Tensor, page_table: Tensor) -> Tensor:
-    """The columns of rows, [.., R, H, P x 64, D], of a pool [.., H, pages x 64, D]."""
-    rows, pages = page_table.shape
-    found = by_page(pool).flatten(-2).index_select(-2, page_table.flatten())  # pages, not numbers as by indexing
-    return found.view(*pool.shape[:-2], rows, pages * KV_PAGE, pool.shape[-1]).transpose(-4, -3)
-
-
-def by_page(pool: Tensor) -> Tensor:
-    """A pool [.., pages x 64, D] as [.., pages, 64, D]."""
-    return pool.view(*pool.shape[:-2], -1, KV_PAGE, pool.shape[-1])
 
 
 class KernelCache(PagedCache):

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.base import INPUTS, Engine, EngineSpec, Step, named, write_columns
+from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
+from engines.cache.columns import ColumnCache, write_columns
 from engines.graphs.capture import CudaRecorder, Recorder, Work
 from engines.graphs.runner import GraphRunner, StaticMemory, StepShape, handed_over, pieces
+from engines.placement import Placement
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
@@ -25,7 +27,7 @@ CONTEXTS = 32
 """Recorded steps that are kept. Each has an execution context, whose size TensorRT does not tell."""
 
 
-def open_tensorrt(folder: Path, spec: EngineSpec, device: str = "cuda") -> TensorRTEngine:
+def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> TensorRTEngine:
     """Open a plan of TensorRT or TensorRT-RTX, if it runs here. On a GPU: not executed.
 
     Raises:
@@ -35,6 +37,7 @@ def open_tensorrt(folder: Path, spec: EngineSpec, device: str = "cuda") -> Tenso
     assert spec.plan is not None
     trt = load_runtime(spec.format)
     check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
+    device = placement.device if placement.on_gpu else "cuda"
     return TensorRTEngine(folder, spec, trt, CudaRecorder(device), device)
 
 
@@ -60,13 +63,15 @@ class TensorRTEngine(Engine):
         InvalidInput: more rows than the plan has, or a plan that the runtime does not take.
     """
 
+    cache: ColumnCache
+
     def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, recorder: Recorder, device: str) -> None:
         plan = spec.plan
         assert plan is not None
         if spec.rows > plan.decode_rows:
             problem = f"the plan was built for {plan.decode_rows} rows; give at most that, or export again"
             raise InvalidInput("rows", spec.rows, problem)
-        super().__init__(spec, device)
+        super().__init__(spec, ColumnCache(spec, device))
         self._plan: TensorRtPlan = plan
         self._trt, (self._runtime, self._engine) = trt, load_plan(trt, folder / "model.engine")
         if spec.attention == "operator":
@@ -109,16 +114,16 @@ class TensorRTEngine(Engine):
     def _bind(self, static: Step, context: Any) -> Work:
         """Set a context's shapes and addresses to those of a step in static memory; gives its work."""
         rows, tokens = static.tokens.shape
-        cache = self.kv[:, :, static.first_row : static.first_row + rows]
-        inputs: dict[str, Tensor] = {name: getattr(static, name) for name in INPUTS} | named("past", cache)
+        cache = self.cache.of(static)
+        inputs: dict[str, Tensor] = {name: getattr(static, name) for name in INPUTS} | cache_tensors("past", cache)
         assert static.out is not None
         outputs, new = {"logits": static.out}, None
         if self._new is None:
-            outputs |= named("present", cache)
+            outputs |= cache_tensors("present", cache)
         else:
             sizes = self.spec.layers, 2, rows, self.spec.kv_heads, tokens, self.spec.head_dim
             new = self._new[: torch.Size(sizes).numel()].view(sizes)
-            outputs |= named("new", new)
+            outputs |= cache_tensors("new", new)
         for name, tensor in inputs.items():
             shape = tuple(tensor.shape)
             _accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
@@ -145,7 +150,7 @@ class TensorRTEngine(Engine):
         return context
 
     def _stream(self) -> int:
-        return int(torch.cuda.current_stream(self.kv.device).cuda_stream) if self.kv.is_cuda else 0
+        return int(torch.cuda.current_stream(self.device).cuda_stream) if self.device.type == "cuda" else 0
 
     def _allocation(self) -> Any:
         """How a context is made: its memory is ours; TensorRT-RTX compiles a shape's kernels before it runs it.

@@ -24,7 +24,7 @@ def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
     CPU provider moves about and fuses, into products of its own (int8) or operators that it does not have (float8).
 
     Args:
-        path: a graph of `export.onnx.graph` or `export.quantization.qdq`.
+        path: a graph of `export.onnx.graph`, or a copy of it by `export.quantization.model_optimizer`.
         activations: quantise activations as well; without, their pairs of QuantizeLinear and DequantizeLinear go.
     """
     model = ir.load(path)

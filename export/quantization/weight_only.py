@@ -135,7 +135,7 @@ def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
             parts = [f"{name}{part}" for part in ("_quantized", "_scale", "_zero_point")]
             found[name] = partial(_scaled, partial(arrays, parts))
         elif node.op_type == "DequantizeLinear" and (matrix := str(node.inputs[0] and node.inputs[0].name)) in stored:
-            found[matrix.removesuffix("_quantized")] = partial(_scaled, partial(arrays, [matrix, names[0]]))
+            found[matrix] = partial(_scaled, partial(arrays, [matrix, names[0]]))
     return found
 
 

@@ -5,12 +5,12 @@ The same batches, references and tolerances serve `mtad check` (`export/verifica
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from tqdm import trange
+from transformers import PreTrainedModel
 
 from engines.base import Engine, EngineSpec, Step, mask_length
 from mtad.errors import VerificationFailed
@@ -28,8 +28,8 @@ ACTIVATIONS = {"int8": 0.1, "int4": 0.1, "int8-dynamic": 0.3, "int8-static": 0.3
 quantised too: by precision, weights being those of the reference. A wrong graph differs by 1 and more."""
 CHUNK = 256
 """Tokens stored in one step."""
-NODES = 6
-"""Drafted tokens per row."""
+ROWS, NODES = 3, 6
+"""Rows of a case, where the engine has as many, and drafted tokens per row."""
 LOGITS = 2**26
 """Logits of the reference at most in one pass, which gives them for every position."""
 LONG = 512
@@ -96,7 +96,7 @@ def make_cases(spec: EngineSpec, window: int | None, seed: int = 0) -> tuple[Cas
         window: the model's sliding window; where the capacity exceeds it, one row is longer than it.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows, window = min(3, spec.rows), window or 0
+    rows, window = min(ROWS, spec.rows), window or 0
     longest = max(37, window + 9) if window < spec.capacity else 37
     lengths = torch.tensor([longest, 9, 21][:rows]).clamp(max=spec.capacity - NODES - 1)
     tokens = torch.randint(spec.vocab_size, (rows, int(lengths.max())), generator=generator)
@@ -105,42 +105,33 @@ def make_cases(spec: EngineSpec, window: int | None, seed: int = 0) -> tuple[Cas
     return chain, replace(chain, parents=random_tree(rows, NODES, generator))
 
 
-def sliding_window(config: PretrainedConfig) -> int | None:
-    """Tokens that the narrowest attention of a model reaches back; None: all."""
-    window: int | None = getattr(config.get_text_config(), "sliding_window", None)
-    return window
-
-
 def run_engine(engine: Engine, case: Case) -> Tensor:
-    """Logits float32 [K, V] of an engine at what a case compares; its cache is overwritten."""
-    return compared(case, engine.step(begin(engine, case)).flip(1))
+    """Logits float32 [K, V] of an engine at what a case compares; its cache is overwritten.
 
-
-def begin(engine: Engine, case: Case) -> Step:
-    """Store a case's contexts in an engine's cache, but for their last tokens; return the step that scores the trees.
-
-    The step keeps all positions in reverse, so that selecting them is checked as well.
+    The contexts are stored in steps, but for their last tokens; another step scores the trees. It keeps all positions
+    in reverse, so that selecting them is checked as well.
     """
-    lengths, ancestors = case.lengths, case.ancestors
+    lengths, ancestors, capacity = case.lengths, case.ancestors, engine.spec.capacity
     rows, nodes = case.drafted.shape
-    _prefill(engine, case.tokens)
-    size = mask_length(case.tokens.shape[1] + nodes, engine.spec.capacity)
+    for start in range(0, case.tokens.shape[1], CHUNK):  # right-padded; the padding is overwritten below
+        part = case.tokens[:, start : start + CHUNK].contiguous()
+        engine.step(Step.causal(part, start, capacity, torch.zeros(0, dtype=torch.int64)))
+    size = mask_length(case.tokens.shape[1] + nodes, capacity)
     mask = (torch.arange(size) < lengths[:, None])[:, None, None].repeat(1, 1, 1 + nodes, 1)
     for row, length in enumerate(lengths.tolist()):  # node n lies n columns behind the text
         mask[row, 0, 1:, length : length + nodes] |= ancestors[row]
-    return Step(
+    step = Step(
         tokens=torch.cat([case.tokens.gather(1, lengths[:, None] - 1), case.drafted], 1),
         positions=lengths[:, None] - 1 + torch.cat([torch.zeros(rows, 1, dtype=torch.int64), ancestors.sum(2)], 1),
         write_at=lengths - 1,
         mask=mask,
         keep=torch.arange(nodes, -1, -1),
     )
+    return engine.step(step).flip(1)[case.compared].float()
 
 
 @torch.inference_mode()
-def run_checkpoint(
-    model: PreTrainedModel, case: Case, each: Callable[[list[int]], None] = lambda lengths: None
-) -> Tensor:
+def run_checkpoint(model: PreTrainedModel, case: Case) -> Tensor:
     """Logits float32 [K, V] of a checkpoint at what a case compares.
 
     The model's own forward pass without a cache, on the full token sequence of each tree path, several at once, padded
@@ -148,7 +139,6 @@ def run_checkpoint(
 
     Args:
         model: the checkpoint in float32, with its own attention.
-        each: called after each pass with the lengths of its sequences, in the order of what is compared.
     """
     ancestors, paths = case.ancestors, []
     for row, position in zip(*(part.tolist() for part in case.compared), strict=True):
@@ -156,12 +146,10 @@ def run_checkpoint(
         paths.append(torch.cat([case.tokens[row, : case.lengths[row]], path]))
     together = max(1, LOGITS // (max(map(len, paths)) * model.config.get_text_config().vocab_size))
     last = []
-    for start in range(0, len(paths), together):
+    for start in trange(0, len(paths), together, desc="checkpoint", unit="pass", leave=False, disable=None):
         part = paths[start : start + together]
-        lengths = list(map(len, part))
         logits = model(torch.nn.utils.rnn.pad_sequence(part, batch_first=True), use_cache=False).logits
-        last.append(logits[torch.arange(len(part)), torch.tensor(lengths) - 1].float())
-        each(lengths)
+        last.append(logits[torch.arange(len(part)), torch.tensor(list(map(len, part))) - 1].float())
     return torch.cat(last)
 
 
@@ -172,7 +160,7 @@ Expectation = tuple[tuple[Case, ...], Tensor]
 @torch.inference_mode()
 def expect(model: PreTrainedModel, spec: EngineSpec, seed: int = 0) -> Expectation:
     """Run a checkpoint, in float32 with its own attention, on the cases that an engine of `spec` is verified on."""
-    cases = make_cases(spec, sliding_window(model.config), seed)
+    cases = make_cases(spec, getattr(model.config.get_text_config(), "sliding_window", None), seed)
     return cases, torch.cat([run_checkpoint(model, case) for case in cases])
 
 
@@ -181,7 +169,7 @@ def _differences(engine: Engine, expected: Expectation) -> Tensor:
     """Of the logits, [K, V]; the engine's cache is overwritten, and zero at the end."""
     cases, answers = expected
     logits = torch.cat([run_engine(engine, case) for case in cases])
-    engine.clear()
+    engine.cache.reset()
     return logits - answers
 
 
@@ -226,17 +214,3 @@ def verify_activations(engine: Engine, expected: Expectation, precision: str | N
             "choose another precision; the engine was not written"
         )
     return relative
-
-
-def compared(case: Case, values: Tensor) -> Tensor:
-    """Float32 [K, ..] at what a case compares, of [R, 1 + N, ..]."""
-    rows, positions = case.compared
-    return values[rows, positions].float()
-
-
-def _prefill(engine: Engine, tokens: Tensor) -> None:
-    """All but each row's last token, right-padded; padding is overwritten by later steps."""
-    nothing = torch.zeros(0, dtype=torch.int64)
-    for start in range(0, tokens.shape[1], CHUNK):
-        part = tokens[:, start : start + CHUNK].contiguous()
-        engine.step(Step.causal(part, start, engine.spec.capacity, nothing))

@@ -31,7 +31,7 @@ from runtime.server.errors import ApiError, api_error, cancelled
 from runtime.server.middleware import CLIENT
 from runtime.server.responses import sent_event
 from runtime.server.routes import Endpoint
-from runtime.server.streaming import attended
+from runtime.server.streaming import cancel_on_disconnect
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Gateway:
         work = asyncio.create_task(self._answer(head, body, send))
         self._serving.add(work)
         try:
-            await attended(receive, asyncio.get_running_loop().time(), self._seconds, work)
+            await cancel_on_disconnect(receive, asyncio.get_running_loop().time(), self._seconds, work)
         except asyncio.CancelledError:
             if not work.cancelled():  # the request's own task was cancelled, rather than its work, by `close`
                 raise

@@ -62,7 +62,7 @@ class PrefixTable:
             self._replicas.popitem(last=False)
 
     def holder(self, keys: Sequence[bytes], replicas: Collection[str]) -> str | None:
-        """Of these replicas, the one that had the longest beginning of a prompt; None if none had any of it."""
+        """The replica, among these, that had the longest beginning of a prompt; None if none had any of it."""
         return next((found for key in reversed(keys) if (found := self._replicas.get(key)) in replicas), None)
 
 

@@ -6,16 +6,16 @@ Options are made from a configuration class: names and types from its fields, he
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NoReturn
 
 from mtad.errors import Failed, InvalidInput
 from runtime.config import RuntimeConfig, describe, read_mapping
@@ -41,31 +41,18 @@ class Parser(argparse.ArgumentParser):
         parsed = self.parse_intermixed_args(args, namespace)
         if parsed.config is None:
             return parsed
-        self.set_defaults(**self._read(parsed.config))
-        return self.parse_intermixed_args(args, namespace)
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        """Options of a YAML file, by the name that the parsed namespace has."""
-        values = read_mapping("config", path)
-        known = {action.dest: action for action in self._actions if action.option_strings}
-        found = {str(name).replace("-", "_"): value for name, value in values.items()}
-        for name in found:
+        known = {action.dest for action in self._actions if action.option_strings}
+        for option, value in read_mapping("config", parsed.config).items():
+            name = str(option).replace("-", "_")
             if name not in known:
-                raise InvalidInput(f"config {name}", found[name], f"unknown option; see {self.prog} --help")
-        return found
-
-    def flag(self, field: str) -> str:
-        """The option that sets a field; the field's own name where there is none."""
-        for action in self._actions:
-            if action.option_strings and field in (action.dest, *(name.lstrip("-") for name in action.option_strings)):
-                return action.option_strings[-1]
-        return field
+                raise InvalidInput(f"config {name}", value, f"unknown option; see {self.prog} --help")
+            self.set_defaults(**{name: value})
+        return self.parse_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line and exit with code 2."""
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            flags = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(unknown[1], flags, n=1)
+            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
@@ -81,8 +68,9 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except InvalidInput as error:
-            field = Parser.current.flag(error.field) if Parser.current else error.field
-            problem = str(InvalidInput(field, error.value, error.problem))
+            flag = "--" + error.field.replace("_", "-")
+            known = Parser.current is not None and flag in Parser.current._option_string_actions
+            problem = str(InvalidInput(flag if known else error.field, error.value, error.problem))
             print(f"{Path(sys.argv[0]).stem}: error: {' '.join(problem.split())}", file=sys.stderr)
             sys.exit(2)
         except Failed as error:
@@ -97,6 +85,31 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
 PLACEMENT = ("device", "threads", "provider", "compute", "kv_cache", "attention", "graphs")
 """Fields of `RuntimeConfig` that say where the engines run."""
 
+
+def _integers(text: str) -> tuple[int | str, ...]:
+    """Integers between commas; the configuration class refuses what is none."""
+    return tuple(int(part) if part.isdecimal() else part for part in text.split(","))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object, as the type of an option."""
+    with contextlib.suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "int": {"type": int, "metavar": "N"},
+    "float": {"type": float, "metavar": "X"},
+    "tuple[int, ...]": {"type": _integers, "metavar": "N,N,..."},
+    "tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
+    "str | tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
+    "Mapping[int, float]": {"type": json_object, "metavar": "JSON"},
+}
+"""How an option of each type is read, by its annotation; all others are text."""
+
 _Target = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
@@ -105,24 +118,18 @@ def add_options(parser: _Target, config: type, only: Collection[str] = (), but: 
 
     Args:
         config: the dataclass; its docstring describes the fields under "Attributes:".
-        only: names of the fields to offer, in this order; by default, all.
+        only: names of the fields to offer; by default, all.
+        but: names of fields not to offer.
     """
-    known, hints, texts = {field.name: field for field in fields(config)}, get_type_hints(config), describe(config)
-    for name in only or known:
-        if name in but:
+    texts = describe(config)
+    for field in fields(config):
+        if field.name in but or (only and field.name not in only):
             continue
-        flag, hint = "--" + name.replace("_", "-"), hints[name]
-        default, help = known[name].default, texts[name].replace("%", "%%")
-        if default not in (MISSING, None, (), "") and not isinstance(default, bool):
-            help += f" (default: {default})"
-        if hint is bool:
-            on = bool(known[name].default)
-            if on:
-                help += " (default: yes)"
-            action = argparse.BooleanOptionalAction if on else "store_true"
-            parser.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=help)
-        else:
-            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help, **_kind(hint))
+        help = texts[field.name].replace("%", "%%")
+        if field.default not in (MISSING, None, ()):
+            help += f" (default: {field.default})"
+        kind = _KINDS.get(field.type.removesuffix(" | None"), {"metavar": "TEXT"})
+        parser.add_argument(f"--{field.name.replace('_', '-')}", default=argparse.SUPPRESS, help=help, **kind)
 
 
 def given_options(parsed: argparse.Namespace, config: type, only: Collection[str] = ()) -> dict[str, Any]:
@@ -140,37 +147,3 @@ def add_placement(parser: _Target) -> None:
 def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:
     """A configuration of `others`, placed where the command line says."""
     return RuntimeConfig(**others, **given_options(parsed, RuntimeConfig, PLACEMENT))
-
-
-def _kind(hint: Any) -> dict[str, Any]:
-    options = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
-    options = tuple(one for one in options if one is not type(None))
-    if tuple[str, ...] in options:
-        return {"action": "append", "metavar": "TEXT"}
-    (first, *_) = options
-    if get_origin(first) is Literal:
-        return {"choices": get_args(first)}
-    if get_origin(first) is tuple:
-        return {"type": _integers, "metavar": "N,N,..."}
-    if get_origin(first) is Mapping:
-        return {"type": json_object, "metavar": "JSON"}
-    kind: Callable[[str], Any] = str if str in options else first
-    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}  # type: ignore[index]
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not integers such as 2,2,1") from None
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object, as the type of an option."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
-    return value

@@ -13,7 +13,7 @@ from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
 
-PLAIN = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision", "attention")
+OPTION_FIELDS = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
     parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
-    add_options(parser, ExportOptions, only=PLAIN)
+    add_options(parser, ExportOptions, only=OPTION_FIELDS)
     parser.add_argument(
         "--calibration",
         type=Path,
@@ -55,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the input and estimate disk, memory and time; write nothing"
+        "--dry-run", action="store_true", help="check the input and estimate disk and memory; write nothing"
     )
     group = parser.add_argument_group("TensorRT-LLM", "only for --to tensorrt-llm; see docs/tensorrt-llm.md")
     group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")

@@ -40,9 +40,9 @@ def main() -> None:
     options = parser.parse_args()
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
     if config.tensor_parallel > 1:
-        from engines.parallel.engine import follow_if_told
+        from engines.parallel.engine import follow_if_launched
 
-        follow_if_told()  # one process prints
+        follow_if_launched()  # one process prints
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     for name in {"top_logprobs", "prompt_logprobs"} & given.keys() if not options.json else ():

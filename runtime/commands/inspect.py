@@ -41,11 +41,10 @@ def describe(found: dict[str, Any]) -> list[str]:
     if found["kind"] == "engine":
         return _table(found["folder"], _engine(found))
     memory = {name: value for name, value in found["memory"].items() if name != "total"}
-    tuning = found["tuning"]
     rows = [
         ("vocabulary", f"{found['vocab_size']} tokens, {found['vocabulary_hash'][:16]}"),
         ("defaults", json.dumps(found["defaults"]) if found["defaults"] else "the package's"),
-        ("tuned", f"{tuning.get('method')} for {tuning.get('objective', {}).get('goal')}" if found["tuned"] else "no"),
+        ("tuned", "yes" if found["tuned"] else "no"),
         ("memory", str(Memory(**memory)).removeprefix("memory: ")),
     ]
     lines = _table(f"{found['folder']} (pair)", rows)

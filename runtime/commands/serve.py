@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
 LIMITS = ("body_seconds", "send_seconds", "request_seconds", "drain_seconds", "max_connections", "max_choices")
-OWN = (*LIMITS, "allow_priority", "trace")
+OPTION_FIELDS = (*LIMITS, "allow_priority", "trace")
 """Fields of `ServerOptions` that are options of the command under the same names."""
 
 
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
     keys.add_argument("--api-key-file", type=Path, help="file with one key per line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
-    add_options(keys, ServerOptions, only=OWN[:-1])
+    add_options(keys, ServerOptions, only=(*LIMITS, "allow_priority"))
     keys.add_argument(
         "--allowed-host",
         action="append",
@@ -95,14 +95,14 @@ def main() -> None:
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
         allowed_hosts=(options.host, *options.allowed_host),
-        **given_options(options, ServerOptions, OWN),
+        **given_options(options, ServerOptions, OPTION_FIELDS),
     )
     if config.tensor_parallel > 1:
         if cluster:
             raise InvalidInput("tensor-parallel", config.tensor_parallel, "not together with --replicas")
-        from engines.parallel.engine import follow_if_told
+        from engines.parallel.engine import follow_if_launched
 
-        follow_if_told()  # one process listens
+        follow_if_launched()  # one process listens
     from runtime.server.uvicorn_server import bind, serve
 
     bound = bind(options.host, options.port)

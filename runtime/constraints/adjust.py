@@ -29,7 +29,7 @@ class Constraints:
         if any(member.bias is not None for member in self._members):
             bias = torch.stack([shared.zeros if m.bias is None else m.bias for m in self._members])
         if any(member.min_left for member in self._members):
-            min_left = torch.tensor([member.min_left for member in self._members], device=shared.device)
+            min_left = torch.tensor([member.min_left for member in self._members])
         self._terms = Terms(bias, self._penalties(), shared.eos, min_left)
 
     @classmethod
@@ -58,7 +58,7 @@ class Constraints:
             return None
         params = [member.params for member in members]
         numbers = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
-        repetition, presence, frequency = torch.tensor(numbers, dtype=torch.float32, device=shared.device).unbind(1)
+        repetition, presence, frequency = torch.tensor(numbers, dtype=torch.float32).unbind(1)
         # padded to a power of two, so that a text that grows brings few shapes
         length = 1 << max(len(member.distinct) for member in members).bit_length()
         tokens = np.zeros((len(members), length), dtype=np.int64)
@@ -70,7 +70,7 @@ class Constraints:
             frequency,
             counts=torch.stack([shared.zeros if m.counts is None else m.counts for m in members]),
             seen=torch.stack([shared.unseen if m.seen is None else m.seen for m in members]),
-            tokens=torch.from_numpy(tokens).to(shared.device),
+            tokens=torch.from_numpy(tokens),
         )
 
     def _without_words(self, logits: Tensor, paths: Paths) -> Tensor:
@@ -86,11 +86,10 @@ class Constraints:
             for token in member.words.last_tokens((*member.tail, *path[:length]))
         ]
         if due:
-            logits[tuple(torch.tensor(due, device=logits.device).T)] = -math.inf
+            logits[tuple(torch.tensor(due).T)] = -math.inf
         return logits
 
     def _barrier(self, paths: Paths) -> Tensor | None:
-        """What the grammars forbid after each node, `mtad.constrain.barrier`; None where no row has a grammar."""
         if all(member.follower is None for member in self._members):
             return None
         rows, nodes, _ = paths.tokens.shape
@@ -100,4 +99,4 @@ class Constraints:
             if member.follower is not None:
                 for node, (path, length) in enumerate(zip(tokens, lengths, strict=True)):
                     row[node] = member.follower.allowed(tuple(path[:length]))
-        return barrier(torch.from_numpy(bits).to(self._shared.device), self._shared.vocab_size)
+        return barrier(torch.from_numpy(bits), self._shared.vocab_size)

@@ -39,21 +39,20 @@ class Constrainer:
     """Makes the constraints of one pair's requests. Safe to share between threads.
 
     Args:
-        tokenizer: the pair's; looked at when the first request with a grammar comes.
+        tokenizer: the pair's; read when the first request with a grammar comes.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int], device: torch.device | str = "cpu"
-    ) -> None:
-        self.vocab_size, self.device = vocab_size, torch.device(device)
-        self.eos = torch.tensor(list(eos), dtype=torch.int64, device=device)
-        self.zeros = torch.zeros(vocab_size, device=device)
-        self.unseen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
+        self.vocab_size, self.eos = vocab_size, torch.tensor(list(eos), dtype=torch.int64)
+        self.zeros, self.unseen = torch.zeros(vocab_size), torch.zeros(vocab_size, dtype=torch.bool)
         self.grammars = Grammars(tokenizer, vocab_size, eos)
         self.words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
 
-    def check(self, params: DecodingParams) -> Grammar | None:
+    def check(self, params: DecodingParams, grammar: Grammar | None = None) -> Grammar | None:
         """Refuse constraints that cannot be kept; to be called before a request is queued.
+
+        Args:
+            grammar: what `Grammars.compile_soon` returned; by default, this thread waits for a compilation.
 
         Returns:
             the compiled language of a constrained request.
@@ -62,20 +61,6 @@ class Constrainer:
             InvalidInput: a biased token does not exist; a bad word has no tokens; a number would overflow; or as in
                 `Grammars.compile`.
         """
-        self._check_numbers(params)
-        return self.grammars.compile(params) if params.constrained else None
-
-    async def check_soon(self, params: DecodingParams) -> Grammar | None:
-        """The same, without a thread that waits for a compilation; see `Grammars.compile_soon`.
-
-        Raises:
-            InvalidInput: as `check`.
-            Stopped: `grammars` was closed.
-        """
-        self._check_numbers(params)
-        return await self.grammars.compile_soon(params) if params.constrained else None
-
-    def _check_numbers(self, params: DecodingParams) -> None:
         for token, bias in params.logit_bias.items():
             if token >= self.vocab_size:
                 problem = f"token ids are integers from 0 to {self.vocab_size - 1}; leave it out"
@@ -87,6 +72,7 @@ class Constrainer:
             raise InvalidInput("repetition_penalty", params.repetition_penalty, problem)
         if params.bad_words:
             self.words(params.bad_words)
+        return (grammar or self.grammars.compile(params)) if params.constrained else None
 
     def constraint(
         self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
@@ -96,10 +82,8 @@ class Constrainer:
         Args:
             grammar: what `check` returned; None asks it again.
         """
-        asks = params.logit_bias or params.min_tokens or params.bad_words
-        if not (params.constrained or asks or _penalises(params)):
-            return None
-        return Constraint(name, params, prompt, grammar, self)
+        asks = params.constrained or params.logit_bias or params.min_tokens or params.bad_words or _penalises(params)
+        return Constraint(name, params, prompt, grammar, self) if asks else None
 
 
 class Constraint:
@@ -110,7 +94,7 @@ class Constraint:
         counts: float32 [V], how often each token is in the text; None without penalties.
         seen: bool [V], whether it is in prompt or text; None without penalties.
         distinct: tokens in prompt or text, in the order they came; empty without penalties.
-        words: bad words that no follower sees to; None without.
+        words: bad words of a request without a grammar, whose follower would see to them; None without.
         tail: the text's last tokens, as many as matter for those.
     """
 
@@ -151,7 +135,7 @@ class Constraint:
         if self.words:
             self.tail = (*self.tail, *tokens)[-self.words.window :]
         if self.counts is not None and self.seen is not None:
-            at = torch.tensor(tokens, dtype=torch.int64, device=self.counts.device)
+            at = torch.tensor(tokens, dtype=torch.int64)
             self.counts.index_add_(0, at, torch.ones_like(at, dtype=self.counts.dtype))
             self.seen[at] = True
             self.distinct.update(dict.fromkeys(tokens))

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
-MASK_SECONDS, SPARE_SECONDS = 1e-3, 0.1
+MASK_SECONDS, MASK_CREDIT_SECONDS = 1e-3, 0.1
 """Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
 Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
 Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
-GROWTH, MOST_GROWTH = 500 * 2**20, 96 * 2**20
+GROWTH, MAX_GROWTH = 500 * 2**20, 96 * 2**20
 """Bytes by which a lexer grows at most in a second of following it (160 to 430 MiB were seen), and altogether: 50,000
 states (`trial_process.LIMITS`) of 2 kB."""
 
@@ -40,19 +40,19 @@ class Grammar:
         empty: whether the empty text is its only one.
         compiled: bytes of memory that compiling it took.
         followed: seconds of processor time that it has been followed for, by all requests.
-        spoilt: whether a request met a limit, which may be the lexer's, and that others would meet then.
+        hit_limit: whether a request met a limit; it may be the shared lexer's, and others would meet it as well.
     """
 
     start: LLMatcher
     empty: bool = False
     compiled: int = 0
     followed: float = 0.0
-    spoilt: bool = False
+    hit_limit: bool = False
 
     @property
     def bytes(self) -> int:
         """Bytes of memory it takes at most."""
-        return self.compiled + min(int(self.followed * GROWTH), MOST_GROWTH)
+        return self.compiled + min(int(self.followed * GROWTH), MAX_GROWTH)
 
 
 def language(params: DecodingParams) -> tuple[str, str]:
@@ -91,14 +91,14 @@ class Follower:
         words: BadWords | None = None,
     ) -> None:
         self._grammar, self._eos, self._params, self._words = grammar, frozenset(eos), params, words
-        self._spare, self._over = SPARE_SECONDS, ""  # why the text cannot be followed any further
+        self._credit, self._over = MASK_CREDIT_SECONDS, ""  # why the text cannot be followed any further
         self._matcher = grammar.start.deep_copy()
         ends = np.zeros(vocab_size, dtype=np.bool_)
         ends[list(eos)] = True
         self._ends: Bits = np.packbits(ends, bitorder="little")
         self._everything: Bits = np.packbits(np.ones_like(ends), bitorder="little")
         self._text: list[int] = []
-        self._ahead: list[int] = []  # what the matcher has consumed beyond `_text`
+        self._lookahead: list[int] = []  # what the matcher has consumed beyond `_text`
         self._allowed: dict[tuple[int, ...], Bits] = {}
         self._failures: dict[tuple[int, ...], InvalidInput] = {}
 
@@ -108,10 +108,9 @@ class Follower:
         Everything after a path that no text can take, beyond its end or through a forbidden token: neither model's
         distribution there is ever used.
         """
-        bits = self._allowed.get(path)
-        if bits is None:
-            bits = self._allowed[path] = self._compute(path)
-        return bits
+        if path not in self._allowed:
+            self._allowed[path] = self._compute(path)
+        return self._allowed[path]
 
     def failure(self, path: tuple[int, ...]) -> InvalidInput | None:
         """Why the text cannot go on after `path`: it is a dead end; None where it can."""
@@ -125,33 +124,33 @@ class Follower:
         """
         body = tuple(itertools.takewhile(lambda token: token not in self._eos, tokens))
         with self._counted(0.0):
-            reached, wrong = self._go(body), None
+            reached, wrong = self._move_to(body), None
         if self._over:
             wrong = self._problem(self._over)
         elif not reached:
-            self._grammar.spoilt |= self._matcher.is_error()
+            self._grammar.hit_limit |= self._matcher.is_error()
             why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
-            taken = len(self._text) + len(self._ahead)
+            taken = len(self._text) + len(self._lookahead)
             wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
         elif len(body) < len(tokens):
             wrong = self.failure(body)
             if wrong is None and not self.allowed(body)[tokens[len(body)] // 8] >> tokens[len(body)] % 8 & 1:
                 wrong = self._problem(f"the text may not end after {len(self._text) + len(body)} tokens")
         self._text += body
-        self._ahead = []
+        self._lookahead = []
         self._allowed.clear()
         self._failures.clear()
         return wrong
 
     @contextlib.contextmanager
     def _counted(self, allowed: float) -> Iterator[None]:
-        """What is done inside may take so many seconds; whether it does or not is kept in mind."""
+        """Charge the seconds that the block takes, beyond those allowed, to the request's credit."""
         began = time.thread_time()
         yield
         seconds = time.thread_time() - began
         self._grammar.followed += seconds
-        self._spare = min(self._spare + allowed - seconds, SPARE_SECONDS)
-        if self._spare < 0:
+        self._credit = min(self._credit + allowed - seconds, MASK_CREDIT_SECONDS)
+        if self._credit < 0:
             self._over = f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token"
 
     def _problem(self, problem: str) -> InvalidInput:
@@ -165,17 +164,17 @@ class Follower:
             return self._everything
         length, bits, problem = len(self._text) + len(path), self._everything, None
         with self._counted(MASK_SECONDS):
-            reached = self._go(path)
+            reached = self._move_to(path)
             if reached:
                 bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(bits)] & bits
             if self._matcher.is_error():
-                why, self._grammar.spoilt = _first_line(self._matcher.get_error()), True
+                why, self._grammar.hit_limit = _first_line(self._matcher.get_error()), True
                 problem = self._problem(f"no token can follow the first {length} ({why})")
                 self._restart(why)
         if problem is None and reached:
             early = length < self._params.min_tokens
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
-            possible = self._possible(bits)
+            possible = self._allows_some(bits)
             if possible and self._words:
                 bits = self._words.without(bits, (*self._text[-self._words.window :], *path))
                 if not bits.any():
@@ -192,10 +191,10 @@ class Follower:
         self._failures[path] = problem
         return self._ends
 
-    def _possible(self, bits: Bits) -> bool:
+    def _allows_some(self, bits: Bits) -> bool:
         """Whether some token can follow.
 
-        Where a grammar leaves one text only, llguidance allows the first token of its encoding alone, be it that this
+        Where a grammar leaves one text only, llguidance allows the first token of its encoding alone, even where the
         vocabulary cannot encode the text.
         """
         number = int.from_bytes(bits.tobytes(), "little")
@@ -204,23 +203,23 @@ class Follower:
             number.bit_count() > 1 or token in self._eos or self._matcher.validate_tokens([token]) == 1
         )
 
-    def _go(self, path: Sequence[int]) -> bool:
+    def _move_to(self, path: Sequence[int]) -> bool:
         """Move the matcher behind `path`; False if it cannot go all the way."""
         same = 0
-        for here, there in zip(self._ahead, path, strict=False):
+        for here, there in zip(self._lookahead, path, strict=False):
             if here != there:
                 break
             same += 1
-        if same < len(self._ahead):
-            self._matcher.rollback(len(self._ahead) - same)
-            del self._ahead[same:]
+        if same < len(self._lookahead):
+            self._matcher.rollback(len(self._lookahead) - same)
+            del self._lookahead[same:]
         taken = self._matcher.try_consume_tokens(list(path[same:])) if same < len(path) else 0
-        self._ahead += path[same : same + taken]
-        return len(self._ahead) == len(path)
+        self._lookahead += path[same : same + taken]
+        return len(self._lookahead) == len(path)
 
     def _restart(self, why: str) -> None:
         """A matcher in error stays so, though only a draft led it there: bring a new one to the end of the text."""
-        self._matcher, self._ahead = self._grammar.start.deep_copy(), []
+        self._matcher, self._lookahead = self._grammar.start.deep_copy(), []
         if self._matcher.try_consume_tokens(self._text) < len(self._text):  # their lexer is full
             self._over = f"it cannot be followed any further ({why})"
 

@@ -17,7 +17,7 @@ from mtad.errors import InvalidInput
 from mtad.params import LANGUAGES, DecodingParams
 from runtime.constraints.follower import Follower, Grammar, language, short
 from runtime.constraints.trial_process import compile_grammar
-from runtime.constraints.trials import TooSlow, Trial, Trials
+from runtime.constraints.trials import TooSlow, Trials
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 KEPT_BYTES = 512 * 2**20
 """Memory of the compiled grammars that are kept."""
 
-QUICK_SECONDS, SECONDS = 0.2, 2.0
-"""Of the processor, that a trial may take. What needs more than the first waits for others of its kind, and is tried
-again: no other grammar then waits long behind it."""
-
-QUICK_WAIT = 1.0
-"""Seconds after which a trial that should have been quick is one of the others: the machine has no time for it, and
-those behind it are not to wait."""
+QUICK_SECONDS, SECONDS = 0.05, 2.0
+"""Processor time that a trial may take. Grammars of a few hundred rules take less than the first. A slower one is tried
+again, behind others of its kind and where no other thread would run, so that no quick grammar and no text waits for it.
+"""
 
 REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
@@ -52,11 +49,10 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
         self.vocab_size, self.eos = vocab_size, tuple(eos)
         self._tokenizer = tokenizer
-        self._prepared: tuple[LLTokenizer, Trials] | None = None
+        self._prepared: tuple[LLTokenizer, Trials, Trials] | None = None
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._keeping, self._preparing, self._compiling = Lock(), Lock(), Lock()
-        self._quick, self._slow = ThreadPoolExecutor(2, "mtad-grammar"), ThreadPoolExecutor(1, "mtad-slow-grammar")
-        self._waiting: set[Trial] = set()
+        self._quick, self._slow = ThreadPoolExecutor(1, "mtad-grammar"), ThreadPoolExecutor(1, "mtad-slow-grammar")
 
     def compile(self, params: DecodingParams) -> Grammar:
         """The language of a constrained request, for which this thread waits.
@@ -66,30 +62,27 @@ class Grammars:
                 takes too long, allows no text, or only the empty text where `min_tokens` asks for more; llguidance
                 cannot use the tokenizer, or is not installed.
         """
-        return self._checked(params, self._find(params) or self._compile(params, Trial(), SECONDS))
+        try:
+            return self._checked(params, self._compile(params, False))
+        except TooSlow:
+            return self._checked(params, self._compile(params, True))
 
     async def compile_soon(self, params: DecodingParams) -> Grammar:
-        """The same, for which nothing waits but this coroutine. Cancelling it ends the trial.
+        """The same, for which nothing waits but this coroutine. Cancelling it takes it out of the queue.
 
         Raises:
             InvalidInput: as `compile`.
-            Stopped: `close` was called.
+            Failed: `close` was called.
         """
-        grammar = self._find(params)
-        if grammar is None:
-            trial, event_loop = Trial(), asyncio.get_running_loop()
-            self._waiting.add(trial)
+        if (grammar := self._find(params)) is None:
+            event_loop = asyncio.get_running_loop()
             try:
-                limits = QUICK_SECONDS, QUICK_WAIT
-                grammar = await event_loop.run_in_executor(self._quick, self._compile, params, trial, *limits)
+                grammar = await event_loop.run_in_executor(self._quick, self._compile, params, False)
             except TooSlow:
-                grammar = await event_loop.run_in_executor(self._slow, self._compile, params, trial, SECONDS)
-            finally:
-                self._waiting.discard(trial)
-                trial.stop()
+                grammar = await event_loop.run_in_executor(self._slow, self._compile, params, True)
         return self._checked(params, grammar)
 
-    def prepare(self) -> tuple[LLTokenizer, Trials]:
+    def prepare(self) -> tuple[LLTokenizer, Trials, Trials]:
         """What the first grammar needs, 0.4 s of the interpreter for 128,000 tokens, is done now.
 
         Raises:
@@ -106,33 +99,30 @@ class Grammars:
             self._kept.clear()
 
     def close(self) -> None:
-        """Nobody waits for a grammar any more: end all trials."""
-        for trial in list(self._waiting):
-            trial.stop()
+        """End all trials, and begin no more."""
         if self._prepared:
-            self._prepared[1].close()
+            for trials in self._prepared[1:]:
+                trials.close()
 
     def _find(self, params: DecodingParams) -> Grammar | None:
         """The grammar, if it is kept. One that met a limit is forgotten, so that others begin with a new one."""
         key = language(params)
         with self._keeping:
             known = self._kept.get(key)
-            if known is None:
-                return None
-            if known.spoilt:
+            if known is not None and known.hit_limit:
                 del self._kept[key]
                 return None
-            self._kept.move_to_end(key)
+            if known is not None:
+                self._kept.move_to_end(key)
             return known
 
-    def _compile(self, params: DecodingParams, trial: Trial, seconds: float, wait: float | None = None) -> Grammar:
-        """Try a grammar out, compile it and keep it, unless somebody else has just done so."""
-        known = self._find(params)
-        if known is not None:
+    def _compile(self, params: DecodingParams, slow: bool) -> Grammar:
+        """Try a grammar out, compile it and keep it, unless it is kept already."""
+        if (known := self._find(params)) is not None:
             return known
         field, text = language(params)
-        tokenizer, trials = self.prepare()
-        taken, problems = trials.run(trial, field, text, short(text), seconds, wait)
+        tokenizer, quick_trials, slow_trials = self.prepare()
+        taken, problems = (slow_trials if slow else quick_trials).run(field, text)
         matcher = None
         if not problems:
             with self._compiling:  # one at a time: they may take memory
@@ -162,7 +152,7 @@ class Grammars:
             raise InvalidInput("min_tokens", params.min_tokens, problem)
         return grammar
 
-    def _prepare(self) -> tuple[LLTokenizer, Trials]:
+    def _prepare(self) -> tuple[LLTokenizer, Trials, Trials]:
         kind = type(self._tokenizer.model).__name__
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
@@ -181,4 +171,6 @@ class Grammars:
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
-        return made, Trials({"tokenizer": text, "vocab_size": size, "eos": list(self.eos)})
+        settings: dict[str, object] = {"tokenizer": text, "vocab_size": size, "eos": list(self.eos)}
+        quick = Trials(**settings, seconds=QUICK_SECONDS, gives_way=False)
+        return made, quick, Trials(**settings, seconds=SECONDS, gives_way=True)

@@ -22,6 +22,7 @@ class BlockInput(NamedTuple):
         committed: number of committed tokens of each row.
         keys: (seed, block index) of each row, which its random numbers depend on.
         constraints: of each row; None for rows that ask for nothing.
+        counts: of each row, whether what it gets is kept; else it is run idly.
     """
 
     params: Sequence[DecodingParams]
@@ -29,6 +30,7 @@ class BlockInput(NamedTuple):
     committed: Sequence[int]
     keys: Sequence[tuple[int, int]]
     constraints: Sequence[Constraint | None]
+    counts: Sequence[bool] = ()
 
     @property
     def constrained(self) -> bool:
@@ -41,20 +43,24 @@ class Block:
     """The outcome of a block of R rows, as the output reads it.
 
     Attributes:
+        given: the rows.
         tokens: of each row, the accepted tokens and then the target's own.
         log_probs: the target's log-probability of each, at temperature 1 without filters and constraints.
         drafted_levels: of each row, tokens of the longest path that was drafted.
         finite: of each row, whether the models' logits were numbers wherever they were looked at.
         logits_of: the target's logits at each token of a row, float32 [len(tokens[row]), V], until the next block.
-        drafted, scored: `time.perf_counter()` when the draft was there, and when it was scored. Where a device runs the
-            block as a whole: when it was launched, and when its result was there.
+        began, drafted, scored: `time.perf_counter()` when the block began, when the draft was there, and when it was
+            scored. Where a device runs the block as a whole: the second is when it was launched, the third when its
+            result was there.
     """
 
+    given: BlockInput
     tokens: list[list[int]]
     log_probs: list[list[float]]
     drafted_levels: list[int]
     finite: list[bool]
     logits_of: Callable[[int], npt.NDArray[np.float32]]
+    began: float
     drafted: float
     scored: float
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engines import Engine, Step
 from engines.base import mask_length
-from engines.buffers import Recent, Slab, sent
+from engines.buffers import Arena, LruCache, to_device
 from runtime.scheduler.request import TokenScore
 
 PROMPT_SCORE_CHUNK = 64
@@ -34,6 +34,7 @@ class StepInputs(NamedTuple):
         write_at: int64 [R].
         mask: bool [R, 1, S, L].
         step: of these arrays.
+        logits: float32 [R, N, V] on the host, what `step.out` holds; None where that has another type or width.
     """
 
     tokens: Ints
@@ -41,6 +42,7 @@ class StepInputs(NamedTuple):
     write_at: Ints
     mask: npt.NDArray[np.bool_]
     step: Step
+    logits: Floats | None
 
 
 class EngineRole:
@@ -53,8 +55,8 @@ class EngineRole:
     def __init__(self, engine: Engine, vocab_size: int) -> None:
         self.engine, self.vocab_size = engine, vocab_size
         self._on_cpu = engine.device.type == "cpu"
-        self._inputs, self._logits, self._plain = Slab(), Slab(), Slab()
-        self._kept: Recent[tuple[int, ...], StepInputs] = Recent(MAX_KEPT_STEPS)
+        self._inputs, self._logits, self._plain = Arena(), Arena(), Arena()
+        self._kept: LruCache[tuple[int, ...], StepInputs] = LruCache(MAX_KEPT_STEPS)
         self._columns = torch.arange(engine.spec.capacity, device=engine.device)
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
@@ -92,23 +94,15 @@ class EngineRole:
         end = start + len(tokens)
         positions = self._columns[None, start:end]
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
-        given = sent([tokens], self.engine.device)
-        self.engine.reserve([(start, end)], row)
-        return self.engine.launch(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
+        given = to_device([tokens], self.engine.device)
+        self.engine.cache.reserve([(start, end)], row)
+        return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
 
-    def move_row(self, source: int, to: int, columns: int) -> None:
-        """Copy a request's first `columns` columns to another row."""
-        self.engine.copy_row(source, to, columns)
-
-    def clear_row(self, row: int, start: int = 0) -> None:
-        """Zero a row's columns from `start` on: after a failure they may hold what is not a number, and poison it."""
-        self.engine.clear_row(row, start)
-
-    def move_columns(self, source: Ints, to: Ints) -> None:
-        """Move columns [R, D] within rows 0 .. R - 1, unless they are where they belong."""
+    def keep(self, source: Ints, to: Ints) -> None:
+        """Commit accepted nodes of rows 0 .. R - 1 (`engines.cache.base.KvCache.keep`), unless all lie in place."""
         if (source != to).any():
-            device = self.engine.device
-            self.engine.move_columns(torch.from_numpy(source).to(device), torch.from_numpy(to).to(device))
+            cache = self.engine.cache
+            cache.keep(torch.from_numpy(source).to(cache.device), torch.from_numpy(to).to(cache.device))
 
     def inputs(self, rows: int, tokens: int, longest: int, first: int = 0) -> StepInputs:
         """Memory for the inputs of a step over rows 0 .. rows - 1 that keeps the logits from its token `first` on.
@@ -126,10 +120,11 @@ class EngineRole:
         spec = self.engine.spec
         mask, logits = like(rows, 1, tokens, length, dtype=torch.bool), (rows, tokens - first, spec.vocab_size)
         sizes = like(rows, tokens), like(rows, tokens), like(rows), mask
-        given: tuple[Tensor, Tensor, Tensor, Tensor] = self._inputs.like(sizes)
-        out = self._logits.like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
+        given: tuple[Tensor, Tensor, Tensor, Tensor] = self._inputs.view_like(sizes)
+        out = self._logits.view_like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
         step = Step(*given, torch.arange(first, tokens), out=out)
-        return StepInputs(*(x.numpy() for x in given), step)  # type: ignore[arg-type, call-arg]
+        plain = out is not None and out.dtype == torch.float32 and spec.vocab_size == self.vocab_size
+        return StepInputs(*(x.numpy() for x in given), step, out.numpy() if plain else None)  # type: ignore[arg-type, call-arg, union-attr]
 
     def run(self, inputs: StepInputs) -> Floats:
         """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one."""
@@ -137,9 +132,12 @@ class EngineRole:
         if not self._on_cpu:
             parts = (step.tokens, step.positions, step.write_at, step.mask, step.keep)
             step = Step(*(x.to(device) for x in parts))  # type: ignore[arg-type]
-        logits = self.engine.launch(step).to("cpu").contiguous()
+        logits = self.engine.enqueue(step)
+        if logits is step.out and inputs.logits is not None:
+            return inputs.logits
+        logits = logits.to("cpu").contiguous()
         if logits.shape[2] != self.vocab_size or logits.dtype != torch.float32:
             shape = (*logits.shape[:2], self.vocab_size)
-            plain: Tensor = self._plain.like(torch.empty(shape, device="meta"))
+            plain: Tensor = self._plain.view_like(torch.empty(shape, device="meta"))
             logits = plain.copy_(logits[..., : self.vocab_size])
         return logits.numpy()

@@ -44,8 +44,8 @@ ENTRIES = (
 """The functions that a block calls."""
 
 
-class Layout:
-    """What follows from the parameters of a batch's rows.
+class BatchArrays:
+    """What follows from the parameters of a batch's rows, and the memory of its blocks.
 
     Attributes:
         rows: records, `mtad.rows.ROW` [R].
@@ -53,6 +53,8 @@ class Layout:
         starts: int64 [R, D + 1], see `mtad.draft.Tree`.
         kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
         scored_nodes: the most nodes that the target scores of a row, by the number of levels that were drafted.
+        trees, q, decisions: of the block that runs.
+        scored: the same, by the number of levels that were drafted.
     """
 
     def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
@@ -69,6 +71,9 @@ class Layout:
         ends = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
         nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in ends]
         self.scored_nodes = [int(each.max()) for each in nodes]
+        self.trees, self.q = Trees.empty(self.starts), _distributions(self)
+        self.scored = [ScoredTrees.empty(len(params), most, self.draft_len) for most in self.scored_nodes]
+        self.decisions = Decisions.empty(len(params), self.draft_len)
 
     def is_of(self, params: Sequence[DecodingParams]) -> bool:
         """Whether these are the parameters, the same objects."""
@@ -89,28 +94,25 @@ class HostRunner:
     def __init__(self, auxiliary: EngineRole, target: EngineRole, eos: Sequence[int]) -> None:
         self.auxiliary, self.target = auxiliary, target
         self._is_end = np.isin(np.arange(target.vocab_size), list(eos))
-        self._layout: Layout | None = None
+        self._arrays: BatchArrays | None = None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._threads = min(cores, 8)
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, given: BlockInput) -> Block:
         """Draft, score, accept, commit: one block of rows 0 .. R - 1."""
-        if self._layout is None or not self._layout.is_of(given.params):
-            self._layout = Layout(given.params, self.target.vocab_size)
-        layout = self._layout
-        committed, finite = np.array(given.committed), np.ones(len(given.params), np.bool_)
-        last_two = np.array(given.last_two)
-        noise = draw_noise(given.keys, layout.draft_len, layout.width)
+        began = time.perf_counter()
+        if self._arrays is None or not self._arrays.is_of(given.params):
+            self._arrays = BatchArrays(given.params, self.target.vocab_size)
+        arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
+        trees, decisions = arrays.trees, arrays.decisions
+        decisions.finite[:] = True
+        noise = draw_noise(given.keys, arrays.draft_len, arrays.width)
         constraints = Constraints.of(given.constraints)
-        trees, q = Trees.empty(layout.starts), _distributions(layout)
-        levels = 0
-        if layout.draft_len:
-            levels = self._draft(layout, last_two, committed, noise, constraints, trees, q, finite)
+        levels = self._draft(arrays, last_two, committed, noise, constraints) if arrays.draft_len else 0
         drafted = time.perf_counter()
-        nodes = layout.scored_nodes[levels]
-        scored = ScoredTrees.empty(len(committed), nodes, layout.draft_len)
-        block.select_nodes(layout.rows, levels, trees, self._is_end, scored)
+        nodes, scored = arrays.scored_nodes[levels], arrays.scored[levels]
+        block.select_nodes(arrays.rows, levels, trees, self._is_end, scored)
         inputs = self.target.inputs(len(committed), 1 + nodes, max(given.committed) + nodes)
         step_inputs.target_inputs(scored, last_two[:, 1], committed, *inputs[:4])
         logits = self.target.run(inputs)
@@ -119,66 +121,48 @@ class HostRunner:
         if constraints:
             after = np.arange(-1, nodes)[None].repeat(len(committed), 0)
             after[after >= scored.counts[:, None]] = -1
-            adjusted = constraints.adjust(logits, *_paths(scored, after, layout.draft_len))
-        decisions = Decisions.empty(len(committed), layout.draft_len)
-        decisions.finite[:] = finite
-        self._share(
-            block.decide,
-            adjusted,
-            layout.rows,
-            trees,
-            scored,
-            adjusted,
-            logits,
-            q,
-            noise.accept,
-            noise.bonus,
-            decisions,
-        )
-        self._commit(committed, scored, decisions, layout)
-        return _outcome(scored, decisions, logits, drafted, scored_at)
+            adjusted = constraints.adjust(logits, *_paths(scored, after, arrays.draft_len))
+        own = arrays.rows, trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
+        self._share(block.decide, adjusted, *own)
+        self._commit(committed, scored, arrays)
+        return _outcome(given, scored, decisions, logits, (began, drafted, scored_at))
 
     def _draft(
         self,
-        layout: Layout,
+        arrays: BatchArrays,
         last_two: npt.NDArray[np.int64],
         committed: npt.NDArray[np.int64],
         noise: Noise,
         constraints: Constraints | None,
-        trees: Trees,
-        q: Distributions,
-        finite: npt.NDArray[np.bool_],
     ) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
-        count, longest = len(committed), int(committed.max()) + layout.draft_len * layout.width
+        trees, finite = arrays.trees, arrays.decisions.finite
+        count, longest = len(committed), int(committed.max()) + arrays.draft_len * arrays.width
         inputs = self.auxiliary.inputs(count, 2, longest, 1)
-        step_inputs.first_inputs(layout.rows, last_two, committed, *inputs[:4])
+        step_inputs.first_inputs(arrays.rows, last_two, committed, *inputs[:4])
         logits = self.auxiliary.run(inputs)
-        for level in range(layout.draft_len):
+        for level in range(arrays.draft_len):
             if constraints:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
                 logits = constraints.adjust(logits, *_paths(trees, after, level))
-            self._share(
-                block.draft_levels, logits, layout.rows, level, trees, logits, q, noise.draft, self._is_end, finite
-            )
-            if level + 1 == layout.draft_len or not batch.any_growing(trees, level):
+            own = arrays.rows, level, trees, logits, arrays.q, noise.draft, self._is_end, finite
+            self._share(block.draft_levels, logits, *own)
+            if level + 1 == arrays.draft_len or not batch.any_growing(trees, level):
                 return level + 1
-            inputs = self.auxiliary.inputs(count, layout.width, longest)
+            inputs = self.auxiliary.inputs(count, arrays.width, longest)
             step_inputs.level_inputs(level, trees, committed, *inputs[:4])
             logits = self.auxiliary.run(inputs)
         raise AssertionError("a draft has a level")
 
-    def _commit(
-        self, committed: npt.NDArray[np.int64], scored: ScoredTrees, decisions: Decisions, layout: Layout
-    ) -> None:
+    def _commit(self, committed: npt.NDArray[np.int64], scored: ScoredTrees, arrays: BatchArrays) -> None:
         """Keep the accepted tokens' columns; the last level of the draft was never run, and is run by the next."""
-        if layout.width > 1:
-            target, auxiliary, to = np.empty((3, len(committed), layout.draft_len), dtype=np.int64)
-            step_inputs.kept_columns(committed, scored, decisions, target, auxiliary, to)
-            self.target.move_columns(target, to)
-            self.auxiliary.move_columns(auxiliary, to)
+        if arrays.width > 1:
+            target, auxiliary, to = np.empty((3, len(committed), arrays.draft_len), dtype=np.int64)
+            step_inputs.kept_columns(committed, scored, arrays.decisions, target, auxiliary, to)
+            self.target.keep(target, to)
+            self.auxiliary.keep(auxiliary, to)
 
     def _share(self, work: Callable[..., Any], logits: Floats, *arguments: Any) -> None:
         """Do work(first, last, ...) for all rows: on several threads where the step has many logits."""
@@ -213,29 +197,28 @@ def compile_rules() -> None:
 def _call_all() -> None:
     """Call each of `ENTRIES`, with arguments of the types that they have in a block."""
     vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
-    layout = Layout(given, vocab)
-    trees, q, finite = Trees.empty(layout.starts), _distributions(layout), np.ones(2, np.bool_)
-    noise, committed = draw_noise([(0, 0), (0, 1)], layout.draft_len, layout.width), np.array([3, 3])
+    arrays = BatchArrays(given, vocab)
+    rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored[-1], arrays.decisions
+    noise, committed = draw_noise([(0, 0), (0, 1)], arrays.draft_len, arrays.width), np.array([3, 3])
     tokens, positions = np.zeros((2, 2, 5), np.int64)
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
     end = np.zeros(vocab, np.bool_)
     logits, last_two = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64)
-    step_inputs.first_inputs(layout.rows, last_two, committed, *inputs)
-    block.draft_levels(0, 2, layout.rows, 0, trees, logits, q, noise.draft, end, finite)
+    step_inputs.first_inputs(rows, last_two, committed, *inputs)
+    block.draft_levels(0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite)
     batch.any_growing(trees, 0)
     step_inputs.level_inputs(0, trees, committed, *inputs)
-    scored = ScoredTrees.empty(2, 4, layout.draft_len)
-    block.select_nodes(layout.rows, 1, trees, end, scored)
+    block.select_nodes(rows, 1, trees, end, scored)
     step_inputs.target_inputs(scored, last_two[:, 1], committed, *inputs)
-    decisions = Decisions.empty(2, layout.draft_len)
-    block.decide(0, 2, layout.rows, trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions)
-    step_inputs.kept_columns(committed, scored, decisions, *np.empty((3, 2, layout.draft_len), np.int64))
+    block.decide(0, 2, rows, trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions)
+    step_inputs.kept_columns(committed, scored, decisions, *np.empty((3, 2, arrays.draft_len), np.int64))
+    step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64), *np.zeros((2, 2, arrays.draft_len), np.int64))
     _paths(scored, np.zeros((2, 2), np.int64), 2)
 
 
-def _distributions(layout: Layout) -> Distributions:
+def _distributions(arrays: BatchArrays) -> Distributions:
     """Memory for what rows were drafted from, where their rules read it."""
-    shape = len(layout.rows), 1 + (int(layout.starts.max()) if layout.kept else 0), max(layout.kept, 1)
+    shape = len(arrays.rows), 1 + (int(arrays.starts.max()) if arrays.kept else 0), max(arrays.kept, 1)
     logits = np.empty((0, 0, 0), np.float32)
     ids, log_p = np.empty(shape, np.int32), np.empty(shape, np.float32)
     return Distributions(logits, ids, log_p, np.full(shape[:2], -1))
@@ -248,7 +231,13 @@ def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -
     return torch.from_numpy(tokens), torch.from_numpy(valid)
 
 
-def _outcome(scored: ScoredTrees, decisions: Decisions, logits: Floats, drafted: float, scored_at: float) -> Block:
+def _outcome(
+    given: BlockInput,
+    scored: ScoredTrees,
+    decisions: Decisions,
+    logits: Floats,
+    times: tuple[float, float, float],
+) -> Block:
     lengths, tokens, log_probs = decisions.lengths.tolist(), decisions.tokens.tolist(), decisions.log_probs.tolist()
 
     def logits_of(row: int) -> Floats:
@@ -256,11 +245,13 @@ def _outcome(scored: ScoredTrees, decisions: Decisions, logits: Floats, drafted:
         return logits[row, at]
 
     return Block(
+        given=given,
         tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
         log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
         drafted_levels=scored.longest.tolist(),
         finite=decisions.finite.tolist(),
         logits_of=logits_of,
-        drafted=drafted,
-        scored=scored_at,
+        began=times[0],
+        drafted=times[1],
+        scored=times[2],
     )

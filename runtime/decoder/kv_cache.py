@@ -3,96 +3,107 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from engines import Engine
-from engines.prefix_cache import PrefixCache, common_prefix
+from engines.cache.prefix import PrefixCache, common_prefix
 from runtime.decoder.engine_role import EngineRole
 from runtime.scheduler.request import Request
+from runtime.scheduler.scheduler import PromptPiece
 
-SHARED = 16
+MIN_SHARED = 16
 """Fewest tokens for which a prompt takes over the columns of a running one that begins alike: fewer are computed."""
 
 
 class KvCaches:
     """The two caches, row by row; row r of both always carries the same request.
 
-    A request's `target_held` and `auxiliary_held` say how many leading columns of its row are right. The auxiliary's
-    may lag behind where nothing is drafted: it is brought up to date when a draft is due.
+    A request's `target_cached` and `auxiliary_cached` say how many leading columns of its row are right. The
+    auxiliary's may lag behind where nothing is drafted: it is brought up to date when a draft is due.
 
     Args:
-        prefixes: kept prompts of the auxiliary and of the target; None for roles that keep their own.
-        engines: those of the roles, the auxiliary's first.
+        prefixes: kept prompts of the auxiliary and of the target.
     """
 
     def __init__(
         self,
         auxiliary: EngineRole,
         target: EngineRole,
-        prefixes: tuple[PrefixCache, PrefixCache] | None = None,
-        engines: Sequence[Engine] = (),
+        prefixes: tuple[PrefixCache, PrefixCache],
     ) -> None:
         self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
-        each = zip(engines, ("auxiliary_held", "target_held"), strict=False)
-        self._engines = engines
-        self._paged = [(engine, held) for engine, held in each if engine.pages]
+        self._engines = auxiliary.engine, target.engine
+        each = zip((engine.cache for engine in self._engines), ("auxiliary_cached", "target_cached"), strict=True)
+        self._paged = [(cache, held) for cache, held in each if cache.pages]
 
-    def fits(self, requests: Sequence[Request], ahead: int) -> bool:
-        """Whether there is memory for all tokens of requests, by row, and for `ahead` columns behind those of each."""
-        return all(engine.fits(_spans(requests, held, ahead)) for engine, held in self._paged)
+    def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
+        """Whether there is memory for the tokens of requests, by row, and for `lookahead` columns behind each."""
+        return all(cache.fits(_spans(requests, held, lookahead)) for cache, held in self._paged)
 
-    def reserve(self, requests: Sequence[Request], ahead: int) -> None:
+    def reserve(self, requests: Sequence[Request], lookahead: int) -> None:
         """Take the memory that `fits` speaks of, for a block of these requests."""
-        for engine, held in self._paged:
-            engine.reserve(_spans(requests, held, ahead))
+        for cache, held in self._paged:
+            cache.reserve(_spans(requests, held, lookahead))
 
     @property
-    def postponed(self) -> int:
+    def deferred_rows(self) -> int:
         """Rows with tokens that are to be computed beside a later block, in either cache."""
-        return sum(engine.postponed for engine, _ in self._paged)
+        return sum(engine.deferred_rows for engine in self._engines)
 
-    def finish(self) -> None:
-        """Compute what was postponed."""
-        for engine, _ in self._paged:
-            engine.finish()
-
-    def free(self, row: int) -> None:
-        """A row is nobody's now."""
+    def run_deferred(self) -> None:
+        """Compute what was deferred."""
         for engine in self._engines:
-            engine.free_row(row)
+            engine.run_deferred()
 
-    def prefill(self, request: Request, both: bool, row: int, budget: int, running: Sequence[Request]) -> int:
-        """Prefill up to `budget` more tokens of a prompt in `row`; returns how many.
+    def release(self, row: int) -> None:
+        """Release a row's memory in both caches."""
+        for engine in self._engines:
+            engine.cache.release(row)
 
-        Of a request that was preempted, the tokens that it has decoded are part of it. A request with `prompt_logprobs`
+    def stored(self, request: Request, both: bool, running: Sequence[Request], ends: Mapping[Request, int]) -> int:
+        """Leading tokens of a request that its row holds, or that `prefill` is going to copy."""
+        held = []
+        for role in (self.target, self.auxiliary) if both else (self.target,):
+            own = request.target_cached if role is self.target else request.auxiliary_cached
+            if not own and (role is self.auxiliary or self._is_reusable(request)):
+                kept = self.prefixes[role is self.target].stored(request.prompt[:-1], request.salt)
+                own = max(kept, self._find(role, request, running, ends)[0])
+            held.append(own)
+        return min(held)
+
+    def prefill(self, piece: PromptPiece, running: Sequence[Request]) -> None:
+        """Prefill a piece of a prompt.
+
+        Where a request was preempted, the tokens that it has decoded are part of it. A request with `prompt_logprobs`
         prefills its whole prompt, unless another choice of the prompt has done so.
 
         Args:
-            both: in the auxiliary's cache as well, not in the target's only.
-            budget: at least 1.
             running: requests whose rows may be copied from, by row.
         """
-        tokens, end, last = request.prompt + request.tokens, request.committed - 1, len(request.prompt) - 1
-        at, scores = request.target_held, request.prompt_scores
-        count = request.params.prompt_logprobs if len(scores) < last else None
-        if not at and count is None:
-            request.target_held = self._reuse(self.target, request, row, running)
-            request.statistics.reused_tokens = request.target_held
-        if both and not request.auxiliary_held:
-            request.auxiliary_held = self._reuse(self.auxiliary, request, row, running)
-        held = min(request.target_held, request.auxiliary_held) if both else request.target_held
-        upto = min(end, held + budget)
-        if request.target_held < upto:
-            if count is None:
-                self.target.prefill(row, tokens[request.target_held : upto], request.target_held)
+        request, row, end, both = piece
+        tokens, last = request.prompt + request.tokens, len(request.prompt) - 1
+        at, scores = request.target_cached, request.prompt_scores
+        if not at and self._is_reusable(request):
+            request.target_cached = self._reuse(self.target, request, row, running)
+            request.statistics.reused_tokens = request.target_cached
+        if both and not request.auxiliary_cached:
+            request.auxiliary_cached = self._reuse(self.auxiliary, request, row, running)
+        if request.target_cached < end:
+            if self._is_reusable(request):
+                self.target.prefill(row, tokens[request.target_cached : end], request.target_cached)
             else:
-                scores[at:] = self.target.score_prompt(row, tokens[at : upto + 1], at, count)
-            if request.target_held < last <= upto and self.prefixes:
+                count = request.params.prompt_logprobs
+                assert count is not None
+                scores[at:] = self.target.score_prompt(row, tokens[at : end + 1], at, count)
+            if request.target_cached < last <= end:
                 self.prefixes[1].store(row, tokens[:last], request.salt)
-            request.target_held = upto
+            request.target_cached = end
         if both:
-            self._extend(request, row, upto)
-        return upto - held
+            self._extend(request, row, end)
+
+    @staticmethod
+    def _is_reusable(request: Request) -> bool:
+        """Whether the target need not score the prompt."""
+        return request.params.prompt_logprobs is None or len(request.prompt_scores) >= len(request.prompt) - 1
 
     def catch_up(self, requests: Sequence[Request], drafted: Sequence[bool], budget: int) -> bool:
         """Bring the auxiliary's cache up to date where a running request is drafted for, by `budget` tokens at most.
@@ -106,11 +117,11 @@ class KvCaches:
         behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
         for row in behind if budget > 0 else ():
             request, began = requests[row], time.perf_counter()
-            if not request.auxiliary_held:
-                request.auxiliary_held = self._reuse(self.auxiliary, request, row, requests)
-            held = request.auxiliary_held
+            if not request.auxiliary_cached:
+                request.auxiliary_cached = self._reuse(self.auxiliary, request, row, requests)
+            held = request.auxiliary_cached
             self._extend(request, row, min(request.committed - 2, held + budget))
-            budget -= request.auxiliary_held - held
+            budget -= request.auxiliary_cached - held
             request.statistics.prefill_seconds += time.perf_counter() - began
             if budget <= 0:
                 break
@@ -118,42 +129,53 @@ class KvCaches:
 
     @staticmethod
     def _lags(request: Request) -> bool:
-        return request.auxiliary_held < request.committed - 2
+        return request.auxiliary_cached < request.committed - 2
 
     def _extend(self, request: Request, row: int, upto: int) -> None:
         """Store the sequence in the auxiliary's cache, from what it holds to column `upto`."""
-        held, end = request.auxiliary_held, len(request.prompt) - 1
+        held, end = request.auxiliary_cached, len(request.prompt) - 1
         if held < upto:
             tokens = (request.prompt + request.tokens)[held:upto] if upto > end else request.prompt[held:upto]
+            began = time.perf_counter()
             self.auxiliary.prefill(row, tokens, held)
-            request.auxiliary_held = upto
-            if held < end <= upto and self.prefixes:
+            request.auxiliary_seconds += time.perf_counter() - began
+            request.auxiliary_cached = upto
+            if held < end <= upto:
                 self.prefixes[0].store(row, request.prompt[:end], request.salt)
 
-    def _reuse(self, role: EngineRole, request: Request, row: int, running: Sequence[Request]) -> int:
-        """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
-        if self.prefixes is None:
-            return 0
-        tokens, best, source = request.prompt[:-1], 0, -1
+    def _find(
+        self, role: EngineRole, request: Request, running: Sequence[Request], ends: Mapping[Request, int]
+    ) -> tuple[int, int]:
+        """How many leading columns of a prompt some running request's row holds, and which row; 0 and -1 if few.
+
+        Args:
+            ends: columns that rows are going to hold, where it is not what they hold now.
+        """
+        tokens, best, source = request.prompt[:-1], MIN_SHARED - 1, -1
         for at, other in enumerate(running):
-            held = other.target_held if role is self.target else other.auxiliary_held
+            held = ends.get(other, other.target_cached if role is self.target else other.auxiliary_cached)
             if held > best and other is not request and other.salt == request.salt:
                 shared = min(common_prefix(tokens, other.prompt[:-1]), held)
                 if shared > best:
                     best, source = shared, at
-        if best < SHARED:
-            best = 0
-        else:
-            role.move_row(source, row, best)
-        return self.prefixes[role is self.target].restore(row, tokens, best, request.salt)
+        return (best, source) if source >= 0 else (0, -1)
+
+    def _reuse(self, role: EngineRole, request: Request, row: int, running: Sequence[Request]) -> int:
+        """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
+        best, source = self._find(role, request, running, {})
+        if best:
+            role.engine.cache.copy(source, row, best)
+        return self.prefixes[role is self.target].restore(row, request.prompt[:-1], best, request.salt)
 
     def move(self, request: Request, source: int, to: int) -> None:
-        self.target.move_row(source, to, request.target_held)
-        self.auxiliary.move_row(source, to, request.auxiliary_held)
+        """Copy a request's columns to another row."""
+        self.target.engine.cache.copy(source, to, request.target_cached)
+        self.auxiliary.engine.cache.copy(source, to, request.auxiliary_cached)
 
     def clear(self, row: int) -> None:
-        self.target.clear_row(row)
-        self.auxiliary.clear_row(row)
+        """Zero a row of both caches: after a failure it may hold what is not a number, and poison others."""
+        for engine in self._engines:
+            engine.cache.clear(row)
 
     def restore(self, requests: Sequence[Request]) -> None:
         """A block of these requests, by row, broke off: zero whatever it left behind the columns that they hold.
@@ -163,13 +185,13 @@ class KvCaches:
         """
         for row, request in enumerate(requests):
             drafted = max(0, request.committed - 2)
-            request.auxiliary_held = min(request.auxiliary_held, drafted)
-            self.target.clear_row(row, request.target_held)
-            self.auxiliary.clear_row(row, request.auxiliary_held)
+            request.auxiliary_cached = min(request.auxiliary_cached, drafted)
+            self.target.engine.cache.clear(row, request.target_cached)
+            self.auxiliary.engine.cache.clear(row, request.auxiliary_cached)
 
     def check_integrity(self) -> None:
         """Invariants of the kept prefixes; raises AssertionError."""
-        for prefixes in self.prefixes or ():
+        for prefixes in self.prefixes:
             prefixes.check_integrity()
 
 

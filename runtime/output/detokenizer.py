@@ -61,7 +61,7 @@ class Detokenizer:
         if self._stops is None:
             return False
         self._state, found = self._stops.read(self._state, piece)
-        request.stable -= self._stops.held(self._state)
+        request.stable -= self._stops.pending(self._state)
         if found is None or early:
             return False
         end = before + found

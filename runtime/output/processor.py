@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer, Constraint
 from runtime.decoder.block import Block
 from runtime.output.detokenizer import Detokenizer
@@ -17,7 +16,7 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Totals
 
 TopTokens = list[list[tuple[int, float]]]
-"""Of one row: at each emitted position, the likeliest tokens and their log-probabilities."""
+"""The likeliest tokens of one row and their log-probabilities, at each emitted position."""
 
 
 class OutputProcessor:
@@ -53,50 +52,34 @@ class OutputProcessor:
         """What the request asks of its logits; None if nothing."""
         return self._constraints.get(request.id)
 
-    def process(
-        self,
-        requests: Sequence[Request],
-        params: Sequence[DecodingParams],
-        block: Block,
-        began: float,
-        members: Collection[Request],
-    ) -> dict[Request, Exception]:
-        """Append a block's tokens to its requests, up to each one's stop condition.
+    def process(self, requests: Sequence[Request], block: Block) -> None:
+        """Append a block's tokens to those of its requests that count in it, up to each one's stop condition.
 
-        A request that has ended has its `finish_reason`. It still holds its row, until the loop releases it.
-
-        Args:
-            began: `time.perf_counter()` when the block began.
-            members: requests whose part of it is kept; of the others, nothing changes.
-
-        Returns:
-            what broke, by request; the others are as they should be.
+        A request that has ended, be it by an error, has its `finish_reason`. It still holds its row, until the loop
+        releases it.
         """
-        kept = [(row, request) for row, request in enumerate(requests) if request in members]
-        failures, gained = dict[Request, Exception](), []
-        for row, request in kept:
-            before = len(request.tokens)
+        kept = [(row, request, len(request.tokens)) for row, request in enumerate(requests) if block.given.counts[row]]
+        for row, request, _ in kept:
             try:
                 self._append(request, row, block)
             except Exception as error:
-                failures[request] = error
+                request.fail(error)
             else:
-                if params[row].drafts:
-                    request.auxiliary_held = max(0, request.committed - 2)
-            gained.append(len(request.tokens) - before)
+                if block.given.params[row].drafts:
+                    request.auxiliary_cached = max(0, request.committed - 2)
         now = time.perf_counter()
-        seconds = block.drafted - began, block.scored - block.drafted, now - block.scored
+        seconds = block.drafted - block.began, block.scored - block.drafted, now - block.scored
         self.totals.record_block(*seconds)
-        for (row, request), count in zip(kept, gained, strict=True):
-            if request in failures:
+        for row, request, before in kept:
+            if request.error:
                 continue
+            count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
             if alarm := request.statistics.record_block(drafted, accepted, count, seconds):
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
             self.totals.add(drafted, accepted, count)
-        return failures
 
     def record_prefill(self, request: Request, began: float) -> None:
         """Count the time since `began` as this request's prefill."""
@@ -131,7 +114,7 @@ class OutputProcessor:
                 request.top_log_probs.append(top[index])
             if request.finish_reason:
                 break
-        request.target_held = request.committed - 1
+        request.target_cached = request.committed - 1
         request.blocks += 1
         if request.id in self._constraints:
             self._constraints[request.id].advance(request.tokens[before:])

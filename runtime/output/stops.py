@@ -17,7 +17,7 @@ class StopStrings:
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
         ends = [0]  # of each state, characters of the longest string that ends there; 0 if none does
-        self._held = [0]  # of each state, characters at the text's end that may yet become part of a string
+        self._pending = [0]  # of each state, characters at the text's end that may yet become part of a string
         self._shorter = [0]  # of each state, that of the next shorter end of the text
         begun = dict.fromkeys(dict.fromkeys(strings), 0)
         for depth in range(max(map(len, strings), default=0)):  # level by level: shorter ends are known before
@@ -31,12 +31,12 @@ class StopStrings:
                     shorter = self._step(self._shorter[state], character) if state else 0
                     self._shorter.append(shorter)
                     ends.append(ends[shorter])
-                    self._held.append(self._held[shorter])
+                    self._pending.append(self._pending[shorter])
                 begun[string] = known
                 if depth + 1 == len(string):
                     ends[known] = len(string)
                 else:
-                    self._held[known] = depth + 1
+                    self._pending[known] = depth + 1
         self._ends = ends
 
     def _step(self, state: int, character: str) -> int:
@@ -60,12 +60,10 @@ class StopStrings:
                 found = at + 1 - self._ends[state]
         return state, found
 
-    def held(self, state: int) -> int:
+    def pending(self, state: int) -> int:
         """Characters at the end of the text that may yet be the beginning of a string."""
-        return self._held[state]
+        return self._pending[state]
 
 
-@lru_cache(maxsize=16)
-def automaton(strings: tuple[str, ...]) -> StopStrings:
-    """The automaton of several strings; clients ask for the same ones again."""
-    return StopStrings(strings)
+automaton = lru_cache(maxsize=16)(StopStrings)
+"""The automaton of several strings; clients ask for the same ones again."""

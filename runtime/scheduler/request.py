@@ -50,8 +50,8 @@ class Request:
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
         prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
-        beams: live beams, of a method that keeps some: tokens behind `tokens` and joint log-likelihood of each.
-        target_held, auxiliary_held: leading columns of its row that are right in either cache.
+        target_cached, auxiliary_cached: leading columns of its row that are right in either cache.
+        auxiliary_seconds: what storing the prompt in the auxiliary's cache took, and catching up.
         text: decoded text of `tokens`, cut before a stop string.
         stable: leading characters of `text` that stay whatever follows: no stop string may still begin in them.
         offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
@@ -74,9 +74,9 @@ class Request:
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
     blocks: int = 0
-    beams: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
-    target_held: int = 0
-    auxiliary_held: int = 0
+    target_cached: int = 0
+    auxiliary_cached: int = 0
+    auxiliary_seconds: float = 0.0
     text: str = ""
     stable: int = 0
     offsets: list[int] = field(default_factory=list)
@@ -86,6 +86,10 @@ class Request:
 
     def __post_init__(self) -> None:
         self.statistics.prompt_tokens = len(self.prompt)
+
+    def fail(self, error: Exception) -> None:
+        """End by an error."""
+        self.finish_reason, self.error = "error", error
 
     @property
     def committed(self) -> int:

@@ -6,7 +6,9 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
+from typing import NamedTuple, Protocol
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.scheduler.request import Request
@@ -14,7 +16,7 @@ from runtime.scheduler.request import Request
 Entry = tuple[int, int, Request]
 """A request that waits: -priority, order of arrival, and itself."""
 
-MOST_ACCOUNTS = 4096
+MAX_ACCOUNTS = 4096
 """Clients whose tokens are remembered."""
 
 
@@ -30,15 +32,70 @@ class QueueFull(RuntimeError):
         super().__init__(f"{waiting} requests are waiting already; try again in {retry_after:.1f} s")
 
 
+class RowMemory(Protocol):
+    """What the scheduler asks of the caches' rows."""
+
+    def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
+        """Whether there is memory for all tokens of requests, by row, and for so many columns behind those of each."""
+
+    def stored(self, request: Request, both: bool, running: Sequence[Request], ends: Mapping[Request, int]) -> int:
+        """Leading tokens of a request that need not be prefilled.
+
+        Args:
+            both: in both caches, not in the target's only.
+            running: requests whose rows may be copied from, by row.
+            ends: tokens that some of them are going to have stored before this request's turn.
+        """
+
+    def move(self, request: Request, source: int, to: int) -> None:
+        """Copy a request's columns to another row."""
+
+    def release(self, row: int) -> None:
+        """Release a row's memory."""
+
+
+class PromptPiece(NamedTuple):
+    """Tokens of a prompt that a step stores, from those that its row holds.
+
+    Attributes:
+        row: the request's.
+        end: how many tokens the row then holds.
+        both: whether in the auxiliary's cache as well as in the target's.
+    """
+
+    request: Request
+    row: int
+    end: int
+    both: bool
+
+
+class Plan(NamedTuple):
+    """What a step does.
+
+    Attributes:
+        pieces: what is prefilled, in this order.
+        running: requests of the block behind it, by row; prompts of some are completed by the last pieces.
+        spare_tokens: prompt tokens that the step may prefill besides.
+        preemptions: requests that gave up their rows.
+    """
+
+    pieces: list[PromptPiece]
+    running: list[Request]
+    spare_tokens: int
+    preemptions: int
+
+
 class Scheduler:
     """Admits waiting requests to rows of the KV caches: larger priority first, then the client who was served least.
 
     A client's account holds the tokens of its requests so far, and the next row goes to the smallest account, within a
-    client to whoever came first (the virtual token counter of arXiv 2401.00588). Who comes back after a pause begins
-    with the account of whoever was admitted last: nobody saves up rows, and nobody pays for times when none waited.
+    client to the request that came first (the virtual token counter of arXiv 2401.00588). A client that comes back
+    after a pause begins with the account of the client that was admitted last: pauses save up no rows, and cost none.
 
     Running requests are always rows 0 .. R-1, and the one whose prompt is being stored, if any, is row R. When a row
     becomes free the last running request takes its place, and the joining one the last's: `retire` says what to copy.
+
+    Any thread may submit requests and count them; all else belongs to the thread of the loop.
 
     Args:
         max_draft_len, max_beam_width: largest draft a request may ask for. The batch's draft tree is as deep as its
@@ -66,30 +123,27 @@ class Scheduler:
         self._accounts: dict[str, int] = {}  # tokens of requests that have ended; without an entry, `_clock`
         self._clock = 0
         self._arrivals = itertools.count()
+        self._lock = RLock()  # for the queues, and for who holds a row
 
-    def check(self, *requests: Request) -> None:
-        """Refuse requests that could never run, or never be queued together.
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never run; to be called before it is submitted.
 
         Raises:
-            InvalidInput: a draft is larger than this scheduler allows, or they are more than the queue ever holds.
+            InvalidInput: its draft is larger than this scheduler allows.
             CapacityExceeded: prompt, new tokens and draft tree do not fit a row.
         """
-        if len(requests) > self.max_waiting:
-            raise InvalidInput("n", len(requests), f"give at most {self.max_waiting} (max_waiting)")
-        for request in requests:
-            p = request.params
-            if p.drafted > self.max_draft_len:
-                raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
-            if p.draft_width > self.max_beam_width:
-                field = "branching" if p.spec.form == "branches" else "beam_width"
-                problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
-                raise InvalidInput(field, getattr(p, field), problem)
-            room = self.room_for_tokens
-            if len(request.prompt) >= room:
-                raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
-            if len(request.prompt) + p.max_tokens > room:
-                problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
-                raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
+        p, room = request.params, self.room_for_tokens
+        if p.drafted > self.max_draft_len:
+            raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
+        if p.draft_width > self.max_beam_width:
+            field = "branching" if p.spec.form == "branches" else "beam_width"
+            problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
+            raise InvalidInput(field, getattr(p, field), problem)
+        if len(request.prompt) >= room:
+            raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
+        if len(request.prompt) + p.max_tokens > room:
+            problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
+            raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
 
     @property
     def room_for_tokens(self) -> int:
@@ -97,38 +151,29 @@ class Scheduler:
         return self.capacity - self.max_draft_len * self.max_beam_width
 
     @property
-    def ahead(self) -> int:
+    def lookahead(self) -> int:
         """Columns behind its tokens that a row has room for: the largest draft."""
         return self.capacity - self.room_for_tokens
 
-    def check_room(self, requests: Sequence[Request], handed: Sequence[Request] = ()) -> None:
-        """Refuse requests of one client that the queue has no place for just now.
-
-        Args:
-            handed: those that are going to be queued before them.
-
-        Raises:
-            QueueFull: also where only this client's places are full.
-        """
-        client, waiting = requests[0].client, self._count() + len(handed)
-        has_some = client in self._queues or any(one.client == client for one in handed)
-        missing = waiting + len(requests) - self.max_waiting * (1 if has_some else 2)
-        if missing > 0:
-            raise QueueFull(waiting, self.pace * min(missing, len(requests)))
-
     def submit(self, *requests: Request) -> None:
-        """Queue requests of one client, all or none of them.
+        """Queue requests of one client that `check` lets pass, all or none of them.
 
         Raises:
-            InvalidInput: `check` refuses them.
-            QueueFull: the queue has no room for them all just now.
+            InvalidInput: they are more than the queue ever holds.
+            QueueFull: the queue has no room for them all just now, or only this client's places are full.
         """
-        if self.idle:
-            self._admitted_at = time.perf_counter()
-        self.check(*requests)
-        self.check_room(requests)
-        for request in requests:
-            self._queue((-request.priority, next(self._arrivals), request))
+        if len(requests) > self.max_waiting:
+            field = "n" if requests[0].params.n > 1 else "prompt"
+            raise InvalidInput(field, f"{len(requests)} requests", f"give at most {self.max_waiting} (max_waiting)")
+        with self._lock:
+            places = self.max_waiting * (1 if requests[0].client in self._queues else 2)
+            waiting = self._count()
+            if (missing := waiting + len(requests) - places) > 0:
+                raise QueueFull(waiting, self.pace * min(missing, len(requests)))
+            if self.idle:
+                self._admitted_at = time.perf_counter()
+            for request in requests:
+                self._queue((-request.priority, next(self._arrivals), request))
 
     def _queue(self, entry: Entry) -> None:
         client = entry[2].client
@@ -137,34 +182,41 @@ class Scheduler:
         heapq.heappush(self._queues.setdefault(client, []), entry)
 
     def _open_account(self, client: str) -> None:
-        """Somebody has something waiting again. Accounts below the clock say nothing, and are forgotten."""
-        if len(self._accounts) >= MOST_ACCOUNTS:
+        """A client has a request waiting again. Accounts below the clock say nothing, and are forgotten."""
+        if len(self._accounts) >= MAX_ACCOUNTS:
             kept = self._queues.keys() | {request.client for request in self.holders}
-            known = sorted(self._accounts.items(), key=lambda account: account[1])[-MOST_ACCOUNTS // 2 :]
+            known = sorted(self._accounts.items(), key=lambda account: account[1])[-MAX_ACCOUNTS // 2 :]
             known = [(name, tokens) for name, tokens in known if tokens > self._clock]
             self._accounts = dict(known) | {name: self._accounts[name] for name in kept if name in self._accounts}
         self._accounts[client] = max(self._accounts.get(client, 0), self._clock - self._unsettled()[client])
 
     def _unsettled(self) -> Counter[str]:
-        """Tokens of each client's requests that hold a row."""
+        """Tokens of each client's requests that hold a row, which its account does not have yet."""
         tokens = Counter[str]()
         for request in self.holders:
             tokens[request.client] += request.cost
         return tokens
 
     def _count(self) -> int:
-        return sum(map(len, list(self._queues.values())))
+        return sum(map(len, self._queues.values()))
 
     @property
     def room(self) -> int:
         """Requests the queue still takes, of any client."""
-        return max(0, self.max_waiting - self._count())
+        with self._lock:
+            return max(0, self.max_waiting - self._count())
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Requests that hold a row, and requests that wait."""
+        with self._lock:
+            return len(self.holders), self._count()
 
     @property
     def waiting(self) -> list[Request]:
         """Waiting requests in the order of their priority, then of their arrival."""
-        entries = [entry for queue in list(self._queues.values()) for entry in list(queue)]
-        return [request for _, _, request in sorted(entries, key=lambda entry: entry[:2])]
+        with self._lock:
+            return [request for _, _, request in sorted(entry for queue in self._queues.values() for entry in queue)]
 
     @property
     def requests(self) -> set[Request]:
@@ -176,13 +228,50 @@ class Scheduler:
         """Requests that hold a row, by row: those that decode, and the one whose prompt is being stored."""
         return [*self.running, *filter(None, [self.joining])]
 
+    def schedule(
+        self, max_tokens: int, caches: RowMemory, is_drafted: Callable[[Request], bool] = lambda request: True
+    ) -> Plan:
+        """What a step does: which prompts are prefilled, up to `max_tokens` tokens of them, and which requests run.
+
+        Requests are admitted while rows, memory and tokens last. Where memory does not last for the next block of those
+        that run, some are preempted; one request alone always fits.
+
+        Args:
+            is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
+        """
+        pieces, ends, left, preemptions = list[PromptPiece](), dict[Request, int](), max_tokens, 0
+        while left > 0:
+            request = self.next(lambda one: caches.fits([*self.running, one], self.lookahead))
+            if request is None:
+                break
+            both = is_drafted(request)
+            start = caches.stored(request, both, self.running, ends)
+            end = max(start, min(request.committed - 1, start + left))
+            left -= end - start
+            pieces.append(PromptPiece(request, len(self.running), end, both))
+            ends[request] = end
+            if end < request.committed - 1 or not request.params.max_tokens:
+                break
+            self.join()
+        while len(self.holders) > 1 and not caches.fits(self.running, self.lookahead):
+            self.preempt(self.last, caches)
+            preemptions += 1
+        holders = self.holders
+        if preemptions:
+            pieces = [one._replace(row=holders.index(one.request)) for one in pieces if one.request in holders]
+        return Plan(pieces, list(self.running), left, preemptions)
+
     def next(self, fits: Callable[[Request], bool] = lambda request: True) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free.
 
         Args:
             fits: whether the caches have room for a request now; the one whose turn it is waits until they have.
         """
-        if self.joining is None and self._queues and len(self.running) < self.rows:
+        with self._lock:
+            if self.joining is not None:
+                return self.joining if fits(self.joining) else None
+            if not self._queues or len(self.running) == self.rows:
+                return None
             unsettled = self._unsettled()
             accounts = {client: self._accounts[client] + unsettled[client] for client in self._queues}
             client = min(
@@ -192,62 +281,63 @@ class Scheduler:
                 return None
             self._clock = max(self._clock, accounts[client])
             entry = heapq.heappop(self._queues[client])
-            self.joining = entry[2]
-            self._entries[self.joining] = entry
             if not self._queues[client]:
                 del self._queues[client]
+            self.joining = entry[2]
+            self._entries[self.joining] = entry
             now = time.perf_counter()
             self.pace += 0.2 * (now - self._admitted_at - self.pace)
             self._admitted_at = now
-        elif self.joining is not None and not fits(self.joining):
-            return None
-        return self.joining
+            return self.joining
 
     def join(self) -> None:
         """The joining request's prompt is stored: it decodes from now on, where it is."""
         assert self.joining is not None
-        joined, self.joining = self.joining, None  # another thread that counts never counts it twice
-        self.running.append(joined)
+        with self._lock:
+            self.running.append(self.joining)
+            self.joining = None
 
-    def retire(self, request: Request) -> list[tuple[int, int]]:
-        """Take a request out, wherever it is; returns the rows to copy, (source, to), in this order."""
-        if request not in self.holders:
+    def retire(self, request: Request, caches: RowMemory) -> None:
+        """Take a request out, wherever it is; requests behind its row move up."""
+        with self._lock:
+            if request in self._entries:
+                self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
+                self._leave(request, caches)
+                return
             left = [entry for entry in self._queues.get(request.client, ()) if entry[2] is not request]
             heapq.heapify(left)
-            if left:  # in one step, for another thread may count
+            if left:
                 self._queues[request.client] = left
             else:
                 self._queues.pop(request.client, None)
-            return []
-        self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
-        return self._leave(request)
 
     @property
     def last(self) -> Request:
-        """Of those that hold a row, the one of the least priority that arrived last."""
+        """The request of the least priority, among those that hold a row, that arrived last."""
         return max(self._entries.values())[2]
 
-    def preempt(self, request: Request) -> list[tuple[int, int]]:
-        """Put a request that holds a row back to where it was in the queue; returns what `retire` does."""
-        entry = self._entries[request]
-        moves = self._leave(request)
-        self._queue(entry)
-        return moves
+    def preempt(self, request: Request, caches: RowMemory) -> None:
+        """Put a request that holds a row back to where it was in the queue; its caches are computed anew, later."""
+        with self._lock:
+            entry = self._entries[request]
+            self._leave(request, caches)
+            self._queue(entry)
+        request.target_cached = request.auxiliary_cached = 0
+        request.statistics.preemptions += 1
 
-    def _leave(self, request: Request) -> list[tuple[int, int]]:
-        """Take a request's row from it; returns the rows to copy."""
+    def _leave(self, request: Request, caches: RowMemory) -> None:
+        """Let the last running request take a row, and the joining one the last's."""
         del self._entries[request]
         if request is self.joining:
             self.joining = None
-            return []
-        row, moves = self.running.index(request), []
-        last = self.running.pop()
-        if last is not request:
-            self.running[row] = last
-            moves.append((len(self.running), row))
-        if self.joining is not None:
-            moves.append((len(self.running) + 1, len(self.running)))
-        return moves
+        else:
+            row, last = self.running.index(request), self.running.pop()
+            if last is not request:
+                self.running[row] = last
+                caches.move(last, len(self.running), row)
+            if self.joining is not None:
+                caches.move(self.joining, len(self.running) + 1, len(self.running))
+        caches.release(len(self.holders))
 
     @property
     def idle(self) -> bool:
@@ -266,7 +356,7 @@ class Scheduler:
             assert request.finish_reason is None, "a finished request holds a row"
             assert request.committed <= self.room_for_tokens
         for request in self.running:
-            assert request.target_held == request.committed - 1, "the target's cache is not the request's"
-            assert 0 <= request.auxiliary_held <= request.committed - 1
+            assert request.target_cached == request.committed - 1, "the target's cache is not the request's"
+            assert 0 <= request.auxiliary_cached <= request.committed - 1
             if request.params.drafts and not request.params.adaptive:
-                assert request.auxiliary_held >= request.committed - 2, "the auxiliary's cache lags"
+                assert request.auxiliary_cached >= request.committed - 2, "the auxiliary's cache lags"

@@ -162,7 +162,7 @@ class Totals(Counts):
 
     Attributes:
         turns: decoding blocks, each of one or more rows.
-        prefill_seconds, draft_seconds, score_seconds, commit_seconds: sums over turns, each counted once.
+        prefill_seconds, draft_seconds, score_seconds, commit_seconds: sums over blocks, each counted once.
         unrecorded: on a GPU, blocks that were not launched as a CUDA graph, by reason.
         queue, first_token, total: seconds a request.
         per_token: seconds between a request's tokens, its mean after the first.

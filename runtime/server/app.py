@@ -30,7 +30,7 @@ def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
     """The ASGI application. It starts the engine, and stops it in the end.
 
     Args:
-        engine: an engine that has not been started; nobody else uses it.
+        engine: an engine that has not been started, for this application alone.
 
     Raises:
         InvalidInput: an option cannot be honoured.

@@ -19,15 +19,15 @@ from runtime.server.errors import ApiError
 
 T = TypeVar("T")
 
-MOST_VALUES = 50_000
-"""Values of one body at most: reading so many takes 5 to 20 ms. Commas and brackets inside strings count as well."""
+MAX_VALUES = 50_000
+"""Most values of one body: reading so many takes 5 to 20 ms. Commas and brackets inside strings count as well."""
 
-PAUSE = 3
-"""After reading a large body for a time, the thread rests for so many times as long. Several in a row would otherwise
-stop the engine for longer than any one of them does."""
+REST_RATIO = 3
+"""After reading a large body, the thread rests for so many times as long. Several in a row would otherwise stop the
+engine for longer than any one of them does."""
 
-SMALL = 32 * 1024
-"""Bytes of a body that is read in the event loop: at most 5 ms, less than it would wait for another thread."""
+INLINE_BYTES = 32 * 1024
+"""Largest body that is read in the event loop: at most 5 ms, less than it would wait for another thread."""
 
 
 def check_body(data: bytes) -> None:
@@ -37,8 +37,8 @@ def check_body(data: bytes) -> None:
         ApiError: 413.
     """
     values = len(data) - len(data.translate(None, b",[{"))
-    if values > MOST_VALUES:
-        problem = f"the body has {values} commas and opening brackets, and the server reads at most {MOST_VALUES}"
+    if values > MAX_VALUES:
+        problem = f"the body has {values} commas and opening brackets, and the server reads at most {MAX_VALUES}"
         raise ApiError(413, f"{problem}; send fewer values per request", code="body_too_large")
 
 
@@ -60,7 +60,7 @@ class BodyReader:
 
     async def run(self, data: bytes, function: Callable[..., T], *arguments: Any) -> T:
         """`function(*arguments)`, which reads `data` or what came of it."""
-        if len(data) <= SMALL:
+        if len(data) <= INLINE_BYTES:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._in_turn, function, *arguments)
 
@@ -71,4 +71,4 @@ class BodyReader:
             return function(*arguments)
         finally:
             ended = time.perf_counter()
-            self._rested = ended + PAUSE * (ended - began)
+            self._rested = ended + REST_RATIO * (ended - began)

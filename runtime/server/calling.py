@@ -52,10 +52,6 @@ class Form:
         """What tells a call from other text."""
         return self.before.strip() or self.opening
 
-    def taught(self, template: str) -> bool:
-        """Whether a chat template shows the model this form."""
-        return re.search(self.sign, template) is not None
-
 
 HERMES = Form(r"<tool_call>(?:\\n|\s)*\{", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
 LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters")
@@ -83,7 +79,7 @@ class Calling:
         Raises:
             InvalidInput: the template has no form that is known, or the choice is not among the tools.
         """
-        form = next((form for form in FORMS if form.taught(template)), None)
+        form = next((form for form in FORMS if re.search(form.sign, template)), None)
         choice, functions = chat.choice, [tool.function for tool in chat.tools]
         if choice == "none" or (not functions and choice == "auto"):
             return None
@@ -150,7 +146,7 @@ class Calling:
         return "\n".join([f"start: {'other* ' if others else ''}(TEXT | opening {calls})", *rules])
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
+    def reported_as_tools(self) -> Iterator[None]:
         """An error of the grammar, which no client has written, becomes one of the tools."""
         try:
             yield

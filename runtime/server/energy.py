@@ -14,7 +14,7 @@ class NoCounters(Exception):
 
 
 class GpuEnergy:
-    """Energy of all GPUs of the machine: whatever runs on one counts, this process or not.
+    """Energy of all GPUs of the machine, whichever processes use them.
 
     Nothing is ever estimated. The counters are looked for at the first call.
     """
@@ -25,7 +25,6 @@ class GpuEnergy:
 
     @cached_property
     def _counters(self) -> Mapping[int, tuple[Callable[[], float], float]]:
-        """The counters, each with what it read when they were found."""
         try:
             return {index: (read, read()) for index, read in gpu_counters().items()}
         except NoCounters as problem:

@@ -20,7 +20,7 @@ from runtime.scheduler.scheduler import QueueFull
 
 log = logging.getLogger(__name__)
 
-_INVALID, _PLAIN = "invalid_request_error", ("str", "int", "float", "bool")
+_INVALID, _UNION_MEMBERS = "invalid_request_error", ("str", "int", "float", "bool")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
@@ -95,7 +95,9 @@ def _invalid(error: ValidationError) -> ApiError:
     if isinstance(context.get("error"), InvalidInput):
         return api_error(context["error"])
     # a part that is no index and no field's name is a member of a union
-    path = takewhile(lambda part: isinstance(part, int) or (part.isidentifier() and part not in _PLAIN), first["loc"])
+    path = takewhile(
+        lambda part: isinstance(part, int) or (part.isidentifier() and part not in _UNION_MEMBERS), first["loc"]
+    )
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if first["type"] == "unknown_field":
         name = f"{param}.{context['name'][:100]}".lstrip(".")

@@ -23,25 +23,25 @@ HEAD_BYTES = 64 * 1024
 """Largest request line, headers and trailers together. What has no end yet may exceed it by one read of the socket."""
 HEAD_FIELDS = 256
 """Most headers and trailers of a request."""
-PIPELINED = 16
+MAX_PIPELINED = 16
 """Most requests that a connection may send ahead of their answers."""
-SPARE = 64
+SPARE_FILES = 64
 """Files that a process may still open when all connections are taken; as many more connections are told so."""
 
 
-def most_connections(options: ServerOptions) -> int:
+def connection_limit(options: ServerOptions) -> int:
     """Connections that may be open at a time: what the options say, as far as the process may open so many files."""
-    most = options.max_connections
+    limit = options.max_connections
     if sys.platform == "win32":
-        return most
+        return limit
     import resource
 
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    allowed = files - len(os.listdir("/dev/fd")) - 2 * SPARE
-    if files != resource.RLIM_INFINITY and allowed < most:
-        most = max(1, allowed)
-        log.info("at most %d connections, because the process may open %d files (ulimit -n)", most, files)
-    return most
+    allowed = files - len(os.listdir("/dev/fd")) - 2 * SPARE_FILES
+    if files != resource.RLIM_INFINITY and allowed < limit:
+        limit = max(1, allowed)
+        log.info("at most %d connections, because the process may open %d files (ulimit -n)", limit, files)
+    return limit
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -51,12 +51,12 @@ class LimitedProtocol(HttpToolsProtocol):
     longest. Where there is none either, requests on it are answered with 503.
 
     Args:
-        most: connections that may be open at a time.
+        limit: connections that may be open at a time.
     """
 
-    def __init__(self, *given: Any, options: ServerOptions, most: int, **named: Any) -> None:
+    def __init__(self, *given: Any, options: ServerOptions, limit: int, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._options, self._most = options, most
+        self._options, self._limit = options, limit
         self._late: asyncio.TimerHandle | None = None  # while something of a request has to arrive
         self._unread: asyncio.TimerHandle | None = None  # while the client has to read
         self._in_head, self._fields, self._field_bytes = True, 0, 0
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect()
-        if len(self.connections) > self._most:
+        if len(self.connections) > self._limit:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,12 +109,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arrived()
         self._in_head, self._progress = False, True
         if self._full:
-            message = f"all {self._most} connections are taken; try again"
+            message = f"all {self._limit} connections are taken; try again"
             self._refuse(ApiError(503, message, code="too_many_connections", headers={"retry-after": "1"}))
         if not self.transport.is_closing():
             super().on_headers_complete()
             self._cycles.append(self.cycle)
-            if len(self.pipeline) > PIPELINED:
+            if len(self.pipeline) > MAX_PIPELINED:
                 self._refuse(_too_long())
 
     def on_body(self, body: bytes) -> None:
@@ -134,7 +134,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since = self.loop.time()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_response_complete()
-        if self.cycle.more_body:  # nobody reads the rest of its body, but it must end
+        if self.cycle.more_body:  # the application does not read the rest of its body, but it must end
             self._expect()
         self._watch()
 
@@ -147,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._watch()
 
     def _watch(self) -> None:
-        """The client has so long to take something, from now on."""
+        """Start the timeout of a client that does not read, if it has something to read."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -163,11 +163,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _idle(self) -> bool:
-        """Whether it has no complete request that is being answered."""
+        """Whether no complete request is being answered."""
         return not self.transport.is_closing() and all(cycle.more_body for cycle in self._cycles)
 
     def _disconnected(self) -> None:
-        """All that is being answered is told that the client has gone, which uvicorn tells the last one only."""
+        """Tell every request that is being answered that the client has gone; uvicorn tells the last one only."""
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -179,14 +179,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         still = [one for one in self.connections if not one.transport.is_closing()]
         idle = [one for one in still if one is not self and isinstance(one, LimitedProtocol) and one._idle]
-        if len(still) <= self._most:
+        if len(still) <= self._limit:
             return
         if idle:
             message = "the connection was needed for another client; send the request again"
             min(idle, key=lambda one: one._since)._refuse(ApiError(408, message, code="timeout"))
             return
         self._full = True
-        if len(still) > self._most + SPARE:
+        if len(still) > self._limit + SPARE_FILES:
             self.transport.abort()
 
     def _count(self, size: int) -> None:
@@ -195,7 +195,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(_too_long())
 
     def _expect(self) -> None:
-        """For the rest of a head, or of a body that nobody reads; most heads come whole and are not waited for."""
+        """Wait for the rest of a head, or of a body that is not read; most heads come whole and need no wait."""
         self._arrived()
         seconds = self._options.body_seconds
         error = ApiError(408, f"the request did not arrive within {seconds:g} s", code="timeout")
@@ -223,5 +223,5 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _too_long() -> ApiError:
-    problem = f"more than {HEAD_BYTES} bytes or {HEAD_FIELDS} fields of headers, or {PIPELINED} requests ahead"
+    problem = f"more than {HEAD_BYTES} bytes or {HEAD_FIELDS} fields of headers, or {MAX_PIPELINED} requests ahead"
     return ApiError(431, problem, code="head_too_large")

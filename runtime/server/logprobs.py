@@ -14,13 +14,13 @@ from mtad.errors import InvalidInput
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 
-LOWEST = -9999.0
+MIN_LOGPROB = -9999.0
 """What OpenAI reports for a log-probability that is (nearly) minus infinity; JSON has no infinity."""
 
 LAST_BYTE = ("ÿ", "<0xFF>")
 """Names of the byte 0xFF in vocabularies of bytes; llguidance marks special tokens by it, and decodes it to nothing."""
 
-MOST_PROMPT_LOGPROBS = 2**19
+MAX_PROMPT_LOGPROBS = 2**19
 """Most log-probabilities of prompts in an answer, with alternatives and for each choice: 50 MB while it is made."""
 
 
@@ -28,10 +28,10 @@ def check_size(values: int) -> None:
     """Refuse an answer with too many log-probabilities of prompts.
 
     Raises:
-        InvalidInput: there are more than `MOST_PROMPT_LOGPROBS`.
+        InvalidInput: there are more than `MAX_PROMPT_LOGPROBS`.
     """
-    if values > MOST_PROMPT_LOGPROBS:
-        problem = f"at most {MOST_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
+    if values > MAX_PROMPT_LOGPROBS:
+        problem = f"at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
         raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
 
 
@@ -96,12 +96,12 @@ class TokenNames:
         likely = [
             None
             if own is None
-            else {self.key(other): max(value, LOWEST) for other, value in (*some[::-1], (token, own))}
+            else {self.key(other): max(value, MIN_LOGPROB) for other, value in (*some[::-1], (token, own))}
             for token, own, some in tokens
         ]
         return {
             "tokens": [self.key(token) for token, _, _ in tokens],
-            "token_logprobs": [None if own is None else max(own, LOWEST) for _, own, _ in tokens],
+            "token_logprobs": [None if own is None else max(own, MIN_LOGPROB) for _, own, _ in tokens],
             "top_logprobs": likely if count else None,
             "text_offset": offsets,
         }
@@ -110,7 +110,7 @@ class TokenNames:
         """What the target says of a prompt, in the shape of vLLM's `prompt_logprobs`: nothing of its first token."""
 
         def entry(token: int, value: float, rank: int) -> dict[str, Any]:
-            return {"logprob": max(value, LOWEST), "rank": rank, "decoded_token": self.name(token)[0]}
+            return {"logprob": max(value, MIN_LOGPROB), "rank": rank, "decoded_token": self.name(token)[0]}
 
         return [
             None,
@@ -131,9 +131,8 @@ class TokenNames:
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
         text, raw = self.name(token)
-        return {"token": text, "logprob": max(value, LOWEST), "bytes": list(raw)}
+        return {"token": text, "logprob": max(value, MIN_LOGPROB), "bytes": list(raw)}
 
 
 def _tokens(delta: OutputDelta) -> Iterable[tuple[int, float, list[tuple[int, float]]]]:
-    """Each token with its log-probability and its alternatives."""
     return zip(delta.token_ids, delta.logprobs, delta.top_logprobs or [[]] * len(delta.token_ids), strict=True)

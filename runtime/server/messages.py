@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError, from_json
 from mtad.errors import InvalidInput
 from runtime.server.strict import Items, StrictModel
 
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 """Functions per request, and calls per message; OpenAI's limit."""
 
 
@@ -106,7 +106,7 @@ class Message(StrictModel):
     name: str | None = None
     refusal: None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(None, description="the call that a tool's message is the result of")
 
     def plain(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Message(StrictModel):
         return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
 
 
-Tools = Annotated[Items[Tool], Field(max_length=MOST_TOOLS)]
+Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 

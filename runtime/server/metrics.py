@@ -60,7 +60,7 @@ class Metrics(Collector):
     """All metrics of one server.
 
     Attributes:
-        gaps: seconds between two deltas of a choice; whoever sends them adds to it.
+        gaps: seconds between two deltas of a choice; the responders add to it.
     """
 
     def __init__(self, engine: AsyncLLM, model: str) -> None:

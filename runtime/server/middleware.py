@@ -1,4 +1,4 @@
-"""What stands before every route: who asks, limits of bodies, the count of responses. Plain ASGI."""
+"""What stands before every route: the client's key, limits of bodies, the count of responses. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from runtime.server.errors import ApiError, api_error
 from runtime.server.options import ServerOptions
 
 CLIENT = "mtad.client"
-"""Key of an ASGI scope: the `Client` who asks."""
+"""Key of an ASGI scope: the request's `Client`."""
 
 BODIES_AT_ONCE = 32
-"""As much memory as so many of the largest bodies take is given to the bodies of all requests together."""
+"""The bodies of all requests together may take as much memory as so many of the largest bodies."""
 
 _CLOSE = {"connection": "close"}
 
 
 class Client(NamedTuple):
-    """Who sent a request.
+    """The sender of a request.
 
     Attributes:
         name: for fairness: one per API key, or per address where no keys are used.
@@ -49,7 +49,7 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
         self._app, self._options, self._responded = app, options, responded
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
-        self._held = 0  # bytes of bodies whose requests have not ended
+        self._body_bytes = 0  # bytes of bodies whose requests have not ended
         self._hosts = {name.lower() for name in (*options.allowed_hosts, "localhost", socket.gethostname())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +57,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         scope["app"] = self  # then Starlette raises what it has no route for, and does not answer in its own words
-        begun, held = False, Counter[str]()
+        begun, received = False, Counter[str]()
 
         async def counted(message: Message) -> None:
             nonlocal begun
@@ -70,18 +70,18 @@ class Guard:
             headers = Headers(scope=scope)
             if CLIENT not in scope:  # of a replica, the gateway has checked it
                 scope[CLIENT] = self._client(scope, headers)
-            await self._app(scope, self._limited(headers, receive, held), counted)
+            await self._app(scope, self._limited(headers, receive, received), counted)
         except ClientDisconnect:
-            pass  # it left while it was still sending; nobody is there to be told
+            pass  # the client left while it was still sending, and cannot be answered
         except Exception as error:
             if begun:
                 raise
             await api_error(error).response(scope, receive, counted)
         finally:
-            self._held -= held.total()
+            self._body_bytes -= received.total()
 
     def _client(self, scope: Scope, headers: Headers) -> Client:
-        """Who asks. For models and tokens, wherever the application is mounted, it must be somebody who may."""
+        """The client; for models and tokens, wherever the application is mounted, it must be an allowed one."""
         address = scope.get("client")
         client = Client(_network(address[0]) if address else "")
         if "/v1/" not in scope["path"] and not scope["path"].endswith(("/tokenize", "/detokenize")):
@@ -112,8 +112,8 @@ class Guard:
         )
         raise ApiError(403, message, code="host_not_allowed")
 
-    def _limited(self, headers: Headers, receive: Receive, held: Counter[str]) -> Receive:
-        """`receive` within the limits of size and time; raises `ApiError`. Counts what it receives in `held`."""
+    def _limited(self, headers: Headers, receive: Receive, received: Counter[str]) -> Receive:
+        """`receive` within the limits of size and time; raises `ApiError`. Counts what it receives in `received`."""
         most, complete = self._options.max_body_bytes, False
         message = f"the body is larger than {most} bytes, the server's limit"
         too_large = ApiError(413, message, code="body_too_large", headers=_CLOSE)
@@ -134,12 +134,12 @@ class Guard:
                 late = f"the body did not arrive within {self._options.body_seconds:g} s"
                 raise ApiError(408, late, code="timeout", headers=_CLOSE) from None
             size = len(message.get("body", b""))
-            held["body"] += size
-            self._held += size
+            received["body"] += size
+            self._body_bytes += size
             complete = not message.get("more_body", False)
-            if held["body"] > most:
+            if received["body"] > most:
                 raise too_large
-            if self._held > BODIES_AT_ONCE * most:
+            if self._body_bytes > BODIES_AT_ONCE * most:
                 problem = "too many large requests are being sent; try again"
                 raise ApiError(503, problem, code="unavailable", headers={**_CLOSE, "retry-after": "1"})
             return message
@@ -148,7 +148,6 @@ class Guard:
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is an IP address."""
     try:
         ip_address(name)
     except ValueError:
@@ -157,7 +156,7 @@ def _is_address(name: str) -> bool:
 
 
 def _network(address: str) -> str:
-    """What one client is likely to have of addresses: one of version 4, or a network of 64 bits of version 6."""
+    """The addresses that one client is likely to have: one of version 4, or a network of 64 bits of version 6."""
     if ":" not in address or not _is_address(address):
         return address
     six = IPv6Address(address)

@@ -94,7 +94,6 @@ class ResponseObjects(OpenAIResponse):
         yield "output_item.done", {"output_index": len(self._items) - 1, "item": item}
 
     def _place(self) -> dict[str, Any]:
-        """Where the last item is."""
         item = self._items[-1]
         part = {"content_index": 0} if item["type"] == "message" else {}
         return {"item_id": item["id"], "output_index": len(self._items) - 1, **part}

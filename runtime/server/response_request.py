@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.server.messages import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     Arguments,
     Chat,
     Function,
@@ -104,7 +104,7 @@ class ResponseRequest(Body):
     instructions: str | None = Field(None, description="a system message before the input")
     max_output_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
     text: TextOptions | None = None
-    tools: Annotated[Items[ResponseTool], Field(max_length=MOST_TOOLS)] = Field([])
+    tools: Annotated[Items[ResponseTool], Field(max_length=MAX_TOOLS)] = Field([])
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
 

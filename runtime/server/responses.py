@@ -170,7 +170,6 @@ class OpenAIResponse:
         return choice | {"mtad": extension}
 
     def _said(self, index: int, text: str, ended: bool, chunk: bool) -> dict[str, Any]:
-        """The content of a choice's new text, and its calls."""
         content, calls = self._readers[index].read(text, ended)
         if not calls:
             return {"content": content}
@@ -217,7 +216,6 @@ class OpenAIResponse:
         }
 
     def _counts(self, tokens: int) -> dict[str, int]:
-        """OpenAI's counts after so many tokens of all choices."""
         prompt = sum(len(request.prompt) for request in self._requests[:: self._n])
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 

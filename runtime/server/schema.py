@@ -21,7 +21,7 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
 from runtime.server.messages import Chat, Message, ToolChoice, Tools
-from runtime.server.strict import MOST_BIASES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
+from runtime.server.strict import MAX_ENTRIES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
 from runtime.server.translation import translate
 
 Token = Annotated[int, Field(ge=0)]
@@ -30,9 +30,9 @@ Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
     "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],  # the error says what to use instead
     "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
-    "stop_token_ids": Annotated[Items[Token], Field(max_length=MOST_BIASES)],
-    "bad_words": Annotated[Items[str], Field(max_length=MOST_BIASES)],
-    "logit_bias": Annotated[dict[str, float], Field(max_length=MOST_BIASES)],
+    "stop_token_ids": Annotated[Items[Token], Field(max_length=MAX_ENTRIES)],
+    "bad_words": Annotated[Items[str], Field(max_length=MAX_ENTRIES)],
+    "logit_bias": Annotated[dict[str, float], Field(max_length=MAX_ENTRIES)],
     "json_schema": str | dict[str, Any],
 }
 
@@ -82,7 +82,7 @@ class ResponseFormat(StrictModel):
         return json.dumps(self.json_schema.schema_) if self.json_schema else '{"type": "object"}'
 
 
-LONGEST = ("max_completion_tokens", "max_output_tokens")
+MAX_TOKENS_NAMES = ("max_completion_tokens", "max_output_tokens")
 """What kinds of request call max_tokens beside its own name."""
 
 
@@ -126,12 +126,12 @@ class Body(_Parameters):
     @property
     def limited(self) -> bool:
         """Whether it says how many new tokens it wants; otherwise it gets what fits."""
-        return not self.model_fields_set.isdisjoint(("max_tokens", *LONGEST))
+        return not self.model_fields_set.isdisjoint(("max_tokens", *MAX_TOKENS_NAMES))
 
     @property
     def renamed(self) -> dict[str, str]:
         """What fields of `DecodingParams` are called here, where it differs."""
-        longest = [("max_tokens", name) for name in LONGEST if name in self.model_fields_set]
+        longest = [("max_tokens", name) for name in MAX_TOKENS_NAMES if name in self.model_fields_set]
         return dict(longest) | ({"json_schema": "response_format"} if self.response_format else {})
 
     @property
@@ -160,7 +160,7 @@ class Body(_Parameters):
         """
         values = {name: getattr(self, name) for name in self.model_fields_set.intersection(PARAMETERS)}
         values["top_logprobs"] = self.alternatives or 0
-        for name in self.model_fields_set.intersection(LONGEST):
+        for name in self.model_fields_set.intersection(MAX_TOKENS_NAMES):
             if values.setdefault("max_tokens", getattr(self, name)) != getattr(self, name):
                 raise InvalidInput(name, getattr(self, name), "max_tokens says something else; give one of them")
         if self.prompt_alternatives is not None:

@@ -38,12 +38,12 @@ from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest, advertised
-from runtime.server.streaming import Responder, attended
+from runtime.server.streaming import Responder, cancel_on_disconnect
 from runtime.server.tracing import Span, Tracing
 
 Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
 
-Asked = tuple[DecodingParams, Chat | None, Calling | None]
+ParsedRequest = tuple[DecodingParams, Chat | None, Calling | None]
 """What a request asks for: its parameters, the chat that it continues, and how answers may call functions."""
 
 
@@ -63,17 +63,17 @@ class Service:
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
     async def complete(self, kind: type[Body], request: Request) -> ASGIApp:
-        """Check a request for text and queue it; what cannot be used is answered with an error."""
+        """Check a request for text and queue it; a request that cannot be used is answered with an error."""
         span, names = self._tracing.begin(request.scope["path"], request.headers), dict[str, str]()
         arrived = asyncio.get_running_loop().time()
         try:
             body = await self._read(request, kind)
             names = body.renamed
             span.read(body)
-            asked = await self._bodies.run(await request.body(), self._asked, body)
+            asked = await self._bodies.run(await request.body(), self._parse, body)
             # a grammar may take its time to be compiled
             submitted = self._submit(body, asked, request, span, arrived)
-            return await attended(request.receive, arrived, self.options.request_seconds, submitted)
+            return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
             span.end({}, "the client went away")
             raise
@@ -146,8 +146,7 @@ class Service:
         content, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    def _asked(self, body: Body) -> Asked:
-        """Understand a request; raises InvalidInput."""
+    def _parse(self, body: Body) -> ParsedRequest:
         pair, chat = self.engine.llm.pair, body.chat
         params = body.parameters(pair.defaults)
         calling = Calling.of(chat, self._template.source(chat.tools)) if chat else None
@@ -155,7 +154,9 @@ class Service:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
         return params, chat, calling
 
-    async def _submit(self, body: Body, asked: Asked, request: Request, span: Span, arrived: float) -> Responder:
+    async def _submit(
+        self, body: Body, asked: ParsedRequest, request: Request, span: Span, arrived: float
+    ) -> Responder:
         params, chat, calling = asked
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
@@ -175,7 +176,7 @@ class Service:
             check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
-        with calling.blamed() if calling else nullcontext():
+        with calling.reported_as_tools() if calling else nullcontext():
             stream = await self.engine.submit_many(prompts, params, body.priority, **others)
         echoes: list[Echo] = []
         if isinstance(body, CompletionRequest) and body.echo:
@@ -216,7 +217,6 @@ class Service:
         return await self.engine.in_thread(len(prompt), self.engine.llm.tokenize, prompt, special_tokens)
 
     def _echoes(self, prompts: Sequence[Prompt], requests: Sequence[EngineRequest]) -> list[Echo]:
-        """What is repeated of prompts, each with the first of its requests."""
         tokenizer = self.engine.llm.pair.tokenizer
         each = zip(prompts, requests, strict=True)
         return [Echo.of(prompt_text(tokenizer, one), r.prompt, tokenizer.backend_tokenizer) for one, r in each]

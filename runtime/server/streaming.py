@@ -33,8 +33,8 @@ async def client_left(receive: Receive) -> None:
         pass
 
 
-async def attended(receive: Receive, arrived: float, seconds: float, work: Awaitable[T]) -> T:
-    """What `work` returns, for as long as somebody waits for it; else it is cancelled.
+async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float, work: Awaitable[T]) -> T:
+    """What `work` returns; it is cancelled when the client goes away or time is up.
 
     Args:
         arrived: when it came, on the event loop's clock.

@@ -30,8 +30,8 @@ UNSUPPORTED = {
 
 STOP_STRINGS, STOP_CHARACTERS = 16, 4096
 """Most stop strings of a request, and most characters of all of them together; or of all bad words."""
-MOST_BIASES = 1024
-"""Most entries of `logit_bias`, of `stop_token_ids` and of `bad_words`."""
+MAX_ENTRIES = 1024
+"""Most entries of `logit_bias`, `stop_token_ids` or `bad_words`."""
 
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 
-HARMLESS: dict[str, tuple[Any, ...]] = {
+IGNORED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "metadata": ({},),
     "tools": ([],),
@@ -22,13 +22,13 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 """Values of fields of OpenAI's that ask for nothing; clients send them."""
-UNHEEDED = ("safety_identifier", "prompt_cache_key")
-"""Fields of OpenAI's that are about its own service; any text is taken and not looked at."""
-OFF: dict[str, int | None] = {"top_k": 0, "seed": None, "truncate_prompt_tokens": None}
-"""What -1 means, by field, in clients of other engines."""
-COLDEST = 0.01
-"""Temperatures below this are some clients' way to say 0."""
-LANGUAGES_ELSEWHERE = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
+IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key")
+"""Fields of OpenAI's that are about its own service; any text is accepted and ignored."""
+MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None, "truncate_prompt_tokens": None}
+"""Meaning of -1 in clients of other engines, by field."""
+MIN_TEMPERATURE = 0.01
+"""A temperature above 0 and below this means 0, as some clients say it."""
+VLLM_LANGUAGES = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
 """Fields of vLLM's `structured_outputs`, and of `guided_...`, by what they are called here."""
 
 
@@ -44,22 +44,24 @@ def translate(values: dict[str, Any], known: Collection[str] = ()) -> dict[str, 
     found = {
         name: value
         for name, value in values.items()
-        if not (name in UNHEEDED and isinstance(value, str))
-        and not any(name not in known and type(value) is type(one) and value == one for one in HARMLESS.get(name, ()))
+        if not (name in IGNORED_FIELDS and isinstance(value, str))
+        and not any(
+            name not in known and type(value) is type(one) and value == one for one in IGNORED_DEFAULTS.get(name, ())
+        )
     }
     if type(found.get("best_of")) is int and found["best_of"] == (found.get("n") or 1):
         del found["best_of"]
-    for name, ours in OFF.items():
+    for name, ours in MINUS_ONE_MEANS.items():
         if type(found.get(name)) is int and found[name] == -1:
             found[name] = ours
     temperature = found.get("temperature")
-    if isinstance(temperature, float) and 0 < temperature < COLDEST:
+    if isinstance(temperature, float) and 0 < temperature < MIN_TEMPERATURE:
         found["temperature"] = 0.0
     structured = found.pop("structured_outputs", None)
     structured = {} if structured is None else structured
     if not isinstance(structured, dict):
         raise InvalidInput("structured_outputs", structured, "give an object with json, regex or grammar")
-    for theirs, known in LANGUAGES_ELSEWHERE.items():
+    for theirs, known in VLLM_LANGUAGES.items():
         given = {f"guided_{theirs}": found.pop(f"guided_{theirs}", None), known: structured.pop(theirs, None)}
         for field, value in given.items():
             if value is not None and found.get(known) is not None:

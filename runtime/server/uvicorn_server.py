@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import uvicorn
 
 from mtad.errors import InvalidInput
-from runtime.server.http_limits import LimitedProtocol, most_connections
+from runtime.server.http_limits import LimitedProtocol, connection_limit
 from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config
     """Uvicorn's configuration; without an address it takes a free port of this host."""
     return uvicorn.Config(
         app,
-        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, options=options, most=most_connections(options))),
+        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, options=options, limit=connection_limit(options))),
         ws="none",
         log_config=None,
         server_header=False,

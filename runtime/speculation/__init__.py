@@ -1,1 +1,1 @@
-"""How much to draft: measured step costs and observed acceptance."""
+"""How much to draft: observed acceptance and block times."""

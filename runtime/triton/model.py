@@ -16,7 +16,7 @@ from mtad.errors import InvalidInput
 from runtime.async_llm import AsyncLLM
 from runtime.config import use_torch
 from runtime.server.errors import ApiError
-from runtime.triton.metrics import TritonMetrics
+from runtime.server.metrics import Metrics
 from runtime.triton.options import read_options
 from runtime.triton.service import TritonService
 from runtime.triton.tensors import CONVENTIONS
@@ -52,6 +52,37 @@ class TritonSender:
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
+class TritonMetrics:
+    """Copies the gauges and counters of `runtime.server.metrics` to Triton's own metrics, which have no histograms.
+
+    Triton's metric objects are not safe for two threads at once (the server dies); one thread makes and updates them.
+    """
+
+    def __init__(self, engine: AsyncLLM, model: str) -> None:
+        self._source, self._model = Metrics(engine, model), model
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, list[float]]] = {}
+
+    def update(self) -> None:
+        make = pb_utils.MetricFamily
+        kinds = {"gauge": make.GAUGE, "counter": make.COUNTER}
+        for family in self._source.collect():
+            for sample in family.samples if family.type in kinds else ():
+                labels = {"model": self._model, **sample.labels}
+                key = sample.name, tuple(sorted(labels.items()))
+                if sample.name not in self._families:
+                    own = make(name=sample.name, description=family.documentation, kind=kinds[family.type])
+                    self._families[sample.name] = own
+                if key not in self._metrics:
+                    self._metrics[key] = self._families[sample.name].Metric(labels=labels), [0.0]
+                metric, last = self._metrics[key]
+                if family.type == "gauge":
+                    metric.set(sample.value)
+                elif sample.value > last[0]:
+                    metric.increment(sample.value - last[0])
+                last[0] = sample.value
+
+
 class TritonPythonModel:
     """What Triton calls; one object in one process, whatever the number of requests."""
 
@@ -66,7 +97,7 @@ class TritonPythonModel:
             engine = AsyncLLM(folder / options.pair, options.engine)
         except InvalidInput as error:
             raise pb_utils.TritonModelException(str(error)) from None
-        metrics = TritonMetrics(engine, args["model_name"], pb_utils)
+        metrics = TritonMetrics(engine, args["model_name"])
         convention = CONVENTIONS[options.convention]
         self._service = TritonService(engine, convention, options.request_seconds, metrics.update)
         self._service.start()

@@ -18,7 +18,7 @@ from runtime.triton.options import TritonOptions
 from runtime.triton.tensors import CONVENTIONS, TritonTensor
 
 STAMP = "mtad-triton.sha256"
-"""File with a hash of all that was written: a directory that has another is somebody's own work."""
+"""File with a hash of all that was written: a directory with another hash has been changed, and is not replaced."""
 
 _MODEL = '''"""Written by mtad triton. Options are in model.yaml; docs/triton.md describes them."""
 
@@ -104,14 +104,14 @@ def _block(kind: str, tensors: Iterable[TritonTensor], optional: bool) -> list[s
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a directory holds exactly what `write_model` put there; what cannot be read is somebody else's."""
+    """Whether a directory can be read and holds exactly what `write_model` put there."""
     with contextlib.suppress(OSError, ValueError):
         return (folder / STAMP).read_bytes() == _hash(folder)
     return False
 
 
 def _hash(folder: Path) -> bytes:
-    """Of names and contents of all files, in hexadecimal, but for the stamp and what Python leaves behind in Triton."""
+    """Hash of the names and contents of all files but the stamp and Python's caches, in hexadecimal."""
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != STAMP and "__pycache__" not in path.parts:

@@ -90,7 +90,7 @@ class TritonService:
             log.error("a response could not be sent", exc_info=task.exception())
 
     async def _watch(self) -> None:
-        """Cancels what clients have given up, and has the figures brought up to date."""
+        """Cancel what clients have given up, and call `tick` in time."""
         ticked = 0.0
         while True:
             begun = time.monotonic()
@@ -114,7 +114,7 @@ class TritonService:
                 names.update(request.names)
                 stream = await self.engine.submit(request.prompt, request.params, request.settings.priority)
                 await self._answer(request, stream, sender, arrived)
-        except asyncio.CancelledError:  # the client gave up: nobody reads the text
+        except asyncio.CancelledError:  # the client gave up
             sender.fail(_given_up())
         except TimeoutError as error:
             sender.fail(timed_out(self._seconds) if limit.expired() else api_error(error))

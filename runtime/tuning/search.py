@@ -1,244 +1,118 @@
-"""Choosing draft length, beam width and acceptance threshold for a pair, on prompts like those it will get.
+"""Choosing the fastest decoding parameters of a pair among those that keep the quality of its texts.
 
-Every setting is measured against `sample` and `speculative` in the same run, all of them in turns on each prompt, one
-request at a time. Its figures are paired ratios to these two, so that what was measured in one sweep can be compared
-with what was measured in another. Two goals:
+Every setting is measured against `sample` in the same run, and its figures are paired ratios to `sample`'s, so that
+what was measured in one run can be compared with what was measured in another. `Point.quality_loss` says how quality is
+measured.
 
-* `speed`: the most tokens/s, among settings whose perplexity is at most `max_perplexity` times `sample`'s, whose
-  accuracy (where right answers are known) is at most `accuracy_loss` below `sample`'s, and whose distinct-2 is at least
-  `min_distinct` times `sample`'s.
-* `quality`: the highest accuracy where right answers are known, else the lowest perplexity, among settings at least
-  `min_speed` times as fast as `speculative` and within `min_distinct`. Low perplexity may be repetition: look at
-  distinct-2, or bound it.
-
-The search goes by the figures themselves. What it chooses is then compared with the pair's present default on texts
-that the search has not seen, and replaces it only if it leads by more than twice the standard error (`Decision`).
+A search goes by the figures themselves, so what it finds may owe something to luck. `decide` therefore compares each
+method's best setting with the pair's present default, on texts that no search has seen.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-from mtad.errors import InvalidInput
-from mtad.methods import METHODS, Method
+from engines.prompts import Example
+from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
-from runtime.config import check_least
-from runtime.tuning.measure import Measurement, Point, Progress, Right, Values, compare, measure
+from runtime.tuning.measure import Point, measure, speedup, with_error
 
 GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
     "beam_width": (1, 2, 4, 8),
-    "accept_threshold": (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
+    "accept_threshold": (0.02, 0.06, 0.2, 0.6, 1.0, 1.4),
     "draft_confidence": (0.0, 0.03, 0.1, 0.3),
 }
-"""Values tried, by parameter, in the order in which a coordinate search takes them up; see `grid_of`."""
-
-THRESHOLDS: dict[str, tuple[float, ...]] = {
-    "joint.modal": (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0),
-    "joint.typical": (0.01, 0.03, 0.09, 0.2, 0.3),
-    "chain.bild": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
-}
-"""Thresholds tried of rules that bound something else than a ratio."""
-
-TEMPERATURES = (0.3, 0.5, 0.7, 1.0)
-"""Values tried where something bounds what a low temperature costs: right answers, or `min_distinct`."""
-
-ROUNDS = 3
-"""Of a coordinate search at most."""
+"""Values tried, by parameter, in the order in which a search varies them; thresholds are multiples of the default."""
 
 
-def grid_of(method: Method) -> dict[str, tuple[Any, ...]]:
-    """Values tried for a method."""
-    own = {"accept_threshold": THRESHOLDS.get(method.rule, GRID["accept_threshold"])}
-    return {name: own.get(name, values) for name, values in GRID.items() if method.uses(name)}
+def grid_of(method: str) -> dict[str, tuple[Any, ...]]:
+    """Values tried for a method: of the parameters that it uses."""
+    spec = METHODS[method]
+    own = {"accept_threshold": tuple(round(times * (spec.threshold or 0.0), 4) for times in GRID["accept_threshold"])}
+    return {name: own.get(name, values) for name, values in GRID.items() if spec.uses(name)}
 
 
-@dataclass(frozen=True)
-class Objective:
-    """What is looked for; see the module's description. Bounds are relative to `sample`, `min_speed` to `speculative`.
-
-    Raises:
-        InvalidInput: a value is not usable.
-    """
-
-    goal: Literal["speed", "quality"] = "speed"
-    max_perplexity: float = 1.0
-    accuracy_loss: float = 0.0
-    min_speed: float = 1.0
-    min_distinct: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.goal not in ("speed", "quality"):
-            raise InvalidInput("goal", self.goal, "give speed or quality")
-        check_least(self, max_perplexity=1e-9, accuracy_loss=0, min_speed=0, min_distinct=0)
-
-    def excess(self, point: Point) -> float:
-        """How far a point is beyond the bounds, as a share of them; 0 within."""
-        beyond = [self.min_distinct - point.distinct_ratio]
-        if self.goal == "speed":
-            beyond.append(point.perplexity_ratio / self.max_perplexity - 1)
-            if point.accuracy_gain is not None:
-                beyond.append(-self.accuracy_loss - point.accuracy_gain)
-        else:
-            beyond.append(self.min_speed - point.speed_vs_speculative)
-        return max(0.0, *beyond)
-
-    def better(self, point: Point) -> tuple[float, ...]:
-        """Larger is better: within the bounds first, then nearer to them, then the goal."""
-        excess = self.excess(point)
-        if self.goal == "speed":
-            return (-excess, point.speed)
-        return (-excess, point.accuracy_gain or 0.0, -point.perplexity_ratio)
+def setting_of(params: DecodingParams) -> dict[str, Any]:
+    """The method, and what is tuned of its parameters, by name."""
+    values = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
+    own = {name: values.get(name, getattr(params, name)) for name in grid_of(params.method)}
+    return {"method": params.method, **own}
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What a search found.
-
-    Attributes:
-        points: all that were measured, in the order they were.
-        fits: whether the choice keeps the bounds; if not, no point did, and it is the nearest.
-    """
-
-    choice: Point
-    points: list[Point]
-    fits: bool
+def order(point: Point, quality_loss: float) -> tuple[float, float]:
+    """Larger is better: what loses at most `quality_loss` first, then what is nearer to that, then what is faster."""
+    return -max(0.0, point.quality_loss - quality_loss), point.figures["x sample"][0]
 
 
-def tune(
-    llm: LLM,
-    prompts: Sequence[str],
-    base: DecodingParams,
-    objective: Objective,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    search: Literal["coordinate", "grid"] = "coordinate",
-    seeds: int = 1,
-    right: Right = None,
-    progress: Progress = lambda done, total: None,
-) -> Tuning:
-    """Search for the best setting of `base.method`, which has something to tune.
+def search(llm: LLM, examples: Sequence[Example], base: DecodingParams, quality_loss: float) -> list[Point]:
+    """Vary one parameter at a time, with the others at their best values so far, until nothing improves.
 
     Args:
         llm: an idle pair, large enough for the grid's drafts.
-        prompts: at least two.
-        base: the method, everything that is not tuned, and where a coordinate search begins.
-        grid: values by parameter, `temperature` among them; those the method does not use are not varied. Default:
-            `grid_of`.
-        search: `coordinate` varies one parameter at a time, the others at their best so far, until nothing gets better
-            (at most 3 rounds); `grid` measures every combination.
-        right: whether a text answers the prompt of that number, where that is known.
-        progress: called with the answers given in this sweep, and how many it has.
+        examples: at least two.
+        base: the method, and everything that is not tuned.
+        quality_loss: how much quality a setting may lose.
 
-    Raises:
-        InvalidInput: a prompt or value does not fit the engines; nothing was run.
+    Returns:
+        all settings that were measured, the best one first.
     """
-    grid = grid_of(base.spec) if grid is None else grid
-    names = [name for name in grid if name in (*GRID, "temperature") and base.spec.uses(name)]
-    every = [tuple(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
-    largest = {name: max(grid[name]) for name in names if name in ("draft_len", "beam_width")}
-    for prompt in prompts:
-        llm.requests(prompt, replace(base, **largest))  # refuses what does not fit
-    measured: dict[Values, Point] = {}
-
-    def sweep(settings: Sequence[Values]) -> None:
-        fresh = [values for values in settings if values not in measured]
-        if fresh:
-            measured.update(measure(llm, prompts, base, fresh, Measurement(range(seeds), right, progress)))
-
-    def best(settings: Sequence[Values]) -> Values:
-        return max(settings, key=lambda values: objective.better(measured[values]))
-
-    if search == "grid":
-        sweep(every)
-    else:
-        now = {name: _now(base, name) for name in names}
-        here: Values = tuple((name, min(grid[name], key=lambda value: abs(value - now[name]))) for name in names)
-        for _ in range(ROUNDS):
-            before = here
-            for name in names:
-                line = [tuple((n, v if n == name else own) for n, own in here) for v in grid[name]]
-                sweep(line)
-                here = best([*line, here] if here in measured else line)
-            if here == before:
-                break
-    choice = measured[best(list(measured))]
-    return Tuning(choice, list(measured.values()), objective.excess(choice) == 0)
+    here, before = setting_of(DecodingParams(method=base.method)), None
+    points: dict[tuple[Any, ...], Point] = {}
+    while here != before:
+        before = here
+        for name, values in grid_of(base.method).items():
+            line = [{**here, name: value} for value in values]
+            fresh = [own for own in line if tuple(own.values()) not in points]
+            if fresh:
+                for point in measure(llm, examples, base, fresh, 0, f"tuning {base.method}, {name}"):
+                    points[tuple(point.values.values())] = point
+            here = max(line, key=lambda own: order(points[tuple(own.values())], quality_loss))
+    return sorted(points.values(), key=lambda point: order(point, quality_loss), reverse=True)
 
 
-def join(found: Mapping[str, Tuning], objective: Objective) -> Tuning:
-    """The searches of several methods as one, whose values say which method they are for.
+def decide(
+    llm: LLM, examples: Sequence[Example], base: DecodingParams, settings: Sequence[dict[str, Any]], quality_loss: float
+) -> tuple[list[Point], Point, str]:
+    """Choose between the present default and settings that were found, on texts that no search has seen.
 
-    For speed, a lossy method must be faster than the best lossless one by more than twice the standard error: what
-    keeps the target's distribution needs no proof that its texts are as good.
+    A setting that keeps the quality replaces another one if it leads by more than twice the standard error, or if the
+    other one does not keep the quality. Lossless methods are compared first: what keeps the target's distribution needs
+    no proof that its texts are as good.
+
+    Args:
+        base: everything that is not tuned.
+        settings: the present default first.
+
+    Returns:
+        the points of the settings, the present default's first; the chosen one; and why it was chosen.
     """
-    named = {
-        method: [replace(point, values={"method": method, **point.values}) for point in one.points]
-        for method, one in found.items()
-    }
-    best = {
-        method: next(p for p, own in zip(points, found[method].points, strict=True) if own is found[method].choice)
-        for method, points in named.items()
-    }
-    choice = max(best.values(), key=objective.better)
-    lossless = [point for method, point in best.items() if METHODS[method].lossless and not objective.excess(point)]
-    if objective.goal == "speed" and lossless:
-        safe = max(lossless, key=objective.better)
-        if choice.speed - safe.speed <= 2 * math.hypot(choice.speed_error, safe.speed_error):
-            choice = safe
-    return Tuning(choice, [point for points in named.values() for point in points], objective.excess(choice) == 0)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Whether a choice should replace the pair's present default."""
-
-    change: bool
-    reason: str
-
-
-def judge(
-    llm: LLM,
-    prompts: Sequence[str],
-    now: DecodingParams,
-    choice: DecodingParams,
-    objective: Objective,
-    seeds: int = 1,
-    right: Right = None,
-    progress: Progress = lambda done, total: None,
-) -> Decision:
-    """Compare what a search chose with the present default, on texts that the search has not seen."""
-    if now == choice:
-        return Decision(False, "it is the best setting that was found")
-    before, lead = compare(llm, prompts, now, choice, Measurement(range(seeds, 2 * seeds), right, progress))
-    if objective.excess(before) > 0:
-        figures = f"perplexity {before.perplexity_ratio:.2f} of sample's, distinct-2 {before.distinct_ratio:.2f}"
-        speed = f"{before.speed_vs_speculative:.2f} times speculative's speed"
-        return Decision(True, f"the earlier default is out of bounds ({figures}, {speed})")
-    if objective.goal == "speed":
-        by, error, what = lead.speed - 1, lead.speed_error, "tokens per second"
-    elif lead.accuracy_gain is not None and lead.accuracy_gain_error is not None:
-        by, error, what = lead.accuracy_gain, lead.accuracy_gain_error, "accuracy"
+    now, *found = settings
+    lossless_first = sorted(found, key=lambda own: not METHODS[own["method"]].lossless)
+    points = measure(llm, examples, base, [now, *(own for own in lossless_first if own != now)], 1, "comparing")
+    choice = default = points[0]
+    for point in points[1:]:
+        speed, error = with_error(speedup, point.texts, choice.texts)
+        clear = speed - 1 > 2 * error or choice.quality_loss > quality_loss
+        if clear and point.quality_loss <= quality_loss:
+            choice = point
+    if choice is default:
+        reason = "no other setting is clearly faster and keeps the quality; more prompts make smaller leads visible"
     else:
-        by, error, what = 1 - lead.perplexity_ratio, lead.perplexity_ratio_error, "lower perplexity"
-    figures = f"{by:+.1%} ±{error:.1%} {what}"
-    if by > 2 * error:
-        return Decision(True, figures)
-    return Decision(False, f"the best setting found gives {figures}, which is not clearly better; try more prompts")
+        speed, error = with_error(speedup, choice.texts, default.texts)
+        lost = "; the earlier default does not keep the quality" if default.quality_loss > quality_loss else ""
+        reason = f"{speed - 1:+.1%} ±{error:.1%} tokens per second{lost}"
+    return points, choice, reason
 
 
-def _now(params: DecodingParams, name: str) -> Any:
-    own = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
-    return own.get(name, getattr(params, name))
-
-
-def describe(tuning: Tuning, objective: Objective) -> dict[str, Any]:
-    """Plain values, for `pair.json`."""
-    return {
-        "objective": asdict(objective),
-        "choice": asdict(tuning.choice),
-        "curve": [asdict(point) for point in tuning.points],
-    }
+def table(points: Sequence[Point]) -> str:
+    """Settings and their figures, one line each."""
+    names = [name for name in ("method", *GRID) if any(name in point.values for point in points)]
+    lines = [[*names, *points[0].figures]]
+    for point in points:
+        values = (str(point.values.get(name, "-")) for name in names)
+        figures = point.figures.values()
+        lines.append([*values, *(f"{v:.0f} ±{e:.0f}" if v >= 100 else f"{v:.3f} ±{e:.3f}" for v, e in figures)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engines import Engine, EngineSpec, Step
+from engines.cache.columns import ColumnCache
 from mtad.params import DecodingParams
 from runtime.decoder.block import BlockInput
 from runtime.decoder.engine_role import EngineRole
@@ -71,16 +72,18 @@ class TableEngine(Engine):
     """
 
     def __init__(self, pair: TablePair, which: int, rows: int) -> None:
-        super().__init__(EngineSpec("Table", 1, 1, 1, pair.vocab, "float32", rows, CAPACITY, (), "torch", "", {}))
+        spec = EngineSpec("Table", 1, 1, 1, pair.vocab, "float32", rows, CAPACITY, (), "torch", "", {})
+        self._columns = ColumnCache(spec)
+        super().__init__(spec, self._columns)
         self._pair, self._which = pair, which
 
     def hold(self, texts: Sequence[Tokens]) -> None:
         """Have the first rows hold these texts."""
         for row, text in enumerate(texts):
-            self.kv[0, 0, row, 0, : len(text), 0] = torch.tensor(text)
+            self._columns.kv[0, 0, row, 0, : len(text), 0] = torch.tensor(text)
 
     def step(self, step: Step) -> Tensor:
-        held, count = self.kv[0, 0, step.first_row :, 0, :, 0], step.tokens.shape[1]
+        held, count = self._columns.kv[0, 0, step.first_row :, 0, :, 0], step.tokens.shape[1]
         for row, start in enumerate(step.write_at.tolist()):
             held[row, start : start + count] = step.tokens[row].float()
         tokens, seen = held.int().numpy(), step.mask[:, 0].index_select(1, step.keep).numpy()

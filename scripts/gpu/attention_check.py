@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from engines.base import KV_PAGE
+from engines.cache.paged import gathered
 from engines.pytorch.attention import attend_cached, require
 from engines.pytorch.hook import KERNEL, NAME
-from engines.pytorch.paged_cache import gathered
 from export.verification.verify import ancestors_of, random_tree
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime.commands.entry import Parser, command

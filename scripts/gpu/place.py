@@ -55,12 +55,12 @@ def onnxruntime(setup: Setup, found: Found) -> None:
         if find_spec(module) is None:
             raise Skip(f"{module} is not installed")
     from engines.folder import write_spec
-    from engines.onnx.providers import check_provider, choose_provider
+    from engines.onnx.providers import check_cuda
     from export.checkpoint.checkpoint import find
     from export.onnx.graph import write_graph
 
     try:
-        check_provider(choose_provider(None, setup.device))
+        check_cuda()
     except InvalidInput as refused:
         raise Skip(str(refused)) from None
     role = "auxiliary" if setup.sizes.few else "target"
@@ -76,7 +76,7 @@ def onnxruntime(setup: Setup, found: Found) -> None:
                 ours = open_engine(folder, Placement(setup.device, graphs=graphs))
             except InvalidInput as refused:
                 raise Skip(str(refused)) from None
-            theirs.clear()
+            theirs.cache.reset()
             largest = 0.0
             tokens = torch.randint(spec.vocab_size, (3, 40), generator=torch.Generator().manual_seed(1))
             for row, length in enumerate((30, 7, 19)):

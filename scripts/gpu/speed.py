@@ -54,8 +54,8 @@ def steps(name: str, setup: Setup, found: Found) -> None:
     found.note(parameters=sum(p.numel() for p in model.parameters()), bytes_read=bytes_read(model))
     for context, rows, tokens in itertools.product(sizes.contexts, sizes.rows, (1, 5)):
         step = random_step(engine, rows, tokens, context, setup.device)
-        engine.reserve(step.spans)
-        work = partial(engine.launch, step)
+        engine.cache.reserve(step.spans)
+        work = partial(engine.enqueue, step)
         floor = (bytes_read(model) + cache_bytes(engine, rows, context)) / speed * 1e3
         if (context, rows, tokens) == (sizes.contexts[0], sizes.rows[0], 1):
             work()  # compiles

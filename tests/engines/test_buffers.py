@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from engines.buffers import Slab, packed, size_of, views
+from engines.buffers import Arena, size_of, views
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 
@@ -43,18 +43,11 @@ def test_views_are_shaped_like_what_they_are_for_aligned_and_apart() -> None:
     assert memory[:64].sum() == 0
 
 
-def test_what_is_packed_is_found_again() -> None:
-    like = example(7)
-    made = views(like, packed(like))
-    assert torch.equal(made.left, like.left)
-    assert torch.equal(made.right[0], like.right[0])
-
-
-def test_a_slab_gives_every_shape_the_same_memory_and_grows_by_half_at_least() -> None:
-    slab = Slab()
-    first, second = slab.like(example(100)), slab.like(example(90))
+def test_an_arena_gives_every_shape_the_same_memory_and_grows_by_half_at_least() -> None:
+    arena = Arena()
+    first, second = arena.view_like(example(100)), arena.view_like(example(90))
     assert first.left.data_ptr() == second.left.data_ptr()
-    sizes = {len(slab.bytes(size).untyped_storage()) for size in range(1, 100_000, 1000)}
+    sizes = {len(arena.bytes(size).untyped_storage()) for size in range(1, 100_000, 1000)}
     assert sum(sizes) <= 3 * max(sizes)
 
 

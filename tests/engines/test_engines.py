@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines import Engine, open_engine
-from engines.base import DTYPES, mask_length, move_columns
+from engines.base import DTYPES, mask_length
+from engines.cache.columns import kept_columns
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
 from tests.support.mock_engine import MockEngine, mock_spec
@@ -27,11 +28,11 @@ def opened(pair_folder: Path) -> Engine:
 @pytest.fixture
 def engine(opened: Engine) -> Iterator[Engine]:
     """An engine whose rows hold `LENGTHS` tokens."""
-    opened.clear()
+    opened.cache.reset()
     for row, length in enumerate(LENGTHS):
         opened.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
     yield opened
-    opened.clear()
+    opened.cache.reset()
 
 
 def assert_same(engine: Engine, ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -44,7 +45,7 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     opened: Engine, reference: LlamaForCausalLM
 ) -> None:
     assert verify(opened, expect(reference, opened.spec, seed=1)) <= TOLERANCE["float32"]
-    assert not opened.kv.any(), "verification leaves a clean cache"
+    assert not opened.cache.kv.any(), "verification leaves a clean cache"
 
 
 def test_verification_notices_one_wrong_weight(opened: Engine, checkpoints: tuple[Path, Path]) -> None:
@@ -64,10 +65,10 @@ def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkp
 
 
 def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> None:
-    before, address = columns_of(engine).clone(), engine.kv.data_ptr()
+    before, address = columns_of(engine).clone(), engine.cache.kv.data_ptr()
     write_at, steps = [33, 9], 3
     engine.step(make_step(more_tokens(2, steps), write_at, first_row=1))
-    assert engine.kv.data_ptr() == address
+    assert engine.cache.kv.data_ptr() == address
     written = torch.zeros(engine.spec.rows, engine.spec.capacity, dtype=torch.bool)
     for row, start in zip((1, 2), write_at, strict=True):
         written[row, start : start + steps] = True
@@ -103,7 +104,7 @@ def test_a_rows_logits_and_cache_do_not_depend_on_the_tokens_a_step(engine: Engi
     cache = columns_of(engine).clone()
     for pieces in ([1] * 5, [2, 1, 2], [3, 2]):
         for row in range(4):
-            engine.clear_row(row, 75)
+            engine.cache.clear(row, 75)
         done = 0
         for size in pieces:
             logits = engine.step(make_step(tokens[:, done : done + size], [length + done for length in LENGTHS]))
@@ -124,7 +125,7 @@ def test_a_step_that_keeps_nothing_still_fills_the_cache(engine: Engine) -> None
     engine.step(make_step(tokens, LENGTHS))
     filled = columns_of(engine).clone()
     for row, length in enumerate(LENGTHS):
-        engine.clear_row(row, length)
+        engine.cache.clear(row, length)
     logits = engine.step(make_step(tokens, LENGTHS, keep=[]))
     assert logits.shape == (4, 0, engine.spec.vocab_size)
     assert torch.equal(columns_of(engine), filled)
@@ -155,7 +156,7 @@ def test_engines_are_opened_with_a_zeroed_cache_of_the_size_they_say(pair_folder
     spec = engine.spec
     assert columns_of(engine).shape == (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
     assert columns_of(engine).nbytes == spec.kv_bytes
-    assert not engine.kv.any()
+    assert not engine.cache.kv.any()
 
 
 def random_cache() -> torch.Tensor:
@@ -164,17 +165,17 @@ def random_cache() -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("seed", range(20))
-def test_moving_columns_reads_everything_before_it_writes(seed: int, dtype: torch.dtype) -> None:
+def test_moving_columns_copies_each_to_its_place(seed: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
-    source = torch.randint(12, (2, 5), generator=generator)
-    to = torch.stack([torch.randperm(12, generator=generator)[:5] for _ in range(2)])
+    source = torch.stack([torch.randperm(12, generator=generator)[:5].sort().values for _ in range(2)])
+    to = source.amin(1, keepdim=True) + torch.arange(5)
     cache = random_cache().to(dtype)
     expected = cache.clone()
     for row, (columns, places) in enumerate(zip(source.tolist(), to.tolist(), strict=True)):
         for column, place in zip(columns, places, strict=True):
             expected[:, :, row, :, place] = cache[:, :, row, :, column]
     address = cache.data_ptr()
-    move_columns(cache, source, to)
+    kept_columns(cache, source, to)
     assert torch.equal(cache, expected)
     assert cache.data_ptr() == address
 
@@ -182,28 +183,30 @@ def test_moving_columns_reads_everything_before_it_writes(seed: int, dtype: torc
 def test_moved_columns_keep_their_bits() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)  # every bfloat16, not-a-numbers among them
     cache = bits.view(torch.bfloat16).view(1, 2, 1, 16, 64, 32).clone()
-    columns = torch.arange(64)[None]
-    move_columns(cache, columns, columns.flip(1))
-    assert torch.equal(cache.view(torch.int16), bits.view(1, 2, 1, 16, 64, 32).flip(4))
+    columns = torch.arange(32)[None]
+    kept_columns(cache, columns + 32, columns)
+    expected = bits.view(1, 2, 1, 16, 64, 32).clone()
+    expected[..., :32, :] = expected[..., 32:, :]
+    assert torch.equal(cache.view(torch.int16), expected)
 
 
 def test_copying_a_row_copies_its_first_columns_only() -> None:
     engine = MockEngine(mock_spec(3), 0.0)
-    engine.kv.normal_(generator=torch.Generator().manual_seed(0))
-    expected = engine.kv.clone()
+    engine.cache.kv.normal_(generator=torch.Generator().manual_seed(0))
+    expected = engine.cache.kv.clone()
     for column in range(7):
-        expected[:, :, 0, :, column] = engine.kv[:, :, 2, :, column]
-    engine.copy_row(2, 0, 7)
-    assert torch.equal(engine.kv, expected)
+        expected[:, :, 0, :, column] = engine.cache.kv[:, :, 2, :, column]
+    engine.cache.copy(2, 0, 7)
+    assert torch.equal(engine.cache.kv, expected)
 
 
 def test_clearing_a_row_leaves_the_others() -> None:
     engine = MockEngine(mock_spec(3), 0.0)
-    engine.kv.normal_(generator=torch.Generator().manual_seed(0))
-    expected = engine.kv.clone()
+    engine.cache.kv.normal_(generator=torch.Generator().manual_seed(0))
+    expected = engine.cache.kv.clone()
     expected[:, :, 1] = 0
-    engine.clear_row(1)
-    assert torch.equal(engine.kv, expected)
+    engine.cache.clear(1)
+    assert torch.equal(engine.cache.kv, expected)
 
 
 def test_a_step_in_memory_that_comes_again_reads_what_is_there_now(engine: Engine) -> None:

@@ -19,7 +19,7 @@ def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]
     folder = pair_folders("onnx")
     llm = LLM(folder, RuntimeConfig(threads=1, prefix_tokens=192))
     memory, engines = llm.memory, (llm.pair.target, llm.pair.auxiliary)
-    assert memory.rows * memory.row == sum(engine.kv.nbytes for engine in engines)
+    assert memory.rows * memory.row == sum(engine.cache.kv.nbytes for engine in engines)
     prefixes = llm.loop.caches.prefixes
     assert prefixes is not None
     assert memory.prefixes == sum(cache.bytes for cache in prefixes)
@@ -33,7 +33,7 @@ def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]
 def test_a_size_gives_the_rows_that_fit_it(pair_folders: Callable[[str], Path], rows: int) -> None:
     need = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=rows)).memory.total
     fitting = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, memory=need))
-    assert fitting.memory.rows == fitting.pair.target.spec.rows == rows == fitting.pair.target.kv.shape[2]
+    assert fitting.memory.rows == fitting.pair.target.spec.rows == rows == fitting.pair.target.cache.kv.shape[2]
     assert fitting.loop.scheduler.rows == rows
     assert LLM(pair_folders("onnx"), RuntimeConfig(threads=1, memory=need + fitting.memory.row)).memory.rows == rows
     for asked in (1, 12):

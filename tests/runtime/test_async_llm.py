@@ -372,19 +372,6 @@ def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypa
     run(test())
 
 
-@pytest.mark.slow
-def test_an_engine_that_does_not_know_its_costs_measures_them_at_start(plain: LLM) -> None:
-    async def test() -> None:
-        llm = LLM(plain.pair)
-        async with serving(llm) as engine:
-            adaptive = replace(BASE, method="speculative", temperature=0.0, speculation="adaptive")
-            result = await (await engine.submit(PROMPTS[0], adaptive)).result()
-        assert llm.loop.planner is not None
-        assert result.token_ids == plain.generate(PROMPTS[0], replace(adaptive, speculation="fixed"))[0].token_ids
-
-    run(test())
-
-
 def test_several_event_loops_share_an_engine(plain: LLM, llm: LLM) -> None:
     expected = [result.token_ids for result in plain.generate(PROMPTS, BASE)]
     engine = AsyncLLM(llm)

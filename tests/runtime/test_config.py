@@ -13,7 +13,6 @@ from mtad.errors import InvalidInput
 from runtime import DecodingParams, RuntimeConfig
 from runtime.commands.entry import add_options, given_options
 from runtime.config import describe
-from runtime.tuning.search import Objective
 
 
 @pytest.mark.parametrize("config", [RuntimeConfig, DecodingParams])
@@ -60,10 +59,13 @@ def test_options_of_the_command_line_are_the_fields() -> None:
     }
     assert given_options(parser.parse_args([]), RuntimeConfig) == {}
     with pytest.raises(SystemExit):
-        parser.parse_args(["--speculation", "often"])
+        parser.parse_args(["--top-p", "often"])
+    bad = given_options(parser.parse_args(["--branching", "2,x"]), DecodingParams)
+    with pytest.raises(InvalidInput, match="branching = 'x'"):
+        DecodingParams.from_dict(bad)
 
 
 @pytest.mark.parametrize("value", [None, "1", math.inf, math.nan, -1.0])
 def test_a_bound_that_is_no_number_of_at_least_its_least_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(InvalidInput, match="min_speed"):
-        Objective(min_speed=value)
+    with pytest.raises(InvalidInput, match="max_draft_len"):
+        RuntimeConfig(max_draft_len=value)

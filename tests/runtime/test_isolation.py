@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,24 +74,26 @@ def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
             # PyTorch's products round differently by the rows of a batch
             exact = llm.pair.target.spec.format == "onnx"
             assert other.log_probs == (one.log_probs if exact else pytest.approx(one.log_probs, abs=1e-5))
-    assert 2 <= len(broken) <= 6
-    assert not any(role.engine.kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary))
+    assert 3 <= len(broken) <= 4
+    assert not any(role.engine.cache.kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary))
 
 
 @pytest.mark.parametrize("bad", [(0,), (11,), (15,), (0, 15), (3, 4, 9)])
 @pytest.mark.slow
-def test_those_that_break_a_block_are_found_by_halving(bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_break_a_block_are_found_by_running_each_alone(
+    bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = run(make_mock(rows=16).loop, make(16))
     loop = make_mock(rows=16).loop
     broken = poison(loop, monkeypatch, ArithmeticError("poisoned"))
     found = run(loop, make(16, bad))
     assert [i for i, request in enumerate(found) if request.error] == list(bad)
     assert all(a.tokens == b.tokens for a, b in zip(expected, found, strict=True) if b.error is None)
-    assert len(broken) <= len(bad) * (1 + math.log2(16))
+    assert len(broken) <= 2 * len(bad), "once in a block of all, and once alone"
 
 
 def test_a_broken_engine_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, breaks in ((Failed("a rank is gone"), 1), (OSError("no device"), 2)):
+    for error, breaks in ((Failed("a rank is gone"), 1), (OSError("no device"), 17)):
         loop, tries = make_mock(rows=16).loop, list[BlockInput]()
 
         def breaking(given: BlockInput, tries: list[BlockInput] = tries, error: Exception = error) -> Block:

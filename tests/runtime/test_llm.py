@@ -116,7 +116,7 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
 def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
     """No path of a likelihood below 1 is continued, so each block drafts one token, in one auxiliary step."""
     params = replace(BASE, method="mtad", top_k=0, top_p=1.0, draft_confidence=1.0)
-    with patch.object(llm.pair.auxiliary, "launch", wraps=llm.pair.auxiliary.launch) as step:
+    with patch.object(llm.pair.auxiliary, "enqueue", wraps=llm.pair.auxiliary.enqueue) as step:
         result = llm.generate([ONE_TOKEN], params)[0]  # a prompt of one token is not stored beforehand
     assert result.statistics.drafted == result.statistics.target_passes == step.call_count
 
@@ -288,14 +288,14 @@ def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_tur
     bounded = LLM(llm.pair, RuntimeConfig(max_prefill_tokens=8, prefix_tokens=0))
     steps: list[int] = []
     engine = llm.pair.target
-    plain = engine.launch
+    plain = engine.enqueue
 
     def step(step: Step) -> torch.Tensor:
         if not step.keep.numel():
             steps.append(step.tokens.shape[1])
         return plain(step)
 
-    vars(engine)["launch"] = step
+    vars(engine)["enqueue"] = step
     try:
         running = bounded.add(PROMPTS[0], replace(BASE, method="sample", max_tokens=60))
         while not running.tokens:
@@ -309,7 +309,7 @@ def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_tur
             assert len(running.tokens) == before + 1, "a turn did not decode"
         assert len(running.tokens) >= 99 // 8
     finally:
-        vars(engine).pop("launch")
+        vars(engine).pop("enqueue")
         bounded.cancel(running, late)
 
 

@@ -102,15 +102,15 @@ def test_a_prompt_that_was_given_up_halfway_is_scored_from_its_beginning(llm: LL
 def test_logits_of_a_long_prompt_are_never_held_together(llm: LLM) -> None:
     kept: list[int] = []
     engine = llm.pair.target
-    plain = engine.launch
+    plain = engine.enqueue
 
     def step(step):  # type: ignore[no-untyped-def]
         kept.append(len(step.keep))
         return plain(step)
 
-    vars(engine)["launch"] = step
+    vars(engine)["enqueue"] = step
     try:
         llm.generate([[5] * 150], replace(BASE, max_tokens=0))
     finally:
-        vars(engine).pop("launch")
+        vars(engine).pop("enqueue")
     assert (sum(kept), max(kept)) == (149, 64)

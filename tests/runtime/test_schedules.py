@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,8 +21,7 @@ from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
-from runtime.speculation.planner import Planner
-from runtime.speculation.step_costs import StepCosts, StepTable
+from runtime.speculation.planner import Planner, draft_lengths
 from tests.support.mock_engine import EOS, VOCAB, MockEngine, PagedMock, mock_spec, mock_tokenizer
 from tests.support.schedules import Entry, run_schedule
 
@@ -30,11 +30,15 @@ SHARED = [3 + i % 5 for i in range(70)]
 """Longer than a block of the prefix cache, so that it is kept and found."""
 
 
-CHEAP, DEAR = (
-    StepCosts(StepTable((1, 8), (1, 64), ((1.0, far), (1.0, far)), 64), StepTable((1,), (1,), ((0.1,),), 64))
-    for far in (1.0, 64.0)
-)
-"""Step costs with which drafts always pay, and with which they hardly do."""
+class RandomPlanner(Planner):
+    """Chooses often and by chance, whatever blocks take."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def _choose(self, requests: Sequence[Request]) -> None:
+        self.length, self._blocks_left = self._chance.choice(draft_lengths(4)), self._chance.randint(1, 4)
 
 
 @dataclass
@@ -51,21 +55,21 @@ def make_mock(
     max_prefill_tokens: int = 64,
     prefix_tokens: int = 0,
     max_waiting: int = 64,
-    costs: StepCosts | None = None,
+    planner: Planner | None = None,
     pages: int = 0,
 ) -> Mock:
     spec = mock_spec(rows, CAPACITY)
     auxiliary, target = (PagedMock(spec, noise, pages) if pages else MockEngine(spec, noise) for noise in (0.3, 0.0))
-    prefixes = auxiliary.prefix_cache(prefix_tokens), target.prefix_cache(prefix_tokens)
+    prefixes = auxiliary.cache.prefix_cache(prefix_tokens), target.cache.prefix_cache(prefix_tokens)
     roles = EngineRole(auxiliary, VOCAB), EngineRole(target, VOCAB)
     loop = DecodingLoop(
         Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
-        KvCaches(*roles, prefixes, (auxiliary, target)),
+        KvCaches(*roles, prefixes),
         HostRunner(*roles, (EOS,)),
         OutputProcessor(mock_tokenizer(), (EOS,), Constrainer(mock_tokenizer(), VOCAB, (EOS,))),
         max_prefill_tokens,
     )
-    loop.planner = Planner(costs, max_draft_len=4) if costs else None
+    loop.planner = planner or loop.planner
     return Mock(loop, auxiliary, target)
 
 
@@ -120,7 +124,7 @@ def run_mock(seed: int, pages: int = 0) -> Counter[str]:
         rows=chance.randint(3 if pages else 1, 5),
         max_prefill_tokens=chance.choice([1, 7, 64, 300]),
         prefix_tokens=chance.choice([0, 64, 64 if pages else 512]),
-        costs=chance.choice([CHEAP, DEAR]),
+        planner=RandomPlanner(chance),
         max_waiting=chance.choice([2, 64]),
         pages=pages,
     )
@@ -129,20 +133,15 @@ def run_mock(seed: int, pages: int = 0) -> Counter[str]:
         engine = chance.choice([mock.auxiliary, mock.target])
         engine.faults = [chance.choice([OSError("injected"), chance.randrange(5), None]) for _ in range(3)]
 
-    assert mock.loop.planner is not None
-    forgotten, forget = Counter[int](), mock.loop.planner.forget
-    mock.loop.planner.forget = lambda request: (forgotten.update([request.id]), forget(request))[1]  # type: ignore[method-assign]
     reasons = run_schedule(seed, mock.loop, pool(bool(pages)), break_something)
-    assert max(forgotten.values(), default=0) <= 1, "a preempted request was taken for one that has ended"
-    for kv in (mock.auxiliary.kv, mock.target.kv):
+    for kv in (mock.auxiliary.cache.kv, mock.target.cache.kv):
         assert not kv.isnan().any(), "a failed request's row was not cleared"
-    assert not mock.loop.planner._rows, "the planner remembers what has ended"
     if isinstance(mock.target, PagedMock):
         for engine in (mock.auxiliary, mock.target):
             assert isinstance(engine, PagedMock)
-            assert not engine.table.owned.any(), "a row keeps pages that nobody needs"
-            assert not engine.kv[:, :, :, :64].any(), "a page that nobody has was written"
-            engine.check_integrity()
+            assert not engine.cache.table.owned.any(), "a row keeps pages that nobody needs"
+            assert not engine.cache.kv[:, :, :, :64].any(), "a page that nobody has was written"
+            engine.cache.check_integrity()
         reasons["preempted"] = mock.loop.totals.preemptions
     return reasons
 

@@ -18,7 +18,6 @@ from scripts.bench import __main__ as bench
 from scripts.bench.load_client import _Chunks
 from scripts.bench.load_figures import Figures, Job, drive
 from scripts.bench.server_load import SYSTEMS, Served, percentiles, plot, summarise, table
-from tests.support.waiting import COSTS
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +34,7 @@ def jobs(plain: LLM) -> list[Job]:
 
 def test_both_systems_give_every_answer_and_a_wrong_one_is_noticed(plain: LLM, jobs: list[Job]) -> None:
     broken = [*jobs, replace(jobs[0], token_ids=[1, 2]), replace(jobs[1], text="x"), replace(jobs[2], prompt="")]
-    with Served(LLM(plain.pair, costs=COSTS), broken) as served:
+    with Served(LLM(plain.pair), broken) as served:
         for system in SYSTEMS:
             for seconds in (0.6, 3.0, 15.0, 60.0):  # as long as a busy machine needs
                 figures = served.slice(system, 3, seconds, 0)

@@ -16,7 +16,7 @@ from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from mtad.random import draw_noise
-from runtime.decoder.host_runner import Layout, _distributions
+from runtime.decoder.host_runner import BatchArrays, _distributions
 
 Floats = npt.NDArray[np.float32]
 
@@ -53,7 +53,7 @@ def logits_of(kind: str, centre: Floats, places: int, generator: np.random.Gener
 
 def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, Decisions]:
     """A digest of all that a batch's block writes, and what it decides."""
-    layout, rows = Layout(params, VOCAB), len(params)
+    layout, rows = BatchArrays(params, VOCAB), len(params)
     is_end, committed, last_two = np.arange(VOCAB) < 3, np.arange(rows) % 4 + 2, np.full((rows, 2), 5)
     generator, digest = np.random.default_rng([seed, KINDS.index(kind)]), hashlib.sha256()
     centre = (2 * generator.standard_normal((rows, 1, VOCAB))).astype(np.float32)

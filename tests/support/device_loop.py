@@ -47,10 +47,10 @@ class Device:
         host = HostRunner(*roles, (EOS,))
         self.recorder = recorder
         self.blocks = CudaGraphRunner(self.auxiliary, self.target, VOCAB, (EOS,), host, recorder, most)
-        prefixes = self.auxiliary.prefix_cache(prefix_tokens), self.target.prefix_cache(prefix_tokens)
+        prefixes = self.auxiliary.cache.prefix_cache(prefix_tokens), self.target.cache.prefix_cache(prefix_tokens)
         self.loop = DecodingLoop(
             Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=64),
-            KvCaches(*roles, prefixes, (self.auxiliary, self.target)),
+            KvCaches(*roles, prefixes),
             self.blocks,
             OutputProcessor(
                 mock_tokenizer(),

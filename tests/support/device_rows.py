@@ -21,7 +21,7 @@ from mtad.random import draw_noise
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.captured_block import Key, write
-from runtime.decoder.host_runner import Layout
+from runtime.decoder.host_runner import BatchArrays
 
 CAPACITY = 64
 COMMITTED = 5
@@ -79,7 +79,7 @@ def block_on_host(
     params: Sequence[DecodingParams], auxiliary: Tensor, target: Tensor, is_end: Tensor
 ) -> tuple[Trees, ScoredTrees, Decisions]:
     """The same rows by `mtad.block`."""
-    vocab, layout = auxiliary.shape[1], Layout(params, auxiliary.shape[1])
+    vocab, layout = auxiliary.shape[1], BatchArrays(params, auxiliary.shape[1])
     trees, starts, count = Trees.empty(layout.starts), layout.starts, len(params)
     noise = draw_noise(keys_of(params), layout.draft_len, layout.width)
     finite, ends = np.ones(count, np.bool_), is_end.numpy()

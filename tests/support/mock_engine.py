@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from engines import Engine, EngineSpec, Step
-from engines.base import index_columns
-from engines.pytorch.paged_cache import gathered, slots
-from engines.pytorch.paged_engine import PagedEngine
+from engines.cache.base import KvCache
+from engines.cache.columns import ColumnCache, index_columns
+from engines.cache.paged import PageCache, gathered, slots
 from tests.support.steps import change
 
 VOCAB = 12
@@ -42,8 +42,8 @@ class MockEngine(Engine):
             index of a row whose logits become NaN.
     """
 
-    def __init__(self, spec: EngineSpec, noise: float) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: EngineSpec, noise: float, cache: KvCache | None = None) -> None:
+        super().__init__(spec, cache or ColumnCache(spec))
         self.noise = noise
         self.faults: list[Exception | int | None] = []
 
@@ -75,8 +75,20 @@ class MockEngine(Engine):
 
     def exchange(self, rows: slice, columns: Tensor, pairs: Tensor) -> Tensor:
         """Write pairs [R, S, 2] to columns [R, S] of rows; returns what all columns hold, [R, L, 2]."""
-        cache = self.kv[0, 0, rows, 0]
+        assert isinstance(self.cache, ColumnCache)
+        cache = self.cache.kv[0, 0, rows, 0]
         return cache.scatter_(1, columns[:, :, None].expand_as(pairs), pairs)
+
+
+class DeviceColumns(ColumnCache):
+    """Columns as on a device: padded rows may write behind them, and what is kept is moved by torch's indexing."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, 17))
+
+    def keep(self, source: Tensor, to: Tensor) -> None:
+        index_columns(self.kv, source, to)
 
 
 class CapturableMock(MockEngine):
@@ -85,17 +97,13 @@ class CapturableMock(MockEngine):
     capturable = True
 
     def __init__(self, spec: EngineSpec, noise: float) -> None:
-        super().__init__(spec, noise)
-        self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, 17))  # padded rows write there
+        super().__init__(spec, noise, DeviceColumns(spec))
 
     def step(self, step: Step) -> Tensor:
         return self.run(step)
 
-    def move_columns(self, source: Tensor, to: Tensor) -> None:
-        index_columns(self.kv, source, to)
 
-
-class PagedMock(MockEngine, PagedEngine):
+class PagedMock(MockEngine):
     """The same, whose cache is that of the torch engine: a pool of pages.
 
     Args:
@@ -104,19 +112,22 @@ class PagedMock(MockEngine, PagedEngine):
 
     capturable = True
 
+    cache: PageCache
+
     def __init__(self, spec: EngineSpec, noise: float, pages: int = 0) -> None:
-        super().__init__(spec, noise)
+        super().__init__(spec, noise, PageCache(spec))
         if pages:
-            self.limit(pages)
+            self.cache.allocate_pages(pages)
 
     def step(self, step: Step) -> Tensor:
-        return PagedEngine.step(self, step)
+        self.cache.reserve(step.spans, step.first_row)
+        return self.enqueue(step)
 
-    def launch(self, step: Step) -> Tensor:
-        return MockEngine.step(self, step) if self.faults else self.run(step)
+    def enqueue(self, step: Step) -> Tensor:
+        return super().step(step) if self.faults else self.run(step)
 
     def exchange(self, rows: slice, columns: Tensor, pairs: Tensor) -> Tensor:
-        page_table, (pool,) = self.page_table[rows], self.kv[0, 0]
+        page_table, (pool,) = self.cache.page_table[rows], self.cache.kv[0, 0]
         pool[slots(page_table, columns)] = pairs
         return gathered(pool[None], page_table[:, :-1])[:, 0]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engines import Engine, EngineSpec, Step
+from engines.cache.columns import ColumnCache
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constraint
 from runtime.decoder.block import Block, BlockInput
@@ -72,7 +73,8 @@ class TextEngine(Engine):
     """An engine whose rows each have a model of their own. Its cache holds tokens, so what a query sees is a text."""
 
     def __init__(self, models: Sequence[Model], texts: Sequence[Tokens], vocab: int, capacity: int) -> None:
-        super().__init__(EngineSpec("Text", 1, 1, 1, vocab, "float32", len(texts), capacity, (), "torch", "", {}))
+        spec = EngineSpec("Text", 1, 1, 1, vocab, "float32", len(texts), capacity, (), "torch", "", {})
+        super().__init__(spec, ColumnCache(spec))  # which is not used: what is held is written anew for each block
         self._models, self._held = models, np.zeros((len(texts), capacity), np.int64)
         for held, text in zip(self._held, texts, strict=True):
             held[: len(BEFORE + text)] = BEFORE + text
@@ -86,9 +88,6 @@ class TextEngine(Engine):
             seen = mask.index_select(0, step.keep).numpy()
             found.append([model(tuple(held[: len(own)][own].tolist()[len(BEFORE) :])) for own in seen])
         return torch.from_numpy(np.array(found))
-
-    def move_columns(self, source: Tensor, to: Tensor) -> None:
-        """What is held is written anew for each block."""
 
 
 def run_block(rows: Sequence[Row], vocab: int, eos: Sequence[int] = ()) -> Block:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from engines.buffers import leaves
+from engines.buffers import flatten_tensors
 from engines.graphs.capture import Uncapturable, Work
 from mtad.device import launches
 from tests.support.fake_cuda import FakeRecorder
@@ -52,7 +52,7 @@ _INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_imp
 
 def host_wait(operation: Any, arguments: Any) -> str | None:
     """Why an operation makes the host wait for the device, as CUDA would find out; None if it does not."""
-    packet, given = operation.overloadpacket, leaves(arguments)
+    packet, given = operation.overloadpacket, flatten_tensors(arguments)
     found = packet is _ATEN.where and len(given) == 1
     if packet in _LOOKS or found or (packet is _ATEN.repeat_interleave and "Tensor" in operation._overloadname):
         return f"{operation} gives the host a number"
@@ -104,10 +104,10 @@ class Record(TorchDispatchMode):
         result = operation(*args, **kwargs)
         if wait := host_wait(operation, (args, kwargs)):
             raise HostRead(wait)
-        given = {tensor.untyped_storage().data_ptr() for tensor in leaves((args, kwargs))}
+        given = {tensor.untyped_storage().data_ptr() for tensor in flatten_tensors((args, kwargs))}
         made = {
             at: tensor
-            for at, tensor in enumerate(leaves(result))
+            for at, tensor in enumerate(flatten_tensors(result))
             if tensor.numel() and tensor.untyped_storage().data_ptr() not in given
         }
         if operation._schema.is_mutable or (made and "empty" not in str(operation)):
@@ -146,7 +146,7 @@ class ReplayRecorder(FakeRecorder):
             assert record.kept, "the memory that operations wrote to stays theirs"
             self.replayed += 1
             for operation, args, kwargs, made in record.operations:
-                for at, tensor in enumerate(leaves(operation(*args, **kwargs))):
+                for at, tensor in enumerate(flatten_tensors(operation(*args, **kwargs))):
                     if at in made:
                         made[at].copy_(tensor)
 

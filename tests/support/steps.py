@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from engines import Engine, Step
 from engines.base import KV_PAGE, mask_length
-from engines.pytorch.paged_cache import gathered, slots
-from engines.pytorch.paged_engine import PagedEngine
+from engines.cache.columns import ColumnCache
+from engines.cache.paged import PageCache, gathered, slots
 
 LENGTHS = [70, 5, 33, 1]
 """Tokens in the cache rows that the tests start from."""
@@ -55,16 +55,20 @@ def alone_and_together(engine: Engine) -> Iterator[tuple[torch.Tensor, torch.Ten
 
 def columns_of(engine: Engine) -> torch.Tensor:
     """What the columns of all rows hold, [layers, 2, rows, kv_heads, capacity, head_dim]; it may be a copy."""
-    if isinstance(engine, PagedEngine):
-        return gathered(engine.kv, engine.page_table[:, :-1])
-    return pad(engine.kv, (0, 0, 0, engine.spec.capacity - engine.kv.shape[4]))
+    cache = engine.cache
+    if isinstance(cache, PageCache):
+        return gathered(cache.kv, cache.page_table[:, :-1])
+    assert isinstance(cache, ColumnCache)
+    return pad(cache.kv, (0, 0, 0, engine.spec.capacity - cache.kv.shape[4]))
 
 
 def change(engine: Engine, row: int, columns: slice, by: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change what some columns of a row hold, as far as it has them."""
-    if not isinstance(engine, PagedEngine):
-        engine.kv[:, :, row, :, columns] = by(engine.kv[:, :, row, :, columns])
+    cache = engine.cache
+    if isinstance(cache, ColumnCache):
+        cache.kv[:, :, row, :, columns] = by(cache.kv[:, :, row, :, columns])
         return
-    start, end, _ = columns.indices(int(engine.table.owned[row]) * KV_PAGE)
-    at = slots(engine.page_table[row : row + 1], torch.arange(start, end)[None])[0]
-    engine.kv[:, :, :, at] = by(engine.kv[:, :, :, at])
+    assert isinstance(cache, PageCache)
+    start, end, _ = columns.indices(int(cache.table.owned[row]) * KV_PAGE)
+    at = slots(cache.page_table[row : row + 1], torch.arange(start, end)[None])[0]
+    cache.kv[:, :, :, at] = by(cache.kv[:, :, :, at])

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime import LLM, RuntimeConfig
-from runtime.speculation.step_costs import StepCosts, StepTable
 
-COSTS = StepCosts(StepTable((1,), (1,), ((1e-3,),), 64), StepTable((1,), (1,), ((1e-4,),), 64))
-"""Known, so that nothing has to be measured."""
 PATIENCE = 120.0
 """Seconds after which what should have happened is taken to never happen; nothing is expected to need them."""
 STARTING = 1200.0
@@ -22,7 +19,7 @@ STARTING = 1200.0
 
 def own(plain: LLM, **options: Any) -> LLM:
     """An LLM of a test's own on the engines they share."""
-    return LLM(plain.pair, RuntimeConfig(**options), costs=COSTS)
+    return LLM(plain.pair, RuntimeConfig(**options))
 
 
 class Gate:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engines import Engine
-from engines.buffers import Recent, Slab, size_of, views
+from engines.buffers import Arena, LruCache, size_of, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
-from engines.graphs.runner import MOST
+from engines.graphs.runner import MAX_GRAPHS
 from mtad.device import launches
 from mtad.device.block import Results
 from mtad.params import DecodingParams
@@ -58,16 +57,16 @@ class CudaGraphRunner:
         eos: Sequence[int],
         host: HostRunner,
         recorder: Recorder,
-        most: int = MOST,
+        most: int = MAX_GRAPHS,
     ) -> None:
         self._engines, self._vocab_size, self._host, self._recorder = (auxiliary, target), vocab_size, host, recorder
         reads = any(engine.reads_mask for engine in self._engines)
         self._buckets = Buckets(target.spec.rows, target.spec.capacity, reads)
         device, pinned = target.device, target.device.type == "cuda"
         self._is_end = torch.from_numpy(np.isin(np.arange(vocab_size), list(eos))).to(device)
-        self._filled, self._read = Slab(pinned=pinned), Slab(pinned=pinned)
-        self._in, self._out, self._logits = Slab(device), Slab(device), Slab(device)
-        self._blocks: Recent[Key, tuple[CapturedBlock, Work]] = Recent(most)
+        self._filled, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
+        self._in, self._out, self._logits = Arena(device), Arena(device), Arena(device)
+        self._blocks: LruCache[Key, tuple[CapturedBlock, Work]] = LruCache(most)
         self._caches: list[Tensor] = []
         self._refused: dict[Key, str] = {}
         self.recorded = 0
@@ -104,7 +103,7 @@ class CudaGraphRunner:
 
     def run(self, given: BlockInput) -> Block:
         """Run a block: by its graph, captured now if it is the first of its kind, or on the host."""
-        reason = self.eager_reason(given)
+        began, reason = time.perf_counter(), self.eager_reason(given)
         if reason is None:
             key = Key.of(given, self._buckets)
             with self._recorder.ordered():
@@ -121,13 +120,13 @@ class CudaGraphRunner:
                 log.warning("blocks run on the host, not as CUDA graphs: %s", reason)
             self.unrecorded[reason] += 1
             return self._host.run(given)
-        return _outcome(read, len(given.params), block.logits, launched, time.perf_counter())
+        return _outcome(read, given, block.logits, (began, launched, time.perf_counter()))
 
     @torch.inference_mode()
     def prepare(self, params: Sequence[DecodingParams]) -> None:
         """Capture blocks of these parameters for every bucket of rows and masks, largest first, and keep them all.
 
-        Smaller graphs then fit into the memory that the largest made. What the caches hold stays.
+        Smaller graphs then fit into the memory that the largest made. No row may hold anything.
         """
         batches: dict[Key, BlockInput] = {}
         for p, length in itertools.product(params, self._buckets.lengths):
@@ -140,35 +139,20 @@ class CudaGraphRunner:
                 batches[Key.of(given, self._buckets)] = given
         if not batches:
             return
-        self._blocks.most = max(self._blocks.most, len(self._blocks.keys() | batches))
-        with self._engines[0].kept(slice(None)), self._engines[1].kept(slice(None)):
+        self._blocks.max_size = max(self._blocks.max_size, len(self._blocks.keys() | batches))
+        for engine in self._engines:
+            engine.cache.discard_writes()
+        try:
             for key in sorted(batches, key=lambda key: key.size, reverse=True):
                 if key not in self._blocks:
                     self.run(batches[key])
-
-    def timed(self, step: Callable[[], object]) -> Callable[[], float]:
-        """A step of an engine, captured if blocks are, that gives the seconds until it is done."""
-
-        def work() -> None:
-            step()
-
-        launch: Work = work
-        if self.records:
-            with self._recorder.ordered(), contextlib.suppress(Uncapturable):
-                launch = self._recorder.record(work)
-
-        def run() -> float:
-            with self._recorder.ordered():
-                started = time.perf_counter()
-                launch()
-                self._recorder.wait()
-                return time.perf_counter() - started
-
-        return run
+        finally:
+            for engine in self._engines:
+                engine.cache.reset()
 
     def _launch(self, key: Key, given: BlockInput) -> CapturedBlock:
         """Copy the batch in, and launch its graph."""
-        caches = [engine.kv for engine in self._engines]
+        caches = [engine.cache.kv for engine in self._engines]
         if any(now is not then for now, then in zip(caches, self._caches, strict=False)):
             self._blocks.clear()  # a pool has grown, and lies elsewhere now
         self._caches = caches
@@ -202,20 +186,22 @@ def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:
     return BlockInput([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows, [None] * rows)
 
 
-def _outcome(read: Results, count: int, logits: Tensor, launched: float, done: float) -> Block:
-    """The block of the first `count` rows; its results are on the host, its logits on the device."""
-    tokens, log_probs, lengths, paths, longest, finite = (values[:count].tolist() for values in read)
+def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[float, float, float]) -> Block:
+    """The block of its rows; its results are on the host, its logits on the device."""
+    tokens, log_probs, lengths, paths, longest, finite = (values[: len(given.params)].tolist() for values in read)
 
     def logits_of(row: int) -> npt.NDArray[np.float32]:
         at = [0, *(1 + node for node in paths[row][: lengths[row]])]
         return logits[row].cpu().numpy()[at]
 
     return Block(
+        given=given,
         tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
         log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
         drafted_levels=longest,
         finite=finite,
         logits_of=logits_of,
-        drafted=launched,
-        scored=done,
+        began=times[0],
+        drafted=times[1],
+        scored=times[2],
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import engines
 from engines import Engine
-from engines.buffers import Slab, leaves, size_of, views
+from engines.buffers import Arena, flatten_tensors, size_of, views
 from mtad.device import block, launches
 from mtad.device.block import Results
 from mtad.device.tables import Given, Step, Tables, Tree, stacked
@@ -110,7 +110,7 @@ class CapturedBlock:
     """
 
     def __init__(
-        self, key: Key, memory: Tensor, auxiliary: Engine, target: Engine, is_end: Tensor, out: Slab, logits: Slab
+        self, key: Key, memory: Tensor, auxiliary: Engine, target: Engine, is_end: Tensor, out: Arena, logits: Arena
     ) -> None:
         self._key, self.memory, self._engines, self._is_end = key, memory, (auxiliary, target), is_end
         rows, levels = key.rows, key.levels
@@ -124,7 +124,7 @@ class CapturedBlock:
         )
         self.out = out.bytes(size_of(found))
         self.results: Results = views(found, self.out)
-        self.logits: Tensor = logits.like(like(1 + key.nodes, len(is_end), dtype=torch.float32))
+        self.logits: Tensor = logits.view_like(like(1 + key.nodes, len(is_end), dtype=torch.float32))
         self._keep = torch.arange(max(1 + key.nodes, key.width, 2), device=is_end.device)
 
     def __call__(self) -> None:
@@ -144,9 +144,9 @@ class CapturedBlock:
         if scored is not None and key.width > 1:
             of_target, of_auxiliary, to = block.kept_columns(results, scored, given)
             if key.tree:
-                target.move_columns(of_target, to)
-            auxiliary.move_columns(of_auxiliary, to)
-        for ours, theirs in zip(leaves(self.results), leaves(results), strict=True):
+                target.cache.keep(of_target, to)
+            auxiliary.cache.keep(of_auxiliary, to)
+        for ours, theirs in zip(flatten_tensors(self.results), flatten_tensors(results), strict=True):
             ours.copy_(theirs)
 
     def _draft(self, given: Given) -> tuple[Tree, list[Tables]]:
@@ -163,4 +163,4 @@ class CapturedBlock:
 
     def _step(self, engine: Engine, inputs: Step, keep: Tensor) -> Tensor:
         """Logits [R, N, V] of the vocabulary that the pair shares, in the graph's own memory."""
-        return engine.launch(engines.Step(*inputs, keep))[..., : len(self._is_end)]
+        return engine.enqueue(engines.Step(*inputs, keep))[..., : len(self._is_end)]

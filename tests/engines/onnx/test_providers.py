@@ -15,10 +15,11 @@ import torch
 
 import engines.onnx.engine as module
 from engines.base import EngineSpec
+from engines.kinds import kind_of
 from engines.onnx import providers
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.engine import OnnxRuntimeEngine, open_onnxruntime
-from engines.onnx.providers import check_provider, choose_provider, cuda_options
+from engines.onnx.providers import check_cuda, cuda_options
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from tests.support.fake_cuda import FakeRecorder
@@ -73,7 +74,7 @@ def run_both(ours: OnnxRuntimeEngine, theirs: Any) -> None:
         for rows, steps in ((4, 1), (2, 5), (4, 3), (1, 1)):
             step = make_step(more_tokens(rows, steps), write_at[:rows])
             torch.testing.assert_close(ours.step(step), theirs.step(step), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.kv, theirs.kv, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.cache.kv, theirs.cache.kv, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -110,7 +111,7 @@ def test_a_row_in_the_middle_is_never_replayed(engine: OnnxRuntimeEngine) -> Non
 
 def test_a_graph_that_goes_is_given_back(engine: OnnxRuntimeEngine) -> None:
     assert engine.graphs is not None
-    engine.graphs._graphs.most = 1
+    engine.graphs._graphs.max_size = 1
     for steps in (1, 2):
         engine.step(make_step(more_tokens(1, steps), [3]))
     gc.collect()
@@ -155,7 +156,7 @@ def test_without_a_gpu_the_device_is_refused() -> None:
 def test_an_onnx_runtime_without_the_provider_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
     with pytest.raises(InvalidInput, match=r"no CUDAExecutionProvider; .*onnxruntime-gpu: pip install 'mtad\[cuda\]'"):
-        check_provider("cuda")
+        check_cuda()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -189,13 +190,13 @@ def test_left_to_itself_the_runtime_would_have_used_the_cpu(folder: Path) -> Non
 def test_a_devices_provider_is_its_own_unless_another_is_asked_for(
     provider: str | None, device: str, chosen: str
 ) -> None:
-    assert choose_provider(provider, device) == chosen
+    assert kind_of("onnx", provider, device).provider == chosen
 
 
 @pytest.mark.parametrize(("provider", "device"), [("cuda", "cpu"), ("cpu", "cuda"), ("rocm", "cuda")])
 def test_a_provider_of_another_device_is_refused(provider: str, device: str) -> None:
     with pytest.raises(InvalidInput, match="provider = "):
-        choose_provider(provider, device)
+        kind_of("onnx", provider, device)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -114,19 +114,6 @@ def test_a_second_loop_on_the_pair_leaves_what_the_first_has_kept(llm: LLM) -> N
     assert again.statistics.reused_tokens >= 64
 
 
-def test_the_cache_is_what_it_was_after_measuring(folder: Path) -> None:
-    engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
-    assert isinstance(engine, OpenVinoEngine)
-    engine.step(make_step(some_tokens(1, 40)[None], [0], keep=[]))
-    step = make_step(some_tokens(2, 3)[None], [40], keep=[0, 1, 2])
-    expected, account = engine.step(step), engine.columns
-    with engine.kept(slice(None)):
-        engine.clear_row(0)
-        engine.step(make_step(some_tokens(3, 70)[None], [0], keep=[]))
-    assert engine.columns is account, "kept prefixes would count pages elsewhere"
-    torch.testing.assert_close(engine.step(step), expected)
-
-
 def test_prompts_of_one_step_are_computed_in_one_run_and_kept_behind_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,8 +154,8 @@ def test_a_run_that_fails_leaves_prompts_to_the_next(folder: Path, monkeypatch: 
 
 def test_nothing_is_run_where_no_prompt_waits(folder: Path) -> None:
     engine = open_engine(folder / "auxiliary", Placement(provider="openvino", compute="float32"), rows=2)
-    engine.finish()
-    assert not engine.postponed
+    engine.run_deferred()
+    assert not engine.deferred_rows
 
 
 def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
@@ -176,18 +163,18 @@ def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
 ) -> None:
     engine = open_engine(folder / "auxiliary", Placement(provider="openvino", compute="float32"), rows=2)
     assert isinstance(engine, OpenVinoEngine)
-    runs, plan = list[Run](), engine.columns.plan
+    runs, plan = list[Run](), engine.cache.columns.plan
 
     def record(*arguments: Any) -> Run:
         runs.append(plan(*arguments))
         return runs[-1]
 
-    monkeypatch.setattr(engine.columns, "plan", record)
+    monkeypatch.setattr(engine.cache.columns, "plan", record)
     assert _draft_seconds(engine) > 0
     drafts = [(sorted({*run.past.tolist()}), len(run.past), run.tokens.shape[1]) for run in runs[4:8]]  # the second
     assert drafts == [([114], 1, 2), ([116], 4, 4), ([117], 4, 4), ([118], 4, 4)]
     assert [len(run.past) for run in runs[-4:]] == [2, 8, 8, 8], "all rows draft as well"
-    engine.columns.check_integrity()
+    engine.cache.columns.check_integrity()
 
 
 def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +202,6 @@ def test_what_blocks_take_is_learnt_from_blocks_without_prompts(folder: Path, mo
     params = DecodingParams(method="mtad", speculation="adaptive", max_tokens=30, ignore_eos=True, seed=1)
     first, second = (llm.add("a name " * 12, replace(params, seed=seed)) for seed in range(2))
     llm.step()
-    assert llm.loop.planner is not None
     monkeypatch.setattr(llm.loop.planner, "observe", lambda *arguments: told.append(arguments[4]))
     for _ in range(3):
         llm.step()
@@ -243,8 +229,8 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
     assert small.loop.totals.preemptions > 0
     small.loop.check_integrity()
     for engine in _paged(small):
-        assert engine.pages < whole.pages
-        assert not engine.columns.table.owned.any(), "a row that nobody has holds pages"
+        assert engine.cache.pages < whole.pages
+        assert not engine.cache.columns.table.owned.any(), "a row that nobody has holds pages"
 
 
 @pytest.mark.slow
@@ -270,7 +256,7 @@ def test_random_schedules_on_few_pages_lose_no_request_and_no_page(
             4 * seed + number, loop, entries, lambda chance: faults.extend([None] * chance.randint(0, 5) + [OSError()])
         )
         ended["preempted"] += loop.totals.preemptions
-        assert not any(e.columns.table.owned.any() for e in _paged(llm)), "a row that nobody has holds pages"
+        assert not any(e.cache.columns.table.owned.any() for e in _paged(llm)), "a row that nobody has holds pages"
     assert ended["length"] > 5
 
 

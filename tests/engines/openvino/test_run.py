@@ -14,7 +14,7 @@ def run_of(tokens: int, tree: bool) -> Run:
     """A step of one row with `tokens` new tokens behind 40 columns; those of a tree see themselves alone."""
     columns = Columns(2, 2048)
     at = np.arange(40 + tokens)
-    columns.postpone(at[:40], at[:40], 0, 0)
+    columns.defer(at[:40], at[:40], 0, 0)
     mask = at[None, None, :] <= at[None, 40:, None]
     if tree:
         mask &= (at < 40) | (at == at[40:, None])

@@ -16,12 +16,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engines.base import KV_PAGE, Step
+from engines.cache.paged import by_page, gathered
 from engines.pytorch import attention
 from engines.pytorch.attention import default_attention, require, split_count, tile
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fixed_cache import scatter_copy
 from engines.pytorch.layer_ops import store_columns
-from engines.pytorch.paged_cache import by_page, gathered
 from export.checkpoint.checkpoint import Checkpoint
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig

@@ -310,9 +310,9 @@ def test_a_decomposed_engine_writes_its_columns_and_nothing_else(target_graphs: 
     engine = OnnxRuntimeEngine(target_graphs["decomposed"], replace(SPEC, attention="decomposed"), 1)
     for row, length in enumerate(LENGTHS):
         engine.step(make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[]))
-    before = engine.kv.clone()
+    before = engine.cache.kv.clone()
     engine.step(make_step(more_tokens(2, 3), [33, 9], first_row=1))
-    changed = (engine.kv != before).any(-1)
+    changed = (engine.cache.kv != before).any(-1)
     written = torch.zeros(SPEC.rows, SPEC.capacity, dtype=torch.bool)
     written[1, 33:36] = written[2, 9:12] = True
     assert torch.equal(changed, written[None, None, :, None].expand_as(changed))
@@ -346,7 +346,7 @@ def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_p
 
 def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
     assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
-    assert not engine.kv.any()
+    assert not engine.cache.kv.any()
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def test_long_prompts_run_in_pieces_and_drafts_as_graphs(engine: TensorRTEngine,
         step = make_step(more_tokens(4, 2), [at, at - 95, at - 67, at - 36])
         same(engine.step(step), plain.step(step))
     assert len(engine.graphs.recorded) == recorded + 1
-    same(engine.kv, plain.kv)
+    same(engine.cache.kv, plain.cache.kv)
 
 
 def test_a_prompts_step_is_not_recorded(engine: TensorRTEngine) -> None:

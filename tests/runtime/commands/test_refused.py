@@ -36,7 +36,7 @@ BAD = [
 def test_bad_input_is_refused_by_field_and_nothing_of_its_batch_runs(
     llm: LLM, field: str, prompt: object, values: dict[str, Any]
 ) -> None:
-    before = llm.pair.target.kv.clone()
+    before = llm.pair.target.cache.kv.clone()
     with pytest.raises(InvalidInput) as caught:
         llm.generate(["S", prompt, "S"], [BASE, replace(BASE, **values), BASE])  # type: ignore[arg-type, list-item]
     assert caught.value.field == field
@@ -44,7 +44,7 @@ def test_bad_input_is_refused_by_field_and_nothing_of_its_batch_runs(
         llm.add(prompt, replace(BASE, **values))  # type: ignore[arg-type]
     assert caught.value.field == field
     assert llm.loop.scheduler.idle
-    assert torch.equal(llm.pair.target.kv, before)
+    assert torch.equal(llm.pair.target.cache.kv, before)
 
 
 def test_parameters_must_be_one_or_one_for_each_prompt(llm: LLM) -> None:
@@ -71,7 +71,7 @@ def test_an_interrupted_generate_leaves_nothing_behind(
 ) -> None:
     expected = llm.generate(PROMPTS[0], replace(BASE, seed=1))[0]
     engine, calls = getattr(llm.pair, role), itertools.count()
-    step = engine.launch
+    step = engine.enqueue
 
     def interrupted(*arguments: object) -> object:
         if next(calls) == call:
@@ -79,7 +79,7 @@ def test_an_interrupted_generate_leaves_nothing_behind(
         return step(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "launch", interrupted)
+        patch.setattr(engine, "enqueue", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS * 3, replace(BASE, seed=0))
     assert llm.loop.scheduler.idle
@@ -90,7 +90,7 @@ def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_ste
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = LLM(llm.pair, RuntimeConfig(max_waiting=2))
-    calls, step = itertools.count(), llm.pair.target.launch
+    calls, step = itertools.count(), llm.pair.target.enqueue
 
     def interrupted(*arguments: Any) -> Any:
         if next(calls) == 5:
@@ -98,7 +98,7 @@ def test_of_an_interrupted_generate_only_what_was_queued_counts_and_no_later_ste
         return step(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.pair.target, "launch", interrupted)
+        patch.setattr(llm.pair.target, "enqueue", interrupted)
         with pytest.raises(KeyboardInterrupt):
             small.generate([PROMPTS[0]] * 40, replace(BASE, seed=0))
     ended = small.loop.totals.to_dict()["requests"]

@@ -283,7 +283,7 @@ def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
     constrainer: Constrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.constraints.follower.MASK_SECONDS", 0.0)
-    monkeypatch.setattr("runtime.constraints.follower.SPARE_SECONDS", 1e-9)
+    monkeypatch.setattr("runtime.constraints.follower.MASK_CREDIT_SECONDS", 1e-9)
     constraint = constrainer.constraint("x", replace(FREE, regex="[a-c]{9}"), ())
     assert constraint is not None
     assert constraint.follower is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -11,18 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from runtime.constraints import grammar as grammars
-from runtime.constraints.follower import MOST_GROWTH, Grammar
+from runtime.constraints.follower import MAX_GROWTH, Grammar
 from runtime.constraints.grammar import Grammars
 from runtime.constraints.trial_process import compile_grammar
-from runtime.constraints.trials import Stopped, TooSlow, Trial, Trials
+from runtime.constraints.trials import Trials
 from scripts.soak import attacks
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE
@@ -45,17 +45,20 @@ def made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gram
     found.close()
 
 
-def trials(tokenizer: Tokenizer) -> Trials:
-    return Trials({"tokenizer": tokenizer.to_str(), "vocab_size": 300, "eos": [0]})
+@pytest.fixture
+def patient(tokenizer: Tokenizer) -> Iterator[Trials]:
+    found = Trials(tokenizer=tokenizer.to_str(), vocab_size=300, eos=[0], seconds=20.0, gives_way=True)
+    yield found
+    found.close()
+
+
+def pid(trials: Trials) -> int:
+    assert trials._process is not None
+    return trials._process.pid
 
 
 def children(process: int) -> list[str]:
     return Path(f"/proc/{process}/task/{process}/children").read_text().split()
-
-
-def threads(process: int) -> list[int]:
-    """Of its children."""
-    return [int(path.name) for child in children(process) for path in Path(f"/proc/{child}/task").iterdir()]
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -76,7 +79,6 @@ def until(what: Callable[[], bool]) -> None:
         ),
         ({"grammar": attacks.terminals(20_000)}, "longer than 0.2 s"),
         pytest.param({"json_schema": attacks.pattern_properties(700)}, "longer than 0.2 s", marks=pytest.mark.slow),
-        ({"regex": "a" * (2**20 + 1)}, "1048577 characters"),
     ],
 )
 def test_what_breaks_the_compiler_is_refused_by_name_and_the_next_grammar_is_compiled(
@@ -93,12 +95,10 @@ def test_what_breaks_the_compiler_is_refused_by_name_and_the_next_grammar_is_com
 
 
 @pytest.mark.slow
-def test_a_grammar_that_takes_all_memory_is_refused(tokenizer: Tokenizer) -> None:
-    run = trials(tokenizer)
-    with pytest.raises(InvalidInput, match="takes too much memory"):
-        run.run(Trial(), "regex", "((a{1000}){1000}){1000}", "", 20.0)
-    assert run.run(Trial(), "regex", "ab*", "", 1.0)[1] == []
-    run.close()
+def test_a_grammar_that_takes_all_memory_is_refused(patient: Trials) -> None:
+    with pytest.raises(InvalidInput, match="more than 192 MiB of memory"):
+        patient.run("regex", "((a{1000}){1000}){1000}")
+    assert patient.run("regex", "ab*")[1] == []
 
 
 @pytest.mark.slow
@@ -119,73 +119,57 @@ def test_a_quick_grammar_does_not_wait_for_slow_ones(tokenizer: Tokenizer) -> No
     made.close()
 
 
-def test_who_no_longer_waits_ends_the_trial(tokenizer: Tokenizer) -> None:
+def test_who_no_longer_waits_leaves_the_queue_and_closing_ends_every_trial(tokenizer: Tokenizer) -> None:
     made = Grammars(tokenizer, 300, [0])
-    made.compile(replace(FREE, regex="ab*"))
-    _, run = made.prepare()
-    assert run._process is not None
-    process = run._process.pid
+    _, _, slow = made.prepare()
+    slow.run("regex", "ab*")
+    process = pid(slow)
 
     async def test() -> None:
-        task = asyncio.create_task(made.compile_soon(replace(FREE, json_schema=SLOW)))
+        tasks = [asyncio.create_task(made.compile_soon(replace(FREE, json_schema=SLOW + " " * n))) for n in range(3)]
         await asyncio.to_thread(until, lambda: bool(children(process)))
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(until, lambda: not children(process))
-        task = asyncio.create_task(made.compile_soon(replace(FREE, json_schema=SLOW)))
-        await asyncio.to_thread(until, lambda: bool(children(process)))
+        tasks[2].cancel()
+        began = time.monotonic()
         made.close()
-        with pytest.raises(Stopped):
-            await task
+        for task, error in zip(tasks, (Failed, Failed, asyncio.CancelledError), strict=True):
+            with pytest.raises(error):
+                await task
+        assert time.monotonic() - began < 1
 
     asyncio.run(test())
-    until(lambda: not Path(f"/proc/{process}").exists())
+    with pytest.raises(Failed):
+        made.compile(replace(FREE, regex="a"))
+    until(lambda: not Path(f"/proc/{process}/exe").exists())
 
 
-def test_a_trial_that_the_machine_has_no_time_for_is_too_slow(tokenizer: Tokenizer) -> None:
-    """It is stopped long before it has had its 20 seconds of the processor."""
-    run, began = trials(tokenizer), time.monotonic()
-    with pytest.raises(TooSlow):
-        run.run(Trial(), "json_schema", SLOW, "", 20.0, wait=0.05)
-    run.close()
-    assert time.monotonic() - began < 10
-
-
-def test_a_long_trial_gives_way_to_its_parent_and_is_in_no_session_of_its_own(tokenizer: Tokenizer) -> None:
+def test_a_slow_trial_runs_where_nothing_else_would_and_is_in_no_session_of_its_own(patient: Trials) -> None:
     """Between sessions of Linux, priorities do not count: a trial took as much of the processor as the engine."""
-    run = trials(tokenizer)
-    run.run(Trial(), "regex", "a", "", 1.0)
-    assert run._process is not None
-    process, trial = run._process.pid, Trial()
-    content = {"field": "json_schema", "text": SLOW, "seconds": 20.0, "wait": None}
-    asking = threading.Thread(target=run._ask, args=(trial, content))
-    asking.start()
-    until(lambda: any(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads(process)))
+    patient.run("regex", "a")
+    process = pid(patient)
+    asking = ThreadPoolExecutor(1).submit(patient.run, "json_schema", SLOW)
+    until(lambda: bool(children(process)))
+    assert os.sched_getscheduler(int(children(process)[0])) == os.SCHED_IDLE
     assert os.getsid(process) == os.getsid(0)
     assert os.getpgid(process) != os.getpgid(0)  # what a terminal sends its foreground does not reach it
-    trial.stop()
-    asking.join()
-    run.close()
+    patient.close()
+    assert isinstance(asking.exception(), Failed)
 
 
-def test_a_process_that_was_ended_is_started_again(tokenizer: Tokenizer) -> None:
-    run = trials(tokenizer)
-    assert run.run(Trial(), "regex", "a", "", 1.0)[1] == []
-    assert run._process is not None
-    os.kill(run._process.pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{run._process and run._process.pid}/exe").exists())
-    assert run.run(Trial(), "regex", "a", "", 1.0)[1] == []
-    run.close()
+def test_a_process_that_was_ended_is_started_again(patient: Trials) -> None:
+    assert patient.run("regex", "a")[1] == []
+    first = pid(patient)
+    os.kill(first, signal.SIGKILL)
+    assert patient.run("regex", "a")[1] == []
+    assert pid(patient) != first
 
 
 def test_the_process_ends_with_its_parent_however_that_ends(tokenizer: Tokenizer) -> None:
     program = f"""
-from runtime.constraints.trials import Trial, Trials
-run = Trials({{"tokenizer": {tokenizer.to_str()!r}, "vocab_size": 300, "eos": [0]}})
-run.run(Trial(), "regex", "a", "", 1.0)
+from runtime.constraints.trials import Trials
+run = Trials(tokenizer={tokenizer.to_str()!r}, vocab_size=300, eos=[0], seconds=1.0, gives_way=False)
+run.run("regex", "a")
 print(run._process.pid, flush=True)
-run.run(Trial(), "json_schema", {SLOW!r}, "", 20.0)
+run.run("json_schema", {SLOW!r})
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -200,11 +184,11 @@ def test_grammars_are_kept_as_far_as_their_memory_allows(made: Grammars, monkeyp
     each = [made.compile(replace(FREE, regex=f"a{{{n}}}")) for n in range(1, 4)]
     assert all(0 < grammar.bytes < 2**23 for grammar in each)
     assert made.compile(replace(FREE, regex="a{2}")) is each[1]
-    each[1].spoilt = True
+    each[1].hit_limit = True
     assert made.compile(replace(FREE, regex="a{2}")) is not each[1], "one that met a limit is forgotten"
     each[2].followed = 2.0
-    assert each[2].bytes == each[2].compiled + MOST_GROWTH, "lexers grow"
-    monkeypatch.setattr(grammars, "KEPT_BYTES", MOST_GROWTH)
+    assert each[2].bytes == each[2].compiled + MAX_GROWTH, "lexers grow"
+    monkeypatch.setattr(grammars, "KEPT_BYTES", MAX_GROWTH)
     made.compile(replace(FREE, regex="b"))
     assert list(made._kept)[-1] == ("regex", "b")
     assert ("regex", "a{3}") not in made._kept

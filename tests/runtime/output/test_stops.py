@@ -38,7 +38,7 @@ def test_it_finds_what_a_search_for_each_string_finds_and_holds_back_as_much() -
             before, text = len(text), text + piece
             state, found = automaton.read(state, piece)
             assert (None if found is None else before + found) == earliest(text, len(piece), stops)
-            assert len(text) - automaton.held(state) == settled(text, stops)
+            assert len(text) - automaton.pending(state) == settled(text, stops)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_it_finds_what_a_search_for_each_string_finds_and_holds_back_as_much() -
 )
 def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
     automaton = StopStrings(stops)
-    assert len(text) - automaton.held(automaton.read(0, text)[0]) == length
+    assert len(text) - automaton.pending(automaton.read(0, text)[0]) == length
 
 
 def test_a_character_costs_the_same_however_many_and_long_the_strings_are() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -16,6 +18,32 @@ from runtime.scheduler.scheduler import QueueFull, Scheduler
 
 def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
     return Request(id, list(range(prompt)), DecodingParams.from_dict({"max_tokens": 5, **values}), seed=0)
+
+
+class Memory:
+    """Rows of two caches that always have room, and what was done to them."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[int, int]] = []
+
+    def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
+        return True
+
+    def stored(self, request: Request, both: bool, running: Sequence[Request], ends: Mapping[Request, int]) -> int:
+        return request.target_cached
+
+    def move(self, request: Request, source: int, to: int) -> None:
+        self.moves.append((source, to))
+
+    def release(self, row: int) -> None:
+        pass
+
+
+def retire(scheduler: Scheduler, request: Request) -> list[tuple[int, int]]:
+    """Take a request out; which rows were copied, from and to."""
+    memory = Memory()
+    scheduler.retire(request, memory)
+    return memory.moves
 
 
 def ids(requests: list[Request]) -> list[int]:
@@ -32,8 +60,8 @@ def admit(scheduler: Scheduler) -> list[int]:
     """Let all that can join do so, at once; their ids."""
     joined = []
     while (request := scheduler.next()) is not None:
-        request.target_held = request.committed - 1
-        request.auxiliary_held = request.committed - 1
+        request.target_cached = request.committed - 1
+        request.auxiliary_cached = request.committed - 1
         scheduler.join()
         joined.append(request.id)
     return joined
@@ -69,10 +97,10 @@ def served(scheduler: Scheduler, tokens: int) -> str:
     """Admit the next request, let it have so many tokens and end; its client."""
     request = scheduler.next()
     assert request is not None
-    request.target_held = request.auxiliary_held = request.committed - 1
+    request.target_cached = request.auxiliary_cached = request.committed - 1
     scheduler.join()
     request.tokens = [0] * tokens
-    scheduler.retire(request)
+    retire(scheduler, request)
     return request.client
 
 
@@ -137,7 +165,7 @@ def test_a_full_queue_still_takes_the_first_request_of_another_client() -> None:
 
 
 def test_clients_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.scheduler.scheduler.MOST_ACCOUNTS", 50)
+    monkeypatch.setattr("runtime.scheduler.scheduler.MAX_ACCOUNTS", 50)
     scheduler = Scheduler(rows=2, capacity=256)
     scheduler.submit(of("stays", 0))
     admit(scheduler)
@@ -168,12 +196,12 @@ def test_the_last_row_takes_a_freed_rows_place_and_the_joining_one_the_lasts() -
     admit(scheduler)
     scheduler.submit(requests[3])
     assert scheduler.next() is requests[3]
-    assert scheduler.retire(requests[0]) == [(2, 0), (3, 2)]
+    assert retire(scheduler, requests[0]) == [(2, 0), (3, 2)]
     assert ids(scheduler.running) == [2, 1]
-    assert scheduler.retire(requests[1]) == [(2, 1)]
+    assert retire(scheduler, requests[1]) == [(2, 1)]
     assert scheduler.joining is requests[3]
-    assert scheduler.retire(requests[3]) == []
-    assert scheduler.retire(requests[2]) == []
+    assert retire(scheduler, requests[3]) == []
+    assert retire(scheduler, requests[2]) == []
     assert scheduler.idle
 
 
@@ -182,7 +210,7 @@ def test_a_waiting_request_leaves_the_queue_without_touching_a_row() -> None:
     requests = [make_request(id) for id in range(4)]
     scheduler.submit(*requests)
     admit(scheduler)
-    assert scheduler.retire(requests[2]) == []
+    assert retire(scheduler, requests[2]) == []
     assert ids(scheduler.waiting) == [1, 3]
     assert ids(scheduler.running) == [0]
 
@@ -205,12 +233,12 @@ def test_every_request_of_a_random_schedule_ends_exactly_once_in_its_own_row(see
             cache[len(scheduler.running)] = request.id
             if chance.random() < 0.3:
                 break  # its prompt takes longer than this turn
-            request.target_held = request.auxiliary_held = request.committed - 1
+            request.target_cached = request.auxiliary_cached = request.committed - 1
             scheduler.join()
         everyone = [*scheduler.holders, *scheduler.waiting]
         for request in [r for r in everyone if chance.random() < 0.2]:
             request.finish_reason = "length"
-            for source, to in scheduler.retire(request):
+            for source, to in retire(scheduler, request):
                 cache[to] = cache[source]
             ended += 1
         scheduler.check_integrity()
@@ -230,31 +258,27 @@ def test_every_request_of_a_random_schedule_ends_exactly_once_in_its_own_row(see
         ("max_tokens", 191, {"max_tokens": 2}),
     ],
 )
-def test_a_request_that_cannot_fit_is_refused_by_field_and_not_queued(
-    field: str, prompt: int, values: dict[str, int]
-) -> None:
-    scheduler = Scheduler(rows=2, capacity=256)
+def test_a_request_that_cannot_fit_is_refused_by_field(field: str, prompt: int, values: dict[str, int]) -> None:
     with pytest.raises(InvalidInput) as caught:
-        scheduler.submit(make_request(0, prompt, **values))
+        Scheduler(rows=2, capacity=256).check(make_request(0, prompt, **values))
     assert caught.value.field == field
     assert isinstance(caught.value, CapacityExceeded) == (field in ("prompt", "max_tokens"))
-    assert scheduler.idle
 
 
 def test_the_largest_request_that_fits_leaves_room_for_the_largest_draft() -> None:
     scheduler = Scheduler(rows=1, capacity=256)
     request = make_request(0, prompt=92, max_tokens=100, draft_len=8, beam_width=8)
-    scheduler.submit(request)
+    scheduler.check(request)
     longest = len(request.prompt) + request.params.max_tokens
     assert longest + sum(request.params.widths) == scheduler.capacity
 
 
 def test_methods_without_a_draft_ignore_its_limits() -> None:
     scheduler = Scheduler(rows=1, capacity=256)
-    scheduler.submit(make_request(0, method="sample", draft_len=64, beam_width=64))
-    scheduler.submit(make_request(1, method="speculative", beam_width=64))
+    scheduler.check(make_request(0, method="sample", draft_len=64, beam_width=64))
+    scheduler.check(make_request(1, method="speculative", beam_width=64))
     with pytest.raises(InvalidInput, match="draft_len"):
-        scheduler.submit(make_request(2, method="speculative", draft_len=64))
+        scheduler.check(make_request(2, method="speculative", draft_len=64))
 
 
 def test_a_full_queue_says_when_to_try_again_and_queues_nothing() -> None:
@@ -271,11 +295,52 @@ def test_a_full_queue_says_when_to_try_again_and_queues_nothing() -> None:
     assert scheduler.room == 1
 
 
-def test_a_batch_with_one_bad_request_queues_nothing() -> None:
-    scheduler = Scheduler(rows=1, capacity=256)
-    with pytest.raises(InvalidInput, match="draft_len"):
-        scheduler.submit(make_request(0), make_request(1, draft_len=9))
-    assert scheduler.idle
+def test_requests_of_several_threads_are_queued_once_each_while_others_join_and_leave() -> None:
+    scheduler, ended = Scheduler(rows=2, capacity=256, max_waiting=1000), list[int]()
+
+    def client(number: int) -> None:
+        for id in range(number * 100, number * 100 + 100):
+            scheduler.submit(of(f"client {id % 7}", id))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(ended) < 600:
+        running, waiting = scheduler.counts
+        assert running + waiting <= 600 - len(ended)
+        admit(scheduler)
+        for request in list(scheduler.running):
+            retire(scheduler, request)
+            ended.append(request.id)
+        scheduler.check_integrity()
+    assert sorted(ended) == list(range(600))
+
+
+def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_complete() -> None:
+    scheduler, memory = Scheduler(rows=4, capacity=256), Memory()
+    requests = [make_request(0, prompt=11), make_request(1, prompt=21), make_request(2, prompt=31)]
+    scheduler.submit(*requests)
+    plan = scheduler.schedule(45, memory)
+    assert [(piece.request.id, piece.row, piece.end) for piece in plan.pieces] == [(0, 0, 10), (1, 1, 20), (2, 2, 15)]
+    assert (ids(plan.running), plan.spare_tokens) == ([0, 1], 0)
+    requests[2].target_cached = 15
+    plan = scheduler.schedule(45, memory)
+    assert [(piece.request.id, piece.end) for piece in plan.pieces] == [(2, 30)]
+    assert (ids(plan.running), plan.spare_tokens) == ([0, 1, 2], 30)
+
+
+def test_a_request_that_gives_up_its_row_is_not_prefilled_and_waits_where_it_was() -> None:
+    class Full(Memory):
+        """Two rows fit while they join, and one when a block is to run."""
+
+        def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
+            return len(requests) < 2 or requests[-1] is scheduler.joining or requests[-1] not in scheduler.running
+
+    scheduler, memory = Scheduler(rows=4, capacity=256), Full()
+    scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
+    plan = scheduler.schedule(100, memory)
+    assert (plan.preemptions, ids(plan.running), ids(scheduler.waiting)) == (1, [0], [1])
+    assert [piece.request.id for piece in plan.pieces] == [0]
 
 
 def test_check_integrity_notices_what_must_not_be() -> None:
@@ -291,8 +356,8 @@ def test_check_integrity_notices_what_must_not_be() -> None:
     broken[0].running[1] = broken[0].running[0]
     broken[1].running.append(broken[1].waiting[0])
     broken[2].running[0].finish_reason = "stop"
-    broken[3].running[0].target_held -= 1
-    broken[4].running[0].auxiliary_held -= 2
+    broken[3].running[0].target_cached -= 1
+    broken[4].running[0].auxiliary_cached -= 2
     for scheduler in broken:
         with pytest.raises(AssertionError):
             scheduler.check_integrity()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from llguidance import LLTokenizer
@@ -123,4 +124,4 @@ def test_tools_that_ask_for_nothing_change_nothing() -> None:
     ],
 )
 def test_the_form_of_calls_is_read_off_the_template(template: str, form: Form | None) -> None:
-    assert next((one for one in FORMS if one.taught(template)), None) is form
+    assert next((one for one in FORMS if re.search(one.sign, template)), None) is form

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from openai import APIError, BadRequestError
 
+from mtad.errors import Failed
 from runtime import LLM
-from runtime.constraints.trials import Stopped, Trial, Trials
+from runtime.constraints.trials import TooSlow, Trials
 from scripts.soak import attacks
 from tests.support.live_server import MODEL, LiveServer, ask, live
 from tests.support.waiting import PATIENCE, own, until
@@ -22,18 +22,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def trying(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
-    """Trials of one expression take until they are stopped; those that run."""
-    running: list[Trial] = []
+def trying(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Slow trials of one expression take until they are ended; those that run."""
+    running: list[str] = []
     run = Trials.run
 
-    def held(self: Trials, trial: Trial, field: str, text: str, *others: Any) -> Any:
+    def held(self: Trials, field: str, text: str) -> Any:
         if text != HELD:
-            return run(self, trial, field, text, *others)
-        running.append(trial)
-        until(lambda: trial.stopped)
-        running.remove(trial)
-        raise Stopped
+            return run(self, field, text)
+        if not self._settings["gives_way"]:
+            raise TooSlow(field, text, "held")
+        running.append(text)
+        until(lambda: self._closed)
+        running.remove(text)
+        raise Failed("ended")
 
     monkeypatch.setattr(Trials, "run", held)
     return running
@@ -45,38 +47,28 @@ def serves(server: LiveServer) -> None:
         assert ask(server, prompt="S", max_tokens=4, **others)[0] == 200
 
 
-def test_a_compilation_has_the_time_of_a_request(plain: LLM, trying: list[Trial]) -> None:
+def test_a_compilation_has_the_time_of_a_request_and_only_its_sender_waits_for_it(
+    plain: LLM, trying: list[str]
+) -> None:
     with live(own(plain), request_seconds=2.0) as server:
-        status, answer = ask(server, prompt="S", regex=HELD)
-        assert (status, answer["error"]["code"]) == (504, "timeout")
-        until(lambda: not trying)
+        asked = ThreadPoolExecutor(1).submit(ask, server, prompt="S", regex=HELD)
+        until(lambda: bool(trying))
         serves(server)
+        status, answer = asked.result(PATIENCE)
+        assert (status, answer["error"]["code"]) == (504, "timeout")
+        serves(server)
+    until(lambda: not trying)
 
 
-def test_hanging_up_ends_a_compilation_and_nobody_waits_for_it(plain: LLM, trying: list[Trial]) -> None:
-    body = b'{"model": "%s", "prompt": "S", "regex": "%s"}' % (MODEL.encode(), HELD.encode())
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += b"content-length: %d\r\n\r\n"
-    with live(own(plain)) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-            connection.sendall(head % len(body) + body)
-            until(lambda: bool(trying))
-            serves(server)
-        until(lambda: not trying)
-
-
-def test_draining_does_not_wait_for_a_compilation(plain: LLM, trying: list[Trial]) -> None:
-    found: list[int] = []
+def test_draining_does_not_wait_for_a_compilation(plain: LLM, trying: list[str]) -> None:
     with live(own(plain), drain_seconds=PATIENCE) as server:
-        waiting = threading.Thread(target=lambda: found.append(ask(server, prompt="S", regex=HELD)[0]))
-        waiting.start()
+        asked = ThreadPoolExecutor(1).submit(ask, server, prompt="S", regex=HELD)
         until(lambda: bool(trying))
         began = time.monotonic()
         server.drain()
         server.wait()
-        waiting.join(PATIENCE)
+        assert asked.result(PATIENCE)[0] == 503
         assert time.monotonic() - began < PATIENCE / 2
-    assert found == [503]
 
 
 ATTACKS = {

@@ -326,17 +326,9 @@ def test_a_broken_engine_asks_to_be_restarted(plain: LLM) -> None:
         assert call(server, "GET", "/health/ready")[0] == 503
 
 
-def test_an_engine_that_measures_its_steps_first_is_not_ready_yet(plain: LLM) -> None:
-    llm = LLM(plain.pair)
-    measured = llm.measure
-
-    def later() -> None:
-        until(lambda: seen == 503)
-        llm.loop.planner = own(plain).loop.planner
-        measured()
-
-    seen = 0
-    vars(llm)["measure"] = later
+def test_an_engine_that_prepares_itself_is_not_ready_yet(plain: LLM) -> None:
+    llm, seen = LLM(plain.pair), 0
+    vars(llm)["prepare_grammars"] = lambda: until(lambda: seen == 503)
     with live(llm) as server:
         status, _, answer = call(server, "GET", "/health")
         assert (status, answer["status"]) == (503, "starting")

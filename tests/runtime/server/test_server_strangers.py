@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from runtime import LLM
-from runtime.server.bodies import MOST_VALUES
-from runtime.server.http_limits import PIPELINED, LimitedProtocol
+from runtime.server.bodies import MAX_VALUES
+from runtime.server.http_limits import MAX_PIPELINED, LimitedProtocol
 from runtime.server.middleware import BODIES_AT_ONCE
 from scripts.soak.http_attacks import bodies, heads
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
@@ -90,7 +90,7 @@ def test_health_is_answered_at_once_while_a_large_body_is_refused(name: str, ser
 
 
 def test_as_many_values_as_are_allowed_are_read_without_holding_others_up(server: LiveServer) -> None:
-    prompts = [[5] * 100] * (MOST_VALUES // 101 - 1)
+    prompts = [[5] * 100] * (MAX_VALUES // 101 - 1)
     with Health(server) as health:
         status, answer = ask(server, prompt=prompts)
     assert (status, answer["error"]["param"]) == (400, "prompt")
@@ -137,9 +137,9 @@ def test_what_comes_before_and_behind_a_body_is_limited(
 
 
 def test_requests_ahead_of_their_answers_are_answered_up_to_a_number(server: LiveServer) -> None:
-    with connected(server, HEALTH * PIPELINED) as connection:
+    with connected(server, HEALTH * MAX_PIPELINED) as connection:
         data = b""
-        while data.count(b" 200 OK") < PIPELINED:
+        while data.count(b" 200 OK") < MAX_PIPELINED:
             data += connection.recv(65536)
 
 
@@ -203,12 +203,12 @@ def test_a_connection_too_many_is_told_so(plain: LLM) -> None:
 def test_connections_leave_files_to_the_process(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
-    from runtime.server.http_limits import most_connections
+    from runtime.server.http_limits import connection_limit
     from runtime.server.options import ServerOptions
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
-    assert most_connections(ServerOptions("m", max_connections=100)) == 100
-    assert 500 < most_connections(ServerOptions("m")) < 1000 - 64
+    assert connection_limit(ServerOptions("m", max_connections=100)) == 100
+    assert 500 < connection_limit(ServerOptions("m")) < 1000 - 64
 
 
 @pytest.mark.parametrize("stream", [True, False])

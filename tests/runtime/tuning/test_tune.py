@@ -1,4 +1,4 @@
-"""`mtad tune`: the search finds what the objective asks for, and pair.json is never anything but whole."""
+"""`mtad tune`: the search finds the fastest setting that keeps the quality, and pair.json is always whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from engines.folder import read_json, write_json
+from engines.prompts import Example
 from export.options import ExportOptions
 from export.pair import export_pair
 from mtad.errors import InvalidInput
@@ -24,13 +25,14 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.commands import tune as tune_command
 from runtime.pair import open_pair, write_tuning
-from runtime.tuning import search as tune
-from runtime.tuning.measure import Point
-from runtime.tuning.search import Objective, grid_of
+from runtime.tuning import search as tuning
+from runtime.tuning.measure import FIGURES, Point, Texts, measure, with_error
 from tests.support.checkpoints import TEXT
 
-PROMPTS = [text[:20] for text in TEXT] + [text[8:24] for text in TEXT]
+EXAMPLES = [Example(text[:20], "x") for text in TEXT] + [Example(text[8:24], "x") for text in TEXT]
 EXPORTED: dict[str, Any] = {"method": "mtad", "accept_threshold": 0.4, "top_k": 7}
+LLM_OF_A_FAKE: Any = None
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -47,146 +49,133 @@ def pair(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "pair"))
 
 
-def point(speed: float = 1.0, perplexity: float = 1.0, gain: float | None = None, **changes: Any) -> Point:
-    values = {
-        "values": {},
-        "tokens_per_second": 100 * speed,
-        "speed": speed,
-        "speed_error": 0.1,
-        "speed_vs_speculative": speed / 2,
-        "perplexity": 5 * perplexity,
-        "perplexity_ratio": perplexity,
-        "perplexity_ratio_error": 0.1,
-        "accuracy": None if gain is None else 0.5 + gain,
-        "accuracy_gain": gain,
-        "accuracy_gain_error": None,
-        "block_efficiency": 3.0,
-        "acceptance_rate": 0.5,
-        "distinct_2": 0.8,
-        "distinct_ratio": 1.0,
-        **changes,
-    }
-    return Point(**values)
+def texts(speed: float, error: float = 0.0) -> Texts:
+    """Of two prompts, whose speed has that standard error."""
+    ones = np.ones(2)
+    return Texts(speed + np.array([error, -error]), ones, ones, ones, ones * math.nan, ones)
 
 
-def best(objective: Objective, points: Iterable[Point]) -> Point:
-    return max(points, key=objective.better)
+def point(
+    method: str = "mtad",
+    speed: float = 1.0,
+    perplexity: float = 1.0,
+    distinct: float = 1.0,
+    gain: float | None = None,
+    error: float = 0.0,
+    **values: Any,
+) -> Point:
+    found = {"x sample": speed, "perplexity x sample": perplexity, "distinct-2 x sample": distinct}
+    figures = {**found, **({} if gain is None else {"accuracy gain": gain})}
+    return Point({"method": method, **values}, texts(speed, error), {name: (v, error) for name, v in figures.items()})
 
 
-def test_speed_is_sought_within_the_bounds_on_quality() -> None:
-    slow, fast, faster = point(1.5, 0.9), point(2.0, 1.0), point(3.0, 1.01)
-    assert best(Objective(), [slow, fast, faster]) is fast
-    assert best(Objective(max_perplexity=1.1), [slow, fast, faster]) is faster
-    assert best(Objective(max_perplexity=0.5), [slow, fast, faster]) is slow, "the nearest, where none is within"
-    wrong, right = point(3.0, 0.9, gain=-0.05), point(2.0, 0.9, gain=0.0)
-    assert best(Objective(), [wrong, right]) is right
-    assert best(Objective(accuracy_loss=0.05), [wrong, right]) is wrong
-    repeating = point(4.0, 0.5, distinct_ratio=0.4)
-    assert best(Objective(), [fast, repeating]) is repeating
-    assert best(Objective(min_distinct=0.9), [fast, repeating]) is fast
+def test_a_lossless_method_loses_nothing_and_another_one_what_is_worst() -> None:
+    """Right answers count alone where they are known; otherwise likely text must not be repetitive text."""
+    assert point("block", perplexity=1.2, distinct=0.5, gain=-0.5).quality_loss == 0
+    assert point(perplexity=1.2, distinct=0.9).quality_loss == pytest.approx(0.2)
+    assert point(perplexity=0.7, distinct=0.9).quality_loss == pytest.approx(0.1)
+    assert point(perplexity=1.2, distinct=0.5, gain=0.25).quality_loss == -0.25
 
 
-def test_quality_is_sought_within_the_bound_on_speed() -> None:
-    slow, fast = point(1.0, 0.7), point(2.2, 0.9)
-    assert best(Objective("quality"), [slow, fast]) is fast
-    assert best(Objective("quality", min_speed=0.5), [slow, fast]) is slow
-    likely, right = point(2.2, 0.5, gain=0.0), point(2.2, 0.9, gain=0.1)
-    assert best(Objective("quality"), [likely, right]) is right, "right answers count before likely ones"
+def test_what_is_tried_suits_the_method_the_engines_and_its_defaults() -> None:
+    assert tuple(tuning.grid_of("mtad")) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
+    assert tuple(tuning.grid_of("speculative")) == ("draft_len", "draft_confidence")
+    assert tuning.grid_of("sample") == {}
+    assert max(tuning.GRID["draft_len"]) <= RuntimeConfig.max_draft_len
+    assert max(tuning.GRID["beam_width"]) <= RuntimeConfig.max_beam_width
+    for method in METHODS:
+        here = tuning.setting_of(DecodingParams(method=method))
+        for name, values in tuning.grid_of(method).items():
+            assert here[name] in values, "a search begins there"
+            for value in values:
+                DecodingParams(method=method, **{name: value})
+
+
+def measured_as(figures: Callable[[dict[str, Any]], Point], calls: list[int]) -> Callable[..., list[Point]]:
+    def measured(llm: Any, examples: Any, base: Any, values: Sequence[dict[str, Any]], *_: Any) -> list[Point]:
+        calls.append(len(values))
+        return [replace(figures(own), values=own) for own in values]
+
+    return measured
+
+
+@pytest.mark.parametrize(("quality_loss", "threshold"), [(1.0, 0.1), (0.5, 0.5)])
+def test_a_search_finds_the_fastest_that_keeps_the_quality_and_measures_nothing_twice(
+    quality_loss: float, threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest setting has draft_len 6, beam_width 2 and accept_threshold 0.1; thresholds below 0.5 lose more."""
+
+    def figures(own: dict[str, Any]) -> Point:
+        away = abs(own["draft_len"] - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
+        speed, loss = 10 - away - own["draft_confidence"], 1 - own["accept_threshold"]
+        return point(speed=speed, perplexity=1 + loss)
+
+    calls: list[int] = []
+    monkeypatch.setattr(tuning, "measure", measured_as(figures, calls))
+    points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(), quality_loss)
+    best = {"draft_len": 6, "beam_width": 2, "accept_threshold": threshold, "draft_confidence": 0.0}
+    assert points[0].values == {"method": "mtad", **best}
+    assert sum(calls) == len(points) == len({tuple(one.values.values()) for one in points})
+
+
+def test_without_a_setting_that_keeps_the_quality_the_nearest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def figures(own: dict[str, Any]) -> Point:
+        return point(speed=own["draft_len"], distinct=1 / own["draft_len"])
+
+    monkeypatch.setattr(tuning, "measure", measured_as(figures, []))
+    points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(), 0.0)
+    assert points[0].quality_loss == 0.5
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("points", "choice"),
     [
-        ("goal", "both"),
-        ("max_perplexity", 0.0),
-        ("max_perplexity", math.nan),
-        ("min_speed", -1.0),
-        ("accuracy_loss", -0.1),
+        ([point(), point(speed=1.25, error=0.1)], 1),
+        ([point(), point(speed=1.19, error=0.1)], 0),
+        ([point(), point("block", 1.5), point(speed=1.6, error=0.1)], 1),  # lossy, and not clearly faster
+        ([point(), point("block", 1.5), point(speed=1.9, error=0.1)], 2),
+        ([point(), point(speed=3, perplexity=1.1)], 0),
+        ([point(perplexity=1.1), point("block", 0.5)], 1),  # the default loses too much
+        ([point(perplexity=1.1), point(speed=2, distinct=0.5)], 0),  # and so does the other one
     ],
 )
-def test_unusable_objectives_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        Objective(**{name: value})
-    assert caught.value.field == name
-
-
-def test_thresholds_of_a_rule_are_those_its_methods_try() -> None:
-    rules = {method.rule: grid_of(method) for method in METHODS.values()}
-    for rule, values in tune.THRESHOLDS.items():
-        assert rules[rule]["accept_threshold"] == values
-
-
-def test_only_parameters_a_method_uses_are_varied() -> None:
-    assert tuple(grid_of(METHODS["mtad"])) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
-    assert tuple(grid_of(METHODS["speculative"])) == ("draft_len", "draft_confidence")
-    assert tuple(grid_of(METHODS["sample"])) == ()
-
-
-@pytest.fixture
-def peak(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Measurements are a known function with its maximum at draft_len 6, beam_width 2, accept_threshold 0.1."""
-    sizes: list[int] = []
-
-    def measured(llm: Any, prompts: Any, base: Any, settings: list[Any], *_: Any) -> dict[Any, Point]:
-        sizes.append(len(settings))
-        found = {}
-        for values in settings:
-            own = dict(values)
-            away = abs(own["draft_len"] - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
-            away += own["draft_confidence"]
-            found[values] = point(10 - away, 0.9, values=own)
-        return found
-
-    monkeypatch.setattr(tune, "measure", measured)
-    return sizes
-
-
-class AnyLLM:
-    """Takes every request."""
-
-    def requests(self, prompt: str, params: DecodingParams) -> None:
-        pass
-
-
-@pytest.mark.parametrize("search", ["coordinate", "grid"])
-def test_both_searches_find_the_maximum_and_measure_nothing_twice(peak: list[int], search: Any) -> None:
-    llm: Any = AnyLLM()
-    found = tune.tune(llm, PROMPTS, DecodingParams(), Objective(), search=search)
-    best = {"draft_len": 6, "beam_width": 2, "accept_threshold": 0.1, "draft_confidence": 0.0}
-    assert found.choice.values == best
-    assert found.fits
-    assert sum(peak) == len(found.points)
-    assert len(found.points) == (
-        5 * 4 * 8 * 4 if search == "grid" else 5 + 3 + 7 + 3 + 4 + 3
-    )  # the second round changes nothing
-
-
-def test_no_point_within_the_bounds_is_said(peak: list[int]) -> None:
-    llm: Any = AnyLLM()
-    assert not tune.tune(llm, PROMPTS, DecodingParams(), Objective(max_perplexity=0.5)).fits
+def test_only_a_lead_of_twice_its_error_or_a_loss_of_quality_changes_the_default(
+    points: list[Point], choice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [{**one.values, "draft_len": number} for number, one in enumerate(points)]
+    monkeypatch.setattr(tuning, "measure", measured_as(lambda own: points[own["draft_len"]], []))
+    settings = [values[0], *reversed(values[1:])]  # the lossless one comes last
+    compared, chosen, _ = tuning.decide(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(), settings, 0.0)
+    assert [one.values for one in compared] == values
+    assert chosen is compared[choice]
 
 
 @pytest.mark.slow
-def test_points_are_what_the_same_requests_give(exported: Path) -> None:
+def test_figures_are_those_of_the_same_requests(exported: Path) -> None:
     llm = LLM(exported, RuntimeConfig(threads=1, prefix_tokens=0))
     base = DecodingParams(max_tokens=8, n=2, seed=9)
-    grid = {"draft_len": (2, 3), "accept_threshold": (0.2,)}
-    found = tune.tune(
-        llm, PROMPTS, base, Objective(max_perplexity=100.0), grid, "grid", seeds=2, right=lambda n, text: n % 2 == 0
-    )
-    assert [p.values["draft_len"] for p in found.points] == [2, 3]
-    for one in found.points:
-        params = replace(base, n=1, **one.values)
-        seeds = [[replace(params, seed=(s << 32) + n) for n in range(len(PROMPTS))] for s in range(2)]
-        results = [r for own in seeds for r in llm.generate(PROMPTS, own)]
-        nll = [-np.mean(r.logprobs) for r in results]
-        assert one.perplexity == pytest.approx(math.exp(np.mean(nll)), rel=1e-5)
-        drafted, accepted = (sum(getattr(r.statistics, k) for r in results) for k in ("drafted", "accepted"))
-        assert one.acceptance_rate == pytest.approx(accepted / drafted)
+    values = [{"method": "mtad", "draft_len": length, "accept_threshold": 0.2} for length in (2, 3)]
+    points = measure(llm, EXAMPLES, base, values, 1, "")
+    assert [one.values for one in points] == values
+    for one in points:
+        params = [replace(base, n=1, seed=(1 << 32) + number, **one.values) for number in range(len(EXAMPLES))]
+        results = llm.generate([example.prompt for example in EXAMPLES], params)
+        sampled = llm.generate([example.prompt for example in EXAMPLES], [replace(p, method="sample") for p in params])
+        more = [np.mean(b.logprobs) - np.mean(a.logprobs) for a, b in zip(results, sampled, strict=True)]
+        ratio, error = one.figures["perplexity x sample"]
+        assert ratio == pytest.approx(math.exp(np.mean(more)), rel=1e-5)
+        assert error == pytest.approx(ratio * np.std(more, ddof=1) / math.sqrt(len(more)), rel=0.2)
         passes = sum(r.statistics.target_passes for r in results)
-        assert one.block_efficiency == pytest.approx(sum(len(r.token_ids) for r in results) / passes)
-        assert (one.accuracy, one.accuracy_gain) == (0.5, 0.0)
-        assert one.speed > 0
+        assert one.figures["tokens per pass"][0] == pytest.approx(sum(len(r.token_ids) for r in results) / passes)
+        assert (one.figures["accuracy"], one.figures["accuracy gain"]) == ((0, 0), (0, 0))
+        assert one.figures["x sample"][0] > 0
+
+
+def test_the_error_of_a_mean_over_prompts_is_its_standard_error() -> None:
+    right = np.array([0.0, 1.0, 1.0, 0.0, 1.0])
+    ones = np.ones(5)
+    one = Texts(ones, ones, ones, ones, right, ones)
+    assert with_error(FIGURES["accuracy"], one, one) == pytest.approx((0.6, right.std(ddof=1) / math.sqrt(5)))
 
 
 def test_tuning_lies_over_what_was_exported_and_the_next_one_replaces_it(pair: Path) -> None:
@@ -257,52 +246,13 @@ def test_a_damaged_tuning_is_refused_by_name(pair: Path, damage: dict[str, Any])
     assert caught.value.field == "pair.json defaults"
 
 
-def found(method: str, speed: float, **changes: Any) -> tune.Tuning:
-    one = point(speed, 0.9, values={"draft_len": 4}, **changes)
-    return tune.Tuning(one, [point(0.5), one], fits=True)
-
-
-def test_a_lossy_method_must_be_clearly_faster_than_the_best_lossless_one() -> None:
-    """Each speed has an error of 0.1, so a lead of 0.28 is twice that of the difference."""
-    near, far = {"block": found("block", 2.0), "mtad": found("mtad", 2.2)}, {"block": found("block", 2.0)}
-    joined = tune.join(near, Objective())
-    assert joined.choice.values == {"method": "block", "draft_len": 4}
-    assert [p.values["method"] for p in joined.points] == ["block", "block", "mtad", "mtad"]
-    assert tune.join({**far, "mtad": found("mtad", 2.4)}, Objective()).choice.values["method"] == "mtad"
-    unfit = found("block", 2.0, distinct_ratio=0.2)
-    bound = Objective(min_distinct=0.5)
-    assert tune.join({"block": unfit, "mtad": found("mtad", 1.5)}, bound).choice.values["method"] == "mtad"
-
-
-@pytest.mark.parametrize(
-    ("answers", "options", "varied"), [(True, (), True), (False, (), False), (False, ("--min-distinct", "0.9"), True)]
-)
-def test_temperatures_are_tried_only_where_something_bounds_what_they_cost(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool, options: tuple[str, ...], varied: bool
-) -> None:
-    """A lower temperature always makes text likelier; without a bound it would always win."""
-    if not answers:
-        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:3])
-        (tmp_path / "prompts.jsonl").write_text(lines)
-    seen: list[tuple[str, bool]] = []
-
-    def noted(llm: Any, prompts: Any, base: DecodingParams, objective: Any, grid: Any, *_: Any) -> tune.Tuning:
-        seen.append((base.method, "temperature" in grid))
-        return found(base.method, 2.0)
-
-    monkeypatch.setattr(tune, "tune", noted)
-    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point()))
-    run("--method", "block,mtad", *options)
-    assert seen == [("block", varied), ("mtad", varied)]
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command, with a small grid."""
+    small = {"draft_len": (4, 2), "beam_width": (4,), "accept_threshold": (1.0,), "draft_confidence": (0.0,)}
+    monkeypatch.setattr(tuning, "GRID", small)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": prompt, "answer": "x"}) + "\n" for prompt in PROMPTS[:3]))
+    prompts.write_text("".join(json.dumps({"prompt": example.prompt}) + "\n" for example in EXAMPLES[:3]))
 
     def call(*arguments: str) -> tuple[int, str, str]:
         own = [str(pair), "--prompts", str(prompts), "--threads", "1", "--params", '{"max_tokens": 6}']
@@ -318,117 +268,46 @@ def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     return call
 
 
-SMALL = (
-    *("--draft-len", "2,8", "--beam-width", "2", "--accept-threshold", "0.1,0.5", "--draft-confidence", "0"),
-    *("--temperature", "1"),
-)
-
-
-def test_the_choice_becomes_the_pairs_default_with_its_curve(
+def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothing(
     run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point(1.5)))
-    code, out, err = run(*SMALL, "--max-perplexity", "100", "--search", "grid")
-    assert code == 0, err
-    values = read_json(pair, "pair.json")
-    choice = values["tuning"]["choice"]["values"]
-    tuned = {"draft_len", "beam_width", "accept_threshold", "draft_confidence"}
-    assert set(choice) == {"method", "temperature", *tuned}
-    assert values["defaults"] == {**EXPORTED, "max_tokens": 6, "method": "mtad", **choice}
-    curve = values["tuning"]["curve"]
-    assert len(curve) == 4
-    fits = [one for one in curve if one["perplexity_ratio"] <= 100]
-    assert choice == max(fits, key=lambda one: one["speed"])["values"]
-    assert values["tuning"]["objective"]["max_perplexity"] == 100
-    assert out.count("<- chosen") == 1
-    assert out.splitlines()[-1].startswith("changed method=mtad ")
-    assert LLM(pair, RuntimeConfig(threads=1)).generate("SELECT")[0].token_ids
-
-
-def test_a_lead_within_its_error_leaves_the_default_as_it_is(
-    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = (pair / "pair.json").read_bytes()
-    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point(1.15)))  # +15 % with an error of 10 %
-    code, out, err = run(*SMALL, "--max-perplexity", "100")
-    assert code == 0, err
-    assert out.splitlines()[-1].startswith("kept method=mtad ")
-    assert "+15.0% ±10.0% tokens per second, which is not clearly better" in out
-    assert (pair / "pair.json").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("objective", "before", "lead", "change"),
-    [
-        (Objective(), point(), point(1.25), True),
-        (Objective(), point(), point(1.19), False),
-        (Objective(), point(perplexity=1.1), point(0.5), True),  # the default is out of bounds
-        (Objective("quality", min_speed=0), point(), point(gain=0.3, accuracy_gain_error=0.1), True),
-        (Objective("quality", min_speed=0), point(), point(gain=0.1, accuracy_gain_error=0.1), False),
-        (Objective("quality", min_speed=0), point(), point(perplexity=0.7), True),
-        (Objective("quality", min_speed=0), point(), point(perplexity=0.9), False),
-    ],
-)
-def test_only_a_lead_of_twice_its_error_changes_the_default(
-    objective: Objective, before: Point, lead: Point, change: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "compare", lambda *_: (before, lead))
-    llm: Any = AnyLLM()
-    verdict = tune.judge(llm, PROMPTS, DecodingParams(), DecodingParams(draft_len=2), objective)
-    assert verdict.change == change
-
-
-def test_a_choice_is_judged_on_texts_that_the_search_has_not_seen(exported: Path) -> None:
-    llm = LLM(exported, RuntimeConfig(threads=1, prefix_tokens=0))
-    seeds: list[int] = []
-    make = llm.requests
-
-    def noted(prompt: Any, params: Any) -> Any:
-        seeds.append(params.seed)
-        return make(prompt, params)
-
-    llm.requests = noted  # type: ignore[assignment, method-assign]
-    now, choice = DecodingParams(max_tokens=4), DecodingParams(max_tokens=4, draft_len=2)
-    tune.judge(llm, PROMPTS, now, choice, Objective(), seeds=2)
-    assert {seed >> 32 for seed in seeds if seed} == {2, 3}
-
-
-def test_without_a_setting_within_the_bounds_pair_json_stays_as_it_is(run: Run, pair: Path) -> None:
-    before = (pair / "pair.json").read_bytes()
-    code, out, err = run(*SMALL, "--max-perplexity", "1e-6")
-    assert (code, err.count("mtad tune: error: --goal")) == (2, 1)
-    assert "the nearest one is" in err
-    assert "tokens/s" in out, "the curve is shown all the same"
-    assert (pair / "pair.json").read_bytes() == before
-
-
-def test_what_is_measured_is_what_will_be_written(run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was tuned before is replaced, not built upon."""
     write_tuning(pair, {"temperature": 0.5, "draft_len": 8}, {})
+    before = (pair / "pair.json").read_bytes()
     bases: list[DecodingParams] = []
 
-    def noted(llm: Any, prompts: Any, base: DecodingParams, *_: Any) -> tune.Tuning:
+    def measured(llm: Any, examples: Any, base: DecodingParams, values: Any, *_: Any) -> list[Point]:
         bases.append(base)
-        chosen = point(values={"draft_len": 2})
-        return tune.Tuning(chosen, [chosen], fits=True)
+        return [replace(point(speed=10 - own["draft_len"]), values=own) for own in values]
 
-    monkeypatch.setattr(tune, "tune", noted)
-    monkeypatch.setattr(tune, "compare", lambda *_: (point(), point(1.5)))
-    code, _, err = run()
+    monkeypatch.setattr(tuning, "measure", measured)
+    code, out, err = run("--dry-run")
+    assert (code, (pair / "pair.json").read_bytes()) == (0, before), err
+    assert out.splitlines()[-1].startswith("would change to method=mtad draft_len=2 ")
+    code, out, err = run()
     assert code == 0, err
-    assert bases == [DecodingParams(**{**EXPORTED, "max_tokens": 6})], "an earlier tuning is replaced, not built upon"
-    assert open_pair(pair).defaults == replace(bases[0], draft_len=2)
+    assert out.splitlines()[-1].startswith("changed to method=mtad draft_len=2 ")
+    assert all(base == DecodingParams(**EXPORTED, max_tokens=6) for base in bases)
+    tuned = {"method": "mtad", "draft_len": 2, "beam_width": 4, "accept_threshold": 0.5, "draft_confidence": 0.0}
+    values = read_json(pair, "pair.json")
+    assert values["defaults"] == {**EXPORTED, "max_tokens": 6, **tuned}
+    report = values["tuning"]
+    assert (report["exported_defaults"], report["quality_loss"], report["prompts"]) == (EXPORTED, 0, 3)
+    assert len(report["figures"]) == 2 + 2, "those of the search, and those that were compared"
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -> None:
+def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(run: Run, pair: Path) -> None:
     before = (pair / "pair.json").read_bytes()
-    code, out, _ = run(*SMALL, "--goal", "quality", "--min-speed", "0", "--dry-run", "--json", "--method", "mmtad")
-    assert code == 0
-    report = json.loads(out)
-    assert report["method"] == "mmtad"
-    assert report["objective"]["goal"] == "quality"
-    assert report["prompts"]["count"] == 3
-    assert (pair / "pair.json").read_bytes() == before
+    code, out, err = run("--quality-loss", "0.1", "--method", "block,mtad")
+    assert code == 0, err
+    lines = out.splitlines()
+    for head in ("tokens/s", "x sample", "perplexity x sample", "distinct-2 x sample", "tokens per pass"):
+        assert head in lines[0]
+    assert sorted(line.split()[:2] for line in lines[1:3]) == [["block", "2"], ["block", "4"]]
+    assert lines[-1].startswith("changed to ") == ((pair / "pair.json").read_bytes() != before)
+    assert lines[-1].startswith("kept ") == ((pair / "pair.json").read_bytes() == before)
+    assert LLM(pair, RuntimeConfig(threads=1)).generate("SELECT")[0].token_ids
 
 
 @pytest.mark.parametrize(
@@ -436,21 +315,11 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(run: Run, pair: Path) -
     [
         (["--method", "medusa"], "--method"),
         (["--method", "sample"], "--method"),
-        (["--method", "speculative", "--beam-width", "2"], "--beam-width"),
-        (["--goal", "both"], "--goal"),
-        (["--max-perplexity", "0"], "--max-perplexity"),
-        (["--search", "random"], "--search"),
         (["--method", "block,medusa"], "--method"),
-        (["--temperature", "1,hot"], "--temperature"),
+        (["--quality-loss", "-0.1"], "--quality-loss"),
+        (["--quality-loss", "nan"], "--quality-loss"),
         (["--estimate"], "--target:"),
-        (["--estimate", "--target", "a", "--auxiliary", "b", "--token-cost", "1"], "--auxiliary-cost"),
-        (["--draft-len", "0,4"], "--draft-len"),
-        (["--draft-len", "4,four"], "--draft-len"),
-        (["--draft-len", "4,9"], "--draft-len"),
-        (["--accept-threshold", "0.1,0.1"], "--accept-threshold"),
-        (["--method", "ensemble", "--accept-threshold", "0.5,1.5"], "--accept-threshold"),
-        (["--seeds", "0"], "--seeds"),
-        (["--limit", "1"], "--prompts"),
+        (["--estimate", "--target", "a", "--auxiliary", "b", "--params", '{"temperature": 0}'], "params temperature"),
         (["--params", "{"], "argument --params:"),
         (["--params", '{"beam_width": 2}'], "--params"),
         (["--params", '{"gamma": 2}'], "gamma"),
@@ -466,3 +335,10 @@ def test_bad_input_is_one_line_and_changes_nothing(run: Run, pair: Path, argumen
     assert err.startswith(f"mtad tune: error: {field} "), err
     assert err.count("\n") == 1
     assert (pair / "pair.json").read_bytes() == before
+
+
+def test_a_single_prompt_is_refused(run: Run, tmp_path: Path) -> None:
+    """No error can be given for it."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "SELECT"}\n')
+    code, _, err = run()
+    assert (code, err.count("mtad tune: error: --prompts")) == (2, 1)

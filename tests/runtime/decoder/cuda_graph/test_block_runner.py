@@ -165,7 +165,7 @@ def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], 
     assert before == (2 if device.blocks.records else 0)  # of 1 and of 3 rows
     sizes = [key.size for key in device.blocks.keys]
     assert sizes == sorted(sizes, reverse=True)
-    assert not device.target.kv.any()
+    assert not device.target.cache.kv.any()
     device.generate([([4, 5], params), ([6], replace(params, seed=2)), ([9] * 70, params)], random.Random(2))
     assert device.blocks.recorded == before
     assert bool(device.blocks.unrecorded) != device.blocks.records
@@ -186,10 +186,10 @@ def test_a_padded_row_writes_behind_the_capacity_only() -> None:
     device = Device(4, ReplayRecorder())
     for method in CAPTURED:
         for engine in (device.auxiliary, device.target):
-            engine.kv.normal_()
-        before = [engine.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]
+            engine.cache.kv.normal_()
+        before = [engine.cache.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]
         for _ in range(2):
             with torch.inference_mode():
                 device.blocks.run(input_of([DecodingParams(method=method, seed=1)] * 3))
         for engine, kept in zip((device.auxiliary, device.target), before, strict=True):
-            assert torch.equal(engine.kv[:, :, 3, :, :CAPACITY], kept), method
+            assert torch.equal(engine.cache.kv[:, :, 3, :, :CAPACITY], kept), method

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engines import EngineSpec
-from engines.buffers import Slab, size_of
+from engines.buffers import Arena, size_of
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fusion import fuse
 from mtad.params import DecodingParams
@@ -52,7 +52,7 @@ def counts_of(method: str, layers: tuple[int, int], fused: bool) -> int:
     with mode, torch.inference_mode():
         memory = torch.empty(size_of(key.given), dtype=torch.uint8, device=gpu)
         is_end = torch.empty(VOCAB, dtype=torch.bool, device=gpu)
-        block = CapturedBlock(key, memory, auxiliary, target, is_end, Slab(gpu), Slab(gpu))
+        block = CapturedBlock(key, memory, auxiliary, target, is_end, Arena(gpu), Arena(gpu))
         with counted() as counts:
             block()
     return counts.total()

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from engines import Engine, EngineSpec, Step
-from engines.buffers import Slab, leaves, size_of
+from engines.buffers import Arena, flatten_tensors, size_of
+from engines.cache.columns import ColumnCache
 from engines.folder import read_spec
 from engines.pytorch.engine import TorchEngine
 from mtad.methods import METHODS
@@ -33,7 +34,7 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations on tensors of two devices. One of the host without dimensions may be copied, with a wait."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        devices = {tensor.device.type for tensor in leaves((args, kwargs or {}))}
+        devices = {tensor.device.type for tensor in flatten_tensors((args, kwargs or {}))}
         assert len(devices) < 2, f"{operation} of tensors of {devices}"
         return operation(*args, **(kwargs or {}))
 
@@ -54,8 +55,8 @@ class Blank(Engine):
 
     def step(self, step: Step) -> Tensor:
         given = step.tokens, step.positions, step.write_at, step.mask, step.keep
-        assert {tensor.device for tensor in given} == {self.kv.device}
-        return torch.zeros(len(step.tokens), len(step.keep), self.spec.vocab_size, device=self.kv.device)
+        assert {tensor.device for tensor in given} == {self.device}
+        return torch.zeros(len(step.tokens), len(step.keep), self.spec.vocab_size, device=self.device)
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.captured])
@@ -65,12 +66,14 @@ def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) 
     given = BlockInput(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3, [None] * 3)
     key = Key.of(given, Buckets(4, CAPACITY))
     with mode, OneDevice(), counted() as counts, torch.inference_mode():  # type: ignore[no-untyped-call]
-        auxiliary, target = (Blank(mock_spec(4, CAPACITY), "gpu:0") for _ in range(2))
+        auxiliary, target = (
+            Blank(mock_spec(4, CAPACITY), ColumnCache(mock_spec(4, CAPACITY), "gpu:0")) for _ in range(2)
+        )
         memory = torch.empty(size_of(key.given), dtype=torch.uint8, device=gpu)
         is_end = torch.empty(VOCAB, dtype=torch.bool, device=gpu)
-        block = CapturedBlock(key, memory, auxiliary, target, is_end, Slab(gpu), Slab(gpu))
+        block = CapturedBlock(key, memory, auxiliary, target, is_end, Arena(gpu), Arena(gpu))
         block()
-        assert {tensor.device for tensor in leaves(block.results)} == {gpu}
+        assert {tensor.device for tensor in flatten_tensors(block.results)} == {gpu}
         with pytest.raises(DataDependentOutputException):
             block.results.lengths.tolist()
     assert counts["draw_level"] == key.levels
@@ -88,7 +91,7 @@ def test_a_prompt_is_sent_to_a_gpu_without_a_wait() -> None:
 
     mode, _ = fake_gpu()
     with mode:
-        role = EngineRole(Blank(mock_spec(4, CAPACITY), "gpu:0"), VOCAB)
+        role = EngineRole(Blank(mock_spec(4, CAPACITY), ColumnCache(mock_spec(4, CAPACITY), "gpu:0")), VOCAB)
         with Sent():  # type: ignore[no-untyped-call]
             role.prefill(2, [3, 4, 5], 0)
     assert sent == [True]
@@ -113,8 +116,8 @@ def test_a_models_step_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(family:
         engine = TorchEngine(model, spec, "sdpa", "gpu:0")
         tokens = torch.zeros(4, 3, dtype=torch.int64, device=gpu)
         mask = torch.ones(4, 1, 3, 64, dtype=torch.bool, device=gpu)
-        engine.reserve([(0, 3)] * 4)
-        logits = engine.launch(Step(tokens, tokens, tokens[:, 0], mask, tokens[0, :2]))
+        engine.cache.reserve([(0, 3)] * 4)
+        logits = engine.enqueue(Step(tokens, tokens, tokens[:, 0], mask, tokens[0, :2]))
     assert logits.device == gpu
     assert logits.shape == (4, 2, 40)
 

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engines.pytorch.paged_cache import by_page
-from engines.pytorch.paged_engine import SPARE, PagedEngine
+from engines.cache.paged import SPARE, PageCache, by_page
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import Pair, open_pair
-from runtime.speculation.step_costs import StepCosts, StepTable
 from scripts.evaluation.decoders import Ours
 from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
@@ -41,9 +39,7 @@ def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
 
 def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torch_pair: Pair) -> None:
     """Also those of drafts that adaptive speculation does not choose in a short answer."""
-    table = StepTable((1, 8), (1, 64), ((1.0, 1.0), (1.0, 1.0)), 64)
-    costs = StepCosts(table, replace(table, seconds=((0.1, 0.1), (0.1, 0.1))))
-    llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), costs=costs, recorder=ReplayRecorder(), record=())
+    llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
     params = DecodingParams(method="speculative", speculation="adaptive", max_tokens=60, ignore_eos=True)
     setting = Ours("adaptive", llm, params)
     setting.warm_up([[5] * 20])
@@ -55,9 +51,9 @@ def test_a_compared_setting_has_its_blocks_recorded_before_its_first_answer(torc
 
 
 @pytest.mark.slow
-def test_what_padded_rows_left_breaks_no_recording_no_measurement_and_no_text(torch_pair: Pair) -> None:
+def test_what_padded_rows_left_breaks_no_recording_and_no_text(torch_pair: Pair) -> None:
     """Both run on the page that padded rows write, which may hold what is not a number."""
-    engines = [engine for engine in (torch_pair.target, torch_pair.auxiliary) if isinstance(engine, PagedEngine)]
+    engines = [engine for engine in (torch_pair.target, torch_pair.auxiliary) if isinstance(engine.cache, PageCache)]
     methods = ("sample", "speculative", "mtad", "mmtad_sample", "mmtad", "block")
     base = DecodingParams(max_tokens=8, ignore_eos=True, speculation="fixed")
     params = [replace(base, method=m, seed=n, top_k=k) for n, m in enumerate(methods) for k in (40, 0)]
@@ -65,13 +61,12 @@ def test_what_padded_rows_left_breaks_no_recording_no_measurement_and_no_text(to
     for left in (0.0, math.nan):
         llm = LLM(torch_pair, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
         for engine in engines:
-            by_page(engine.kv)[:, :, :, SPARE] = left
+            by_page(engine.cache.kv)[:, :, :, SPARE] = left
         llm.record(params)
         texts.append([result.token_ids for result in llm.generate(["SELECT name"] * len(params), params)])
-        llm.measure(again=True)
     assert texts[0] == texts[1]
     for engine in engines:
-        by_page(engine.kv)[:, :, :, SPARE] = 0.0
+        by_page(engine.cache.kv)[:, :, :, SPARE] = 0.0
 
 
 @pytest.mark.slow
@@ -93,7 +88,6 @@ def test_captured_blocks_of_a_llama_pair_give_the_tokens_of_the_host(torch_pair:
     host = LLM(torch_pair, RuntimeConfig(prefix_tokens=0))
     tops = [llm.generate(prompts[:3], asked)[2].top_logprobs for llm in (device, host)]
     assert [[pair[0] for pair in row] for row in tops[0]] == [[pair[0] for pair in row] for row in tops[1]]
-    device.measure(again=True)
     adaptive = replace(base, method="speculative", temperature=0.0, speculation="adaptive")
     greedy = replace(base, method="sample", temperature=0.0)
     assert device.generate(prompts[0], adaptive)[0].token_ids == device.generate(prompts[0], greedy)[0].token_ids

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from engines.pages import PageTable
+from engines.cache.page_table import PageTable
 
 ROWS, SIZE, CAPACITY = 4, 16, 128
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import importlib.util
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -27,9 +27,8 @@ from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
 from export.options import STATIC, ExportOptions
 from export.pair import export_pair
-from export.quantization.model_optimizer import LONGEST, TOKENS, Quantized, _cut, calibrate
-from export.quantization.qdq import product_names, write_quantized
-from export.quantization.weight_only import quantized_weights
+from export.quantization.model_optimizer import LONGEST, TOKENS, quantize_static
+from export.quantization.weight_only import matrices, quantized_weights
 from export.tensorrt import build_plan, plan_for
 from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, verify_activations
 from mtad.errors import InvalidInput
@@ -131,45 +130,20 @@ def test_a_pair_computed_by_plain_operators_is_the_operators(kind: int, tmp_path
     assert not np.array_equal(wide, plain)
 
 
-def steps_of(matrix: np.ndarray, largest: float, number: np.dtype[Any]) -> Quantized:
-    """A weight in 8 bits with a step for each column, activations in steps of 0.05."""
-    steps = np.abs(matrix).max(0) / largest
-    values = matrix / steps
-    return Quantized(0.05, lambda: (np.round(values) if number == np.int8 else values).astype(number), lambda: steps)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "precision", "dtype"), [("opt", "fp8", "bfloat16"), ("tied", "int8-static", "float16")]
-)
+@pytest.mark.parametrize(("family", "precision"), [("opt", "fp8"), ("tied", "int8-static")])
 def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same_weights(
-    family: str,
-    precision: str,
-    dtype: str,
-    family_checkpoint: Callable[[str], Checkpoint],
-    family_engine: Callable[[str], Path],
-    tmp_path: Path,
+    family: str, precision: str, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
     """Of Gemm with biases, and of tied embeddings."""
-    checkpoint, source = family_checkpoint(family), family_engine(family) / "model.onnx"
-    spec = replace(checkpoint.spec(2, 128, precision, "tensorrt-rtx"), dtype=dtype)
+    checkpoint = family_checkpoint(family)
+    spec = checkpoint.spec(2, 128, precision, "tensorrt-rtx")
     weights, empty = rounded(checkpoint.weights(), spec.torch_dtype), checkpoint.empty("float32")
+    write_graph(checkpoint.empty(spec.dtype), weights, spec, tmp_path / "half.onnx")
     names = {name for several in parameter_names(empty).values() for name in several}
-    products = product_names(source, names)
-    graph = onnx.load(source)
-    stored = {one.name: onnx.numpy_helper.to_array(one) for one in graph.graph.initializer}
-    kind = onnx.helper.tensor_dtype_to_np_dtype(
-        onnx.TensorProto.INT8 if precision != "fp8" else onnx.TensorProto.FLOAT8E4M3FN
-    )
-    largest = 448 if precision == "fp8" else 127
-    found = {n.name: steps_of(stored[n.input[1]], largest, kind) for n in graph.graph.node if n.name in products}
-    write_graph(checkpoint.empty(dtype), weights, spec, tmp_path / "half.onnx")
-    write_quantized(tmp_path / "half.onnx", tmp_path / "model.onnx", precision, names, found)
-    nodes = collections.Counter(
-        node.op_type for node in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.node
-    )
-    assert nodes["MatMul"] == len(products) > 6
-    assert nodes["DequantizeLinear"] == len(products) + nodes["QuantizeLinear"]
+    products = [str(node.name) for node in matrices(ir.load(tmp_path / "half.onnx").graph, names)]
+    assert len(products) > 6
+    quantize_static(tmp_path / "half.onnx", tmp_path / "model.onnx", spec, products, [list(range(5, 90))])
     wide = replace(spec, format="onnx", dtype="float32")
     with filled(empty, quantized_weights(tmp_path / "model.onnx", weights, empty), torch.float32) as reference:
         reference.set_attn_implementation("eager")
@@ -180,7 +154,7 @@ def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same
     if precision == "int8-static":  # for a GPU without float8
         spec = replace(spec, plan=plan_for("tensorrt-rtx", spec, ["8.6"]))
         build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
-        assert (tmp_path / "model.engine").stat().st_size > (tmp_path / "model.onnx.data").stat().st_size
+        assert (tmp_path / "model.engine").stat().st_size > (tmp_path / "model.onnx_data").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -220,12 +194,21 @@ def test_a_missing_model_optimizer_is_named_with_its_extra(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_model_optimizer_says_last_is_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("texts", [[[1, 2]], [[1, 2]] * 3, [list(range(LONGEST + 9))] * 20])
+def test_it_is_given_bounded_text_and_what_it_says_last_is_the_error(
+    texts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\n\nRuntimeError: no such graph\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     spec = replace(SPEC, precision="fp8", plan=PLAN)
     with pytest.raises(InvalidInput, match=r"Model Optimizer .* failed: RuntimeError: no such graph"):
-        calibrate(tmp_path / "model.onnx", tmp_path, spec, ["node"], [[1, 2]])
+        quantize_static(tmp_path / "half.onnx", tmp_path / "model.onnx", spec, ["node"], texts)
+    inputs = np.load(tmp_path / "model.npz")
+    joined = [token for text in texts for token in text]
+    assert inputs["tokens"].ravel().tolist() == joined[: inputs["tokens"].size]
+    assert inputs["tokens"].size <= TOKENS
+    assert inputs["tokens"].shape[1] <= LONGEST
+    assert len(inputs["past_key.0"]) == len(inputs["tokens"])
 
 
 @pytest.mark.slow
@@ -242,20 +225,10 @@ def test_an_export_that_ends_while_it_quantises_leaves_nothing(
         raise error
 
     monkeypatch.setattr("export.pair.write_plain", lambda folder, *_: shutil.copytree(pair_folders("onnx"), folder))
-    monkeypatch.setattr("export.engine.calibrate", fail)
+    monkeypatch.setattr("export.engine.quantize_static", fail)
     with pytest.raises(type(error) if isinstance(error, InvalidInput) else error):
         export(tmp_path / "pair", checkpoints, calibration)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("texts", [[], [[1]], [[1, 2]] * 3, [list(range(LONGEST + 9))] * 20])
-def test_ranges_are_found_on_bounded_text(texts: Sequence[Sequence[int]]) -> None:
-    parts = list(_cut(texts, LONGEST))
-    assert all(2 <= len(part) <= LONGEST for part in parts)
-    assert sum(map(len, parts)) <= TOKENS
-    assert parts == [
-        list(text[: len(part)]) for text, part in zip([t for t in texts if len(t) > 1], parts, strict=False)
-    ]
 
 
 def test_every_static_precision_has_a_tolerance() -> None:

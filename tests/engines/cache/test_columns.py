@@ -14,8 +14,7 @@ import torch
 
 from engines.base import KV_PAGE
 from engines.folder import read_spec
-from engines.onnx.engine import OnnxRuntimeEngine
-from engines.onnx.packed_engine import PackedEngine, without_slices
+from engines.onnx.engine import OnnxRuntimeEngine, without_slices
 from tests.support.steps import columns_of, make_step, some_tokens
 
 
@@ -25,8 +24,8 @@ def folder(pair_folders: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def packed(folder: Path) -> PackedEngine:
-    return PackedEngine(folder, read_spec(folder), 1)
+def packed(folder: Path) -> OnnxRuntimeEngine:
+    return OnnxRuntimeEngine(folder, read_spec(folder), 1, packed=True)
 
 
 def test_attention_reads_the_cache_and_no_copy_of_it(folder: Path) -> None:
@@ -38,10 +37,10 @@ def test_attention_reads_the_cache_and_no_copy_of_it(folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
-    folder: Path, packed: PackedEngine, seed: int
+    folder: Path, packed: OnnxRuntimeEngine, seed: int
 ) -> None:
     whole = OnnxRuntimeEngine(folder, packed.spec, 1)
-    engines, prefixes = (whole, packed), [engine.prefix_cache(256) for engine in (whole, packed)]
+    engines, prefixes = (whole, packed), [engine.cache.prefix_cache(256) for engine in (whole, packed)]
     rows, capacity, choose = packed.spec.rows, packed.spec.capacity, random.Random(seed)
     held, lengths = [0] * rows, set()
     for number in range(100):
@@ -62,13 +61,13 @@ def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
             steps = []
             for engine, kept in zip(engines, prefixes, strict=True):
                 if what == "free":
-                    engine.free_row(row)
+                    engine.cache.release(row)
                 elif what == "copy":
-                    engine.copy_row(row, (row + 1) % rows, held[row])
+                    engine.cache.copy(row, (row + 1) % rows, held[row])
                 elif what == "cut":
-                    engine.clear_row(row, held[row] // 2)
+                    engine.cache.clear(row, held[row] // 2)
                 elif what == "move" and min(held) > 8:
-                    engine.move_columns(torch.tensor([[7, 6]] * rows), torch.tensor([[1, 2]] * rows))
+                    engine.cache.keep(torch.tensor([[7, 6]] * rows), torch.tensor([[1, 2]] * rows))
                 elif what == "prefix":
                     kept.store(row, tuple(range(held[row])))
                     kept.restore((row + 1) % rows, tuple(range(held[row])))
@@ -80,41 +79,32 @@ def test_rows_that_come_go_and_move_have_the_bits_of_rows_of_the_whole_capacity(
                 held[row] = held[row] // 2 if what == "cut" else 0
         for step in steps:
             assert torch.equal(packed.step(step), whole.step(step))
-        lengths.add(packed.kv.shape[4])
+        lengths.add(packed.cache.kv.shape[4])
         for at, count in enumerate(held):
             columns = [columns_of(engine)[:, :, at, :, :count] for engine in engines]
             assert torch.equal(*columns), what
     assert len(lengths) > 1
 
 
-def test_what_is_not_a_number_does_not_come_back_with_the_columns_that_held_it(packed: PackedEngine) -> None:
+def test_what_is_not_a_number_does_not_come_back_with_the_columns_that_held_it(packed: OnnxRuntimeEngine) -> None:
     packed.step(make_step(some_tokens(0, 200)[None], [0], first_row=1, keep=[]))
-    packed.kv[:, :, 1] = torch.nan
-    packed.clear_row(1)
+    packed.cache.kv[:, :, 1] = torch.nan
+    packed.cache.clear(1)
     packed.step(make_step(some_tokens(1, 10)[None], [0], keep=[]))
-    assert packed.kv.shape[4] == KV_PAGE
+    assert packed.cache.kv.shape[4] == KV_PAGE
     assert packed.step(make_step(some_tokens(2, 190)[None], [10])).isfinite().all()
-    assert packed.kv.isfinite().all()
+    assert packed.cache.kv.isfinite().all()
 
 
-def test_what_is_run_in_between_leaves_the_cache_as_it_was(packed: PackedEngine) -> None:
-    packed.step(make_step(some_tokens(0, 100)[None], [0], keep=[]))
-    before = packed.kv.clone()
-    with packed.kept(slice(0, 64)):
-        for length in (10, 250):
-            packed.step(make_step(some_tokens(1, length)[None], [0], keep=[]))
-    assert torch.equal(packed.kv, before)
-
-
-def test_a_prompt_beside_a_longer_row_takes_the_columns_that_it_needs(packed: PackedEngine) -> None:
+def test_a_prompt_beside_a_longer_row_takes_the_columns_that_it_needs(packed: OnnxRuntimeEngine) -> None:
     packed.step(make_step(some_tokens(0, 240)[None], [0], first_row=3, keep=[]))
     step, lengths = packed._session.run_with_iobinding, []
 
     def run(binding: Any, options: Any) -> None:
-        lengths.append(packed.kv.shape[4])
+        lengths.append(packed.cache.kv.shape[4])
         step(binding, options)
 
     session = SimpleNamespace(run_with_iobinding=run, io_binding=packed._session.io_binding)
     packed._session = session
     packed.step(make_step(some_tokens(1, 10)[None], [0], keep=[]))
-    assert (lengths, packed.kv.shape[4]) == ([KV_PAGE], 256)
+    assert (lengths, packed.cache.kv.shape[4]) == ([KV_PAGE], 256)

@@ -1,4 +1,4 @@
-"""A cache that is a pool of pages: which rows and kept prefixes hold which. No torch."""
+"""A pool of pages: which rows and kept prefixes hold which. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.base import KV_PAGE
-from engines.prefix_cache import PrefixCache
+from engines.cache.prefix import PrefixCache
 
 Ints = NDArray[np.int64]
 
@@ -149,14 +149,14 @@ class PagedPrefixCache(PrefixCache):
         adopt: Callable[[int, int, Sequence[int], Sequence[int]], None],
     ) -> None:
         self._table, self._adopt, self._pages = table, adopt, dict[int, list[int]]()
-        self._begin(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // table.size * page_bytes)
+        super().__init__(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // table.size * page_bytes)
 
-    def _load(self, slots: Sequence[int], row: int, first: int, tokens: Sequence[int]) -> None:
-        self._adopt(row, first * KV_PAGE, [page for slot in slots for page in self._pages[slot]], tokens)
+    def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
+        self._adopt(row, start, [page for slot in slots for page in self._pages[slot]], tokens)
 
-    def _keep(self, slot: int, row: int, number: int) -> None:
+    def save(self, slot: int, row: int, start: int) -> None:
         self._table.pages.release(self._pages.get(slot, []))
-        self._pages[slot] = self._table.pages_of(row, number * KV_PAGE, (number + 1) * KV_PAGE)
+        self._pages[slot] = self._table.pages_of(row, start, start + KV_PAGE)
         self._table.pages.share(self._pages[slot])
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class PagedPrefixCache(PrefixCache):
             self._table.pages.release(pages)
         self._pages.clear()
         self._table = PageTable(0, 0, KV_PAGE)
-        self._begin(0, 0)
+        super().__init__(0, 0)
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -8,28 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from engines.base import KV_PAGE
-from engines.prefix_cache import PrefixCache, common_prefix
+from engines.cache.columns import ColumnCache, ColumnPrefixCache
+from engines.cache.prefix import common_prefix
 from runtime import LLM, DecodingParams, RuntimeConfig
-from tests.support.mock_engine import MockEngine, mock_spec
+from tests.support.mock_engine import mock_spec
 
 BASE = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
 
 
-def filled(tokens: int, rows: int = 3, capacity: int = 512) -> PrefixCache:
-    engine = MockEngine(mock_spec(rows), 0.0)
-    engine.kv = torch.zeros(2, 2, rows, 1, capacity, 2)
-    return PrefixCache(engine, tokens)
+def filled(tokens: int, rows: int = 3, capacity: int = 512) -> ColumnPrefixCache:
+    return ColumnPrefixCache(ColumnCache(replace(mock_spec(rows, capacity), layers=2)), tokens)
 
 
-def write(cache: PrefixCache, row: int, tokens: list[int]) -> None:
+def write(cache: ColumnPrefixCache, row: int, tokens: list[int]) -> None:
     """Make `row` hold something that depends on every token up to each column."""
     total = 0
     for column, token in enumerate(tokens):
         total = total * 31 % 100_003 + token
-        cache._engine.kv[:, :, row, :, column] = float(total)
+        cache._cache.kv[:, :, row, :, column] = float(total)
 
 
 def expected(tokens: list[int]) -> list[float]:
@@ -46,11 +44,11 @@ def test_whole_blocks_come_back_and_nothing_else() -> None:
     write(cache, 0, tokens)
     cache.store(0, tokens)
     assert cache.restore(1, [*tokens[:140], 7, 7]) == 128
-    assert cache._engine.kv[0, 0, 1, 0, :128, 0].tolist() == expected(tokens)[:128]
-    assert not cache._engine.kv[:, :, 1, :, 128:].any()
+    assert cache._cache.kv[0, 0, 1, 0, :128, 0].tolist() == expected(tokens)[:128]
+    assert not cache._cache.kv[:, :, 1, :, 128:].any()
     assert cache.restore(2, [1, *tokens]) == 0
     assert cache.restore(2, tokens[:63]) == 0
-    assert not cache._engine.kv[:, :, 2].any()
+    assert not cache._cache.kv[:, :, 2].any()
     cache.check_integrity()
 
 
@@ -60,8 +58,8 @@ def test_columns_that_are_right_already_are_left_alone() -> None:
     write(cache, 0, tokens)
     cache.store(0, tokens)
     assert cache.restore(1, tokens, start=70) == 128
-    assert not cache._engine.kv[:, :, 1, :, :64].any()
-    assert cache._engine.kv[0, 0, 1, 0, 64:128, 0].tolist() == expected(tokens)[64:128]
+    assert not cache._cache.kv[:, :, 1, :, :64].any()
+    assert cache._cache.kv[0, 0, 1, 0, 64:128, 0].tolist() == expected(tokens)[64:128]
     assert cache.restore(1, tokens, start=140) == 140
 
 
@@ -83,7 +81,7 @@ def test_a_prefix_of_another_salt_is_not_found() -> None:
         cache.store(0, tokens, salt)
     assert [cache.restore(1, first, salt=salt) for salt in (0, 7, 8)] == [128, 64, 0]
     assert cache.restore(1, second, salt=7) == 128
-    assert cache._engine.kv[0, 0, 1, 0, :128, 0].tolist() == expected(second)
+    assert cache._cache.kv[0, 0, 1, 0, :128, 0].tolist() == expected(second)
     cache.check_integrity()
 
 
@@ -108,7 +106,7 @@ def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> Non
         tokens = tokens[:500]
         found = cache.restore(1, tokens)
         assert found % KV_PAGE == 0
-        assert cache._engine.kv[0, 0, 1, 0, :found, 0].tolist() == expected(tokens)[:found]
+        assert cache._cache.kv[0, 0, 1, 0, :found, 0].tolist() == expected(tokens)[:found]
         hits += found > 0
         write(cache, 0, tokens)
         cache.store(0, tokens)

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from engines.base import KV_PAGE, Step
-from engines.buffers import sent
+from engines.buffers import to_device
+from engines.cache.paged import EMPTY, OWN, SPARE, PageCache, by_page
 from engines.folder import read_spec
 from engines.pytorch.engine import TorchEngine
-from engines.pytorch.paged_cache import by_page
-from engines.pytorch.paged_engine import EMPTY, OWN, SPARE, PagedEngine
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
 from tests.support.mock_engine import PagedMock, mock_spec
@@ -45,33 +44,33 @@ def test_rows_beyond_what_memory_holds_whole_end_their_texts_on_a_small_pool(
     assert small.loop.totals.preemptions > 0
     small.loop.check_integrity()
     for engine in (small.pair.target, small.pair.auxiliary):
-        assert isinstance(engine, PagedEngine)
-        assert not engine.table.owned.any(), "a row that nobody has holds pages"
-        assert engine.kv.nbytes == (engine.pages + OWN) * engine.page_bytes
-        engine.check_integrity()
+        assert isinstance(engine.cache, PageCache)
+        assert not engine.cache.table.owned.any(), "a row that nobody has holds pages"
+        assert engine.cache.kv.nbytes == (engine.cache.pages + OWN) * engine.cache.page_bytes
+        engine.cache.check_integrity()
 
 
 def test_a_prompt_that_begins_alike_and_a_row_that_moves_share_pages() -> None:
     engine = PagedMock(mock_spec(3, 256), 0.0)
-    engine.reserve([(0, 150)])
-    engine.kv[:, :, :, OWN * KV_PAGE :].normal_()
+    engine.cache.reserve([(0, 150)])
+    engine.cache.kv[:, :, :, OWN * KV_PAGE :].normal_()
     first = columns_of(engine)[:, :, 0].clone()
-    before, free = engine.kv.clone(), engine.table.pages.free
-    engine.copy_row(0, 2, 100)
-    assert torch.equal(engine.kv, before)
-    assert engine.table.pages.free == free
+    before, free = engine.cache.kv.clone(), engine.cache.table.pages.free
+    engine.cache.copy(0, 2, 100)
+    assert torch.equal(engine.cache.kv, before)
+    assert engine.cache.table.pages.free == free
     assert torch.equal(columns_of(engine)[:, :, 2, :, :100], first[:, :, :, :100])
-    engine.reserve([(100, 101)], first_row=2)
-    assert engine.table.pages.free == free - 1, "the page that both write to, and no other"
+    engine.cache.reserve([(100, 101)], first_row=2)
+    assert engine.cache.table.pages.free == free - 1, "the page that both write to, and no other"
     assert torch.equal(columns_of(engine)[:, :, 2, :, :100], first[:, :, :, :100])
-    engine.clear_row(2, 90)
+    engine.cache.clear(2, 90)
     assert torch.equal(columns_of(engine)[:, :, 0], first)
     assert torch.equal(columns_of(engine)[:, :, 2, :, :90], first[:, :, :, :90])
     assert not columns_of(engine)[:, :, 2, :, 90:].any()
-    engine.free_row(0)
-    engine.free_row(2)
-    assert (engine.page_table[:, :-1] == EMPTY).all()
-    engine.check_integrity()
+    engine.cache.release(0)
+    engine.cache.release(2)
+    assert (engine.cache.page_table[:, :-1] == EMPTY).all()
+    engine.cache.check_integrity()
 
 
 def test_what_others_left_in_the_pool_reaches_no_row(pair_folders: Callable[[str], Path]) -> None:
@@ -80,45 +79,45 @@ def test_what_others_left_in_the_pool_reaches_no_row(pair_folders: Callable[[str
     engine, tokens = TorchEngine(folder, read_spec(folder), "sdpa"), torch.arange(3, 8)[None]
     step = Step.causal(tokens, 0, engine.spec.capacity, torch.arange(5))
     expected = engine.step(step)
-    engine.reserve([(0, 100)])
-    by_page(engine.kv)[:, :, :, SPARE:] = torch.nan  # of padded rows, and of a prompt that was cancelled
-    engine.free_row(0)
+    engine.cache.reserve([(0, 100)])
+    by_page(engine.cache.kv)[:, :, :, SPARE:] = torch.nan  # of padded rows, and of a prompt that was cancelled
+    engine.cache.release(0)
     assert torch.equal(engine.step(step), expected)
 
 
 def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, tokens, uploads = PagedMock(mock_spec(3, 512), 0.0), list(range(400)), list[object]()
-    prefixes = engine.prefix_cache(512)
-    engine.reserve([(0, 400)])
+    prefixes = engine.cache.prefix_cache(512)
+    engine.cache.reserve([(0, 400)])
     prefixes.store(0, tokens)
 
     def counted(given: object, device: torch.device) -> torch.Tensor:
         uploads.append(given)
-        return sent(given, device)
+        return to_device(given, device)
 
-    monkeypatch.setattr("engines.pytorch.paged_engine.sent", counted)
+    monkeypatch.setattr("engines.cache.paged.sent", counted)
     assert prefixes.restore(1, tokens) == 384
     assert len(uploads) == 1
-    assert torch.equal(engine.page_table[1, :6], engine.page_table[0, :6])
+    assert torch.equal(engine.cache.page_table[1, :6], engine.cache.page_table[0, :6])
     assert prefixes.restore(2, tokens[:64], 64) == 64, "what the row has is left alone"
     assert len(uploads) == 1
     prefixes.check_integrity()
-    engine.check_integrity()
+    engine.cache.check_integrity()
 
 
 def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(pair: Pair) -> None:
     prompt, short = list(range(3, 140)), replace(PARAMS, max_tokens=20)
     engine, tokens = pair.target, []
-    assert isinstance(engine, PagedEngine)
+    assert isinstance(engine.cache, PageCache)
     for _ in range(2):
         llm = LLM(pair, RuntimeConfig(prefix_tokens=128), recorder=ReplayRecorder(), record=[short])
-        pages, recorded = len(engine.table.pages.users), llm.blocks and llm.blocks.recorded
+        pages, recorded = len(engine.cache.table.pages.users), llm.blocks and llm.blocks.recorded
         tokens += [result.token_ids for result in llm.generate([prompt, prompt], short)]
         assert llm.blocks
         assert llm.blocks.recorded == recorded
         llm.loop.check_integrity()
     assert len(set(map(tuple, tokens))) == 1
-    assert pages == engine.pages + 2, "the second runtime's prefixes take the place of the first's"
+    assert pages == engine.cache.pages + 2, "the second runtime's prefixes take the place of the first's"
     LLM(pair, RuntimeConfig(prefix_tokens=256)).generate(prompt, short)
     assert llm.generate(prompt, short)[0].token_ids == tokens[0], "what was recorded on a smaller pool is not launched"
     llm.loop.check_integrity()

@@ -96,13 +96,13 @@ class Texts:
         columns = [list(range(start, start + steps)) for start in write_at]
         self.step(write_at, [[set(range(end + 1)) for end in row] for row in columns], columns)
 
-    def postpone(self, row: int, steps: int) -> None:
+    def defer(self, row: int, steps: int) -> None:
         """A piece of a prompt, which a later run computes."""
         start = self.committed[row]
         if row in self.paged.columns.waiting:
             self.paged.run(self.paged.columns.plan_waiting())
         tokens, at = np.array([self.random.randrange(1000) for _ in range(steps)]), np.arange(start, start + steps)
-        self.paged.copy(self.paged.columns.postpone(tokens, at, start, row))
+        self.paged.copy(self.paged.columns.defer(tokens, at, start, row))
         held = self.dense.held[row]
         for token, column in zip(tokens, at, strict=True):
             held[column] = hash((int(token), int(column), *sorted(held[:column])))
@@ -172,7 +172,7 @@ def test_every_token_of_random_drafts_sees_what_its_mask_says(seed: int) -> None
             texts.copy(source, to, columns)
         row, steps = texts.random.randrange(ROWS), texts.random.randint(1, PAGE)
         if texts.random.random() < 0.4 and texts.committed[row] + steps < CAPACITY - 20:
-            texts.postpone(row, steps)
+            texts.defer(row, steps)
         texts.paged.columns.check_integrity()
 
 
@@ -234,7 +234,7 @@ def test_prompts_run_beside_the_next_step() -> None:
     texts = Texts(0)
     texts.chain([0], 10)
     for row in (1, 2):
-        texts.postpone(row, 20)
+        texts.defer(row, 20)
     run = texts.paged.columns.plan(*_chain(10, 3), 0)
     assert (run.rows.tolist(), run.past.tolist()) == ([0, 1, 2], [10, 0, 0])
     assert (run.begins.tolist(), run.keep.tolist()) == ([0, 3, 23, 43], [0, 1, 2])
@@ -243,10 +243,10 @@ def test_prompts_run_beside_the_next_step() -> None:
 
 def test_what_a_run_that_fails_was_to_store_is_run_again() -> None:
     texts = Texts(0)
-    texts.postpone(0, 20)
-    texts.postpone(1, 9)
+    texts.defer(0, 20)
+    texts.defer(1, 9)
     texts.chain([20], 2)
-    texts.postpone(1, 5)
+    texts.defer(1, 5)
     texts.committed = [22, 14]
     texts.block(2, 2, 2)
     (committed, other), columns = texts.committed[:2], texts.paged.columns

@@ -1,0 +1,192 @@
+"""Exports that are interrupted or come again: what is built, what stays, and that nothing half done opens."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from engines.base import EngineSpec
+from engines.folder import read_spec
+from export.options import ExportOptions
+from export.pair import export_pair
+from export.plan import build_hash
+from mtad.errors import InvalidInput
+from runtime.pair import open_pair
+from tests.support.forked import run_script
+
+OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
+SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 256, (0,), "torch", "a", {"torch": "2"})
+
+
+@pytest.fixture
+def stages() -> list[str]:
+    """What the last exports did."""
+    return []
+
+
+@pytest.fixture
+def export(checkpoints: tuple[Path, Path], tmp_path: Path, stages: list[str]) -> Callable[..., bool]:
+    """Export the pair to `tmp_path`/pair; keywords override."""
+
+    def run(overwrite: bool = False, **changes: Any) -> bool:
+        target, auxiliary = map(str, checkpoints)
+        stages.clear()
+        asked = ExportOptions(**{**OPTIONS, "target": target, "auxiliary": auxiliary, **changes})
+        return export_pair(tmp_path / "pair", asked, overwrite, stages.append)
+
+    return run
+
+
+@pytest.fixture
+def other(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another auxiliary."""
+    return str(write_checkpoint(tmp_path_factory.mktemp("other") / "auxiliary", seed=9, num_hidden_layers=1))
+
+
+def hidden(folder: Path) -> list[Path]:
+    """What exports left in a folder."""
+    return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space")])
+    def test_an_error_between_the_two_renames_gives_the_pair_its_name_back(
+        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        export()
+        rename = Path.rename
+
+        def fail_on_the_second(path: Path, to: Path) -> Path:
+            if to == tmp_path / "pair" and "incomplete" in path.name:
+                raise error
+            return rename(path, to)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.rename", fail_on_the_second)
+            with pytest.raises(type(error)):
+                export(defaults={"draft_len": 2}, overwrite=True)
+        assert open_pair(tmp_path / "pair").defaults.draft_len == 4
+        assert export(defaults={"draft_len": 2}, overwrite=True)
+        assert hidden(tmp_path) == []
+
+
+@pytest.mark.slow
+class TestKilled:
+    """An export in a process of its own, killed at moments from its start to its end."""
+
+    SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from export.pair import export_pair
+from export.options import ExportOptions
+
+folder, target, auxiliary, *moment = sys.argv[1:]
+stage = ""
+
+def note(begun):
+    global stage
+    stage = begun
+
+def stop(event, arguments):
+    if event == "open" and arguments[2] & os.O_WRONLY and stage == moment[0] and moment[1] in str(arguments[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(stop)
+export_pair(Path(folder), ExportOptions(target, auxiliary, rows=2, capacity=128, format="torch"), True, note)
+"""
+    """Killed where it is about to write a file whose name begins so, in the stage that is given."""
+
+    @pytest.mark.parametrize(
+        ("stage", "file"),
+        [
+            ("target: export", "/target/tokenizer_config.json"),
+            ("auxiliary: export", "/auxiliary/config.json"),
+            ("auxiliary: verify", "/target/.engine.json"),
+            ("auxiliary: verify", "/.pair.json"),
+        ],
+    )
+    def test_no_pair_opens_and_the_next_export_is_whole(
+        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], tmp_path: Path, stage: str, file: str
+    ) -> None:
+        assert run_script(self.SCRIPT, tmp_path / "pair", *checkpoints, stage, file) == -signal.SIGKILL
+        assert not (tmp_path / "pair").exists()
+        for path in tmp_path.rglob("*/"):
+            with pytest.raises(InvalidInput):
+                open_pair(path)
+        assert export()
+        open_pair(tmp_path / "pair")
+
+
+class TestAgain:
+    def test_only_the_engine_that_changes_is_built(
+        self, export: Callable[..., bool], other: str, tmp_path: Path, stages: list[str]
+    ) -> None:
+        export()
+        model = tmp_path / "pair" / "target" / "model.safetensors"
+        before, target = model.stat().st_ino, read_spec(tmp_path / "pair" / "target")
+        assert export(auxiliary=other, overwrite=True)
+        assert stages == ["checking", "target: unchanged", "auxiliary: export", "auxiliary: verify"]
+        assert (model.stat().st_ino, read_spec(model.parent)) == (before, target)
+        assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+        open_pair(tmp_path / "pair")
+
+    def test_other_defaults_build_nothing(self, export: Callable[..., bool], tmp_path: Path, stages: list[str]) -> None:
+        export()
+        assert export(defaults={"draft_len": 2}, overwrite=True)
+        assert stages == ["checking", "target: unchanged", "auxiliary: unchanged"]
+        assert open_pair(tmp_path / "pair").defaults.draft_len == 2
+
+    def test_where_links_cannot_be_made_files_are_copied(
+        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*args: object) -> None:
+            raise OSError("not supported")
+
+        export()
+        monkeypatch.setattr("os.link", refuse)
+        assert export(defaults={"draft_len": 2}, overwrite=True)
+        open_pair(tmp_path / "pair")
+
+    def test_another_exporter_builds_again_and_says_so(
+        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, stages: list[str]
+    ) -> None:
+        export()
+        monkeypatch.setattr("export.plan.exporter_version", lambda: "another")
+        with pytest.raises(InvalidInput, match="target: exporter or tokenizer; auxiliary: exporter or tokenizer"):
+            export()
+        assert export(overwrite=True)
+        assert stages[1:] == [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
+
+    def test_another_place_of_the_same_checkpoint_is_up_to_date(
+        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        export()
+        (tmp_path / "link").symlink_to(checkpoints[0])
+        assert not export(target=str(tmp_path / "link"))
+        assert read_spec(tmp_path / "pair" / "target").source == str(checkpoints[0])
+
+    def test_a_refusal_says_what_is_different(self, export: Callable[..., bool]) -> None:
+        export()
+        with pytest.raises(InvalidInput, match=r"target: rows; auxiliary: rows; pair.json: defaults"):
+            export(rows=3, defaults={"draft_len": 2})
+
+
+class TestHash:
+    def test_it_follows_content_options_versions_and_tokenizer_and_not_the_place(
+        self, checkpoints: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoints[0], local_files_only=True)
+        base = build_hash(SPEC, tokenizer)
+        assert build_hash(replace(SPEC, source="elsewhere", build_hash="x"), tokenizer) == base
+        changes: list[dict[str, Any]] = [
+            {"checkpoint_hash": "b"}, {"rows": 5}, {"dtype": "float16"}, {"versions": {"torch": "3"}},
+        ]  # fmt: skip
+        hashes = {build_hash(replace(SPEC, **change), tokenizer) for change in changes}
+        tokenizer.chat_template = "{{ messages }}"
+        assert len({base, *hashes, build_hash(SPEC, tokenizer)}) == 6

@@ -1,0 +1,93 @@
+"""What torchrun runs on every rank for the tests of tensor parallelism: a function of this file and its arguments."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engines.base import EngineSpec
+from engines.parallel import engine
+from engines.parallel.worker import Worker, dist
+from engines.placement import Placement
+from engines.pytorch.hook import cache_shape
+from export.verification.verify import expect, verify
+from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.scheduler.request import Request
+from tests.support.fake_cuda import FakeRecorder
+
+LONG = "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1 -- of the list, naïve " * 2
+"""Longer than a kept page of 64 tokens, and than a chunk of prefill."""
+
+
+def families(*folders: str) -> None:
+    """Each rank opens its shards of these checkpoints, and has their logits."""
+    dist.init_process_group()
+    for folder in folders:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        shape = cache_shape(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+        name = type(model).__name__
+        spec = EngineSpec(name, *shape, "float32", 4, 256, (0,), "torch", "", {})
+        shard = Worker(Path(folder), spec, Placement())
+        verify(shard.engine, expect(model, spec, seed=1))
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        assert shard.weights < whole, folder
+        if name != "Phi3ForCausalLM":  # its plan shards the weights of attention, but not the heads
+            assert shard.engine.spec == replace(spec, kv_heads=spec.kv_heads // 2), folder
+
+
+def course(llm: LLM) -> list[list[int]]:
+    """Tokens of requests of many methods that join, leave and share prefixes."""
+    llm.generate(LONG, DecodingParams(max_tokens=2))
+    chosen, requests = random.Random(4), list[Request]()
+    methods = ("sample", "speculative", "mtad", "mmtad", "specinfer", "mmtad_sample", "traversal", "modal")
+    for number, method in enumerate(methods):
+        params = DecodingParams(
+            method=method, max_tokens=chosen.randint(8, 24), seed=number, ignore_eos=True, draft_len=3, beam_width=2,
+            temperature=0.0 if number == 1 else 1.0, repetition_penalty=1.2 if number == 3 else 1.0,
+        )  # fmt: skip
+        requests.append(llm.add(LONG[: chosen.choice((9, 70, 170))] if number % 2 else f"def largest{number}", params))
+        if number == 4:
+            llm.cancel(requests[2])
+        for _ in range(chosen.randint(0, 2)):
+            llm.step()
+    while not llm.loop.scheduler.idle:
+        llm.step()
+    llm.loop.check_integrity()
+    assert requests[2].finish_reason == "cancelled"
+    assert sum(request.statistics.reused_tokens for request in requests) >= 64
+    return [request.tokens for request in requests]
+
+
+def pair(folder: str) -> None:
+    """A sharded pair decodes as the pair in one process does; at the end the other ranks end by themselves."""
+    two = LLM(folder, RuntimeConfig(tensor_parallel=2, max_prefill_tokens=32, memory="20MiB"))
+    one = LLM(folder, RuntimeConfig(max_prefill_tokens=32, memory="20MiB"))
+    assert isinstance(two.pair.target, engine.ParallelEngine)
+    assert two.pair.target.cache.page_bytes * 2 == one.pair.target.cache.page_bytes
+    assert two.memory.weights < one.memory.weights
+    expected = course(one)
+    assert course(two) == expected
+    # as on a GPU, where a sharded target runs its steps between the parts of a block
+    launched = LLM(two.pair, RuntimeConfig(max_prefill_tokens=32), recorder=FakeRecorder())
+    assert course(launched) == expected
+
+
+def patient(folder: str) -> None:
+    """Decode until another rank is gone."""
+    engine.TIMEOUT = timedelta(seconds=5)
+    llm = LLM(folder, RuntimeConfig(tensor_parallel=2))
+    while True:
+        llm.generate("def", DecodingParams(max_tokens=2))
+        print("decoded", flush=True)
+
+
+if __name__ == "__main__":
+    jobs: dict[str, Callable[..., None]] = {"families": families, "pair": pair, "patient": patient}
+    jobs[sys.argv[1]](*sys.argv[2:])
