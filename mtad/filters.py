@@ -48,14 +48,15 @@ def filter_logits(logits, row, ids, log_p):
     if not (top > NEVER and top < math.inf):
         ids[0], log_p[0] = 0, math.nan
         return 1
-    if row.top_k >= size and row.top_p >= 1.0 and row.min_p <= 0.0:
+    least = row.min_p
+    if row.top_k >= size and row.top_p >= 1.0 and least <= 0.0:
         return keep_all(logits, top, scale, ids, log_p)
     if row.top_k < size:
         count = keep_top_k(logits, maxima, row.top_k, ids)
     elif row.top_p < 1.0:
         count = keep_nucleus(logits, maxima, top, scale, row.top_p, ids)
     else:
-        count = keep_above(logits, maxima, top + (math.log(row.min_p) - 1e-6) / scale, ids)
+        count = keep_above(logits, maxima, top + (math.log(least) - 1e-6) / scale, ids)
     if row.top_k < size and row.top_p < 1.0:
         weights, total = np.empty(count, np.float32), 0.0
         for at in range(count):
@@ -65,7 +66,7 @@ def filter_logits(logits, row, ids, log_p):
     kept, total = 0, 0.0
     for at in range(count):
         weight = math.exp((logits[ids[at]] - top) * scale)
-        if weight >= row.min_p and weight > 0.0:
+        if weight >= least and weight > 0.0:
             ids[kept] = ids[at]
             kept += 1
             total += weight

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -32,17 +31,6 @@ class EngineStopped(RuntimeError):
     """The engine takes no requests: it is draining, was closed, or broke down (the cause is chained)."""
 
 
-@dataclass
-class _Inbox:
-    """What event loops tell the engine's thread; guarded by `changed`."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    choices: dict[int, Choice] = field(default_factory=dict)  # of the requests that have not ended
-    cancelled: list[Request] = field(default_factory=list)
-    state: str = "new"  # -> open -> draining or cancelling -> stopped
-    cause: BaseException | None = None
-
-
 class AsyncLLM:
     """A pair of engines that serves many requests at once, in a thread of its own.
 
@@ -55,13 +43,19 @@ class AsyncLLM:
 
     Attributes:
         llm: the LLM; its loop belongs to the engine's thread.
+        state: `new`, `open`, `draining`, `cancelling` or `stopped`.
+        cause: what stopped the engine, if it did not stop because it was closed.
     """
 
     def __init__(self, llm: LLM | Pair | Path | str, config: RuntimeConfig | None = None) -> None:
         if isinstance(llm, LLM) and config is not None:
             raise InvalidInput("config", "a RuntimeConfig", "the LLM exists already; give the configuration to LLM")
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
-        self._inbox = _Inbox()
+        self.state = "new"
+        self.cause: BaseException | None = None
+        self._changed = threading.Condition()  # guards the state, and the two below
+        self._choices: dict[int, Choice] = {}  # of the requests that have not ended
+        self._cancelled: list[Request] = []
         self._long_texts = ThreadPoolExecutor(1, "mtad-long-texts")
         self._prepared = False
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
@@ -75,10 +69,10 @@ class AsyncLLM:
 
     def start(self) -> None:
         """Start the engine's thread."""
-        with self._inbox.changed:
-            if self._inbox.state != "new":
-                raise EngineStopped(f"cannot be started: it is {self._inbox.state}")
-            self._inbox.state = "open"
+        with self._changed:
+            if self.state != "new":
+                raise EngineStopped(f"cannot be started: it is {self.state}")
+            self.state = "open"
         self._thread.start()
 
     async def submit(
@@ -126,11 +120,11 @@ class AsyncLLM:
 
         requests = await self.in_thread(size, make_requests)
         stream = Stream(requests, self._cancel)
-        with self._inbox.changed:
+        with self._changed:
             self._check_open()
             self.llm.submit(*requests)
-            self._inbox.choices |= {r.id: Choice(r, stream, index) for index, r in enumerate(requests)}
-            self._inbox.changed.notify()
+            self._choices |= {r.id: Choice(r, stream, index) for index, r in enumerate(requests)}
+            self._changed.notify()
         return stream
 
     async def in_thread(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
@@ -152,52 +146,42 @@ class AsyncLLM:
         Args:
             drain: wait for them; else cancel them.
         """
-        with self._inbox.changed:
-            if self._inbox.state == "new":
-                self._inbox.state = "stopped"
-            if self._inbox.state == "stopped":
+        with self._changed:
+            if self.state == "new":
+                self.state = "stopped"
+            if self.state == "stopped":
                 return
-            self._inbox.state = "draining" if drain else "cancelling"
-            self._inbox.changed.notify()
+            self.state = "draining" if drain else "cancelling"
+            self._changed.notify()
         self.llm.stop_compiling()
         await asyncio.to_thread(self._thread.join)
 
     def check_integrity(self) -> None:
         """Invariants of an idle or stopped engine; raises AssertionError. It also checks itself whenever it is idle."""
         assert self.llm.loop.scheduler.idle, "not idle"
-        assert not self._inbox.choices, "a stream without a request"
+        assert not self._choices, "a stream without a request"
         self.llm.loop.check_integrity()
-
-    @property
-    def state(self) -> str:
-        """`new`, `open`, `draining`, `cancelling` or `stopped`."""
-        return self._inbox.state
-
-    @property
-    def cause(self) -> BaseException | None:
-        """What stopped the engine, if it did not stop because it was closed."""
-        return self._inbox.cause
 
     @property
     def ready(self) -> bool:
         """Whether it takes requests, and is prepared for them."""
-        return self._inbox.state == "open" and self._prepared
+        return self.state == "open" and self._prepared
 
     def _check_open(self) -> None:
-        if self._inbox.state != "open":
-            raise EngineStopped(f"takes no requests: it is {self._inbox.state}") from self._inbox.cause
+        if self.state != "open":
+            raise EngineStopped(f"takes no requests: it is {self.state}") from self.cause
 
     def _cancel(self, requests: Sequence[Request]) -> None:
         running = [request for request in requests if request.finish_reason is None]
         if running:
-            with self._inbox.changed:
-                self._inbox.cancelled += running
-                self._inbox.changed.notify()
+            with self._changed:
+                self._cancelled += running
+                self._changed.notify()
 
     # Everything below runs in the engine's thread.
 
     def _run(self) -> None:
-        loop, inbox = self.llm.loop, self._inbox
+        loop = self.llm.loop
         try:
             self.llm.prepare_grammars()
             self._prepared = True
@@ -207,26 +191,26 @@ class AsyncLLM:
                     loop.check_integrity()
         except BaseException as error:  # a broken invariant: nothing can be trusted any more
             log.critical("the engine stopped", exc_info=error)
-            with inbox.changed:
-                inbox.state, inbox.cause = "stopped", error
-            for choice in inbox.choices.values():
+            with self._changed:
+                self.state, self.cause = "stopped", error
+            for choice in self._choices.values():
                 request = choice.request
                 if request.finish_reason is None:
                     request.finish_reason, request.error = "error", RequestFailed(f"the engine stopped: {error}")
-            self._deliver([choice.request for choice in inbox.choices.values()])
+            self._deliver([choice.request for choice in self._choices.values()])
 
     def _receive(self) -> bool:
         """Wait for something to do, and cancel what is to be cancelled; False when there is nothing left to do."""
-        inbox, loop = self._inbox, self.llm.loop
-        with inbox.changed:
-            while not inbox.cancelled and loop.scheduler.idle:
-                if inbox.state != "open":
-                    inbox.state = "stopped"
+        loop = self.llm.loop
+        with self._changed:
+            while not self._cancelled and loop.scheduler.idle:
+                if self.state != "open":
+                    self.state = "stopped"
                     return False
-                inbox.changed.wait()
-            cancelled, inbox.cancelled = inbox.cancelled, []
-            if inbox.state == "cancelling":
-                cancelled = [choice.request for choice in inbox.choices.values()]
+                self._changed.wait()
+            cancelled, self._cancelled = self._cancelled, []
+            if self.state == "cancelling":
+                cancelled = [choice.request for choice in self._choices.values()]
         loop.cancel(cancelled)
         return True
 
@@ -234,10 +218,10 @@ class AsyncLLM:
         """Hand each stream what is new, in one call an event loop."""
         deltas: dict[asyncio.AbstractEventLoop, list[tuple[Stream, OutputDelta]]] = {}
         ids = dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended))
-        with self._inbox.changed:  # `submit_many` queues a request and adds its choice under the same lock
-            choices = [self._inbox.choices[id] for id in ids]
+        with self._changed:  # `submit_many` queues a request and adds its choice under the same lock
+            choices = [self._choices[id] for id in ids]
             for request in ended:
-                del self._inbox.choices[request.id]
+                del self._choices[request.id]
         for choice in choices:
             delta = choice.delta()
             if delta:

@@ -17,6 +17,7 @@ from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput, BlockRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.output.processor import OutputProcessor
+from runtime.scheduler.prefill_budget import PrefillBudget
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Plan, Scheduler
 from runtime.speculation.planner import Planner, limit_draft
@@ -39,8 +40,9 @@ class DecodingLoop:
         caches: the KV caches of both engines.
         runner: runs blocks.
         output: owns the requests' texts, constraints and figures.
-        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens. What adaptive drafts have
-            to catch up on counts as well; where prompts leave nothing, a `CATCH_UP`th more is for it.
+        max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens, and fewer beside requests
+            that run (`PrefillBudget`). What adaptive drafts have to catch up on counts as well; where prompts leave
+            nothing, a `CATCH_UP`th more is for it.
 
     Attributes:
         planner: decides adaptive drafts.
@@ -59,7 +61,7 @@ class DecodingLoop:
     ) -> None:
         self.scheduler, self.caches, self.output = scheduler, caches, output
         self.totals = output.totals
-        self._runner, self._max_prefill_tokens = runner, max_prefill_tokens
+        self._runner, self._budget = runner, PrefillBudget(max_prefill_tokens)
         self.planner = Planner()
         self.prompts_apart = False
         self._ended: list[Request] = []
@@ -71,7 +73,8 @@ class DecodingLoop:
         Returns:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
-        plan = self.scheduler.schedule(self._max_prefill_tokens, self.caches, self._is_drafted)
+        began, tokens = time.perf_counter(), self._budget.tokens(len(self.scheduler.running))
+        plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted)
         self._prefill(plan)
         if any(request.finish_reason is None for request in plan.running):
             try:
@@ -80,6 +83,7 @@ class DecodingLoop:
             except Exception as error:
                 self._run_each_alone(plan, error)
         self._end()
+        self._budget.observe(tokens - plan.spare_tokens, len(plan.running), time.perf_counter() - began)
         ended, self._ended = self._ended, []
         return ended
 
@@ -112,7 +116,7 @@ class DecodingLoop:
         if not all(counts):
             params = [p if its else _IDLE for p, its in zip(params, counts, strict=True)]
         began = time.perf_counter()
-        budget = max(plan.spare_tokens, self._max_prefill_tokens // CATCH_UP)
+        budget = max(plan.spare_tokens, self._budget.most // CATCH_UP)
         current = self.caches.catch_up(requests, [p.drafts for p in params], budget)
         catch_up = time.perf_counter() - began
         self.totals.prefill_seconds += catch_up

@@ -10,12 +10,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from engines import Placement, open_engine
+from engines.folder import read_spec
+from engines.kinds import Kind
 from mtad.methods import METHODS, REMOVED, markdown
 from mtad.params import DecodingParams
 from runtime.commands import generate
@@ -24,6 +30,7 @@ from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest
 from scripts.evaluation.tables import write
 from scripts.paths import DEMO, ROOT
+from tests.support.steps import make_step, some_tokens
 
 DOCS = ROOT / "docs"
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [DEMO / "README.md"]
@@ -176,6 +183,39 @@ def test_the_page_of_the_methods_says_what_to_use_instead_of_one_that_left() -> 
     text = " ".join((DOCS / "methods.md").read_text().split())
     for name, instead in REMOVED.items():
         assert re.search(f"`{instead.split()[0]}`[^,.]* instead of `{name}`", text), name
+
+
+def test_the_example_of_a_new_engine_works(
+    pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, row = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "open_plain" in block)
+    module = ModuleType("engines.plain.engine")
+    monkeypatch.setitem(sys.modules, "engines.plain.engine", module)
+    exec(compile(engine, "engine.py", "exec"), vars(module))
+    names = {"Kind": Kind}
+    files, _, call = row.partition("\n")
+    exec(files, names)
+    kind, folder = eval(call, names), pair_folders("torch") / "target"
+    spec = read_spec(folder)
+    plain, expected = kind.open(folder, spec, Placement()), open_engine(folder)
+    for step in (make_step(some_tokens(0, 20)[None], [0]), make_step(some_tokens(1, 3)[None], [20])):
+        torch.testing.assert_close(plain.step(step), expected.step(step), rtol=1e-4, atol=1e-4)
+
+
+def test_the_example_of_a_new_filter_works(tmp_path: Path) -> None:
+    diff, test = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "n_sigma" in block)
+    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
+    (tmp_path / "test_n_sigma.py").write_text(test)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_n_sigma.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
 
 
 def test_the_example_of_a_new_rule_works(tmp_path: Path) -> None:

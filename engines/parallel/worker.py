@@ -99,8 +99,7 @@ class Worker:
             broadcast((name, *(x.to("cpu", copy=True) if isinstance(x, Tensor) else x for x in arguments)))
             return self.call(name, *arguments)
         except BaseException as error:  # also where it was interrupted: the others wait inside the call
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            problem = f"tensor parallelism: a step on all ranks failed: {reason}"
+            problem = f"tensor parallelism: a call on all ranks failed on rank 0 with {type(error).__name__}"
             self._failed = RankFailed(f"{problem}; torchrun's report names the rank that failed first")
             raise self._failed from error
 

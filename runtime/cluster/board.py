@@ -10,8 +10,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from runtime.server.metrics import exposition
-
 STALE_SECONDS = 5.0
 """A replica that has not reported for so long is not counted any more."""
 
@@ -61,6 +59,3 @@ class ClusterMetrics(Collector):
                     merged.add_sample(sample.name, {"replica": report.replica, **sample.labels}, sample.value)
         yield known
         yield from families.values()
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        return exposition(accept, self)

@@ -28,6 +28,7 @@ from runtime.cluster.replica import Head
 from runtime.cluster.router import prefix_keys
 from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled
+from runtime.server.metrics import exposition
 from runtime.server.middleware import CLIENT
 from runtime.server.responses import sent_event
 from runtime.server.routes import Endpoint
@@ -110,7 +111,7 @@ class Gateway:
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
         figures = ClusterMetrics(await self._reports(), own)
-        content, content_type = figures.render(request.headers.get("accept", ""))
+        content, content_type = exposition(request.headers.get("accept", ""), figures)
         return Response(content, headers={"content-type": content_type})
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,7 +160,7 @@ class Gateway:
                 log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, type(error).__name__)
                 deaths += isinstance(error, RayActorError)
                 if deaths == 2:
-                    again = {"x-should-retry": "false"}  # OpenAI's client heeds it
+                    again = {"x-should-retry": "false"}  # OpenAI's client follows it
                     problem = "two replicas died under this request; change it"
                     raise ApiError(500, problem, None, "replica_died", again) from error
                 if attempt == ATTEMPTS:

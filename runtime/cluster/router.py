@@ -15,24 +15,24 @@ from runtime.server.bodies import read_object
 
 IMBALANCE = 4
 """Requests that the replica with a prompt's prefix may have more than the least busy one."""
-BLOCK = 256
-"""Characters; prompts that share less are not told apart. The engine's own cache has blocks of 64 tokens."""
+CHUNK_CHARACTERS = 256
+"""Characters per key; shorter shared prefixes are ignored. The engine's own cache has pages of 64 tokens."""
 
 
 def prefix_keys(body: bytes, key: str = "") -> list[bytes]:
-    """Keys of a request's prompt: one per block of its first prompt's text, each standing for all the text up to there.
+    """Keys of a request's prompt: one per chunk of its first prompt's text, each standing for all the text up to there.
 
     What is not a request gives none; whether it is one, the replica says.
 
     Args:
-        key: of the client; with the request's `cache_salt`, it decides whose kept prompts are its own.
+        key: of the client. Prompts share keys and values only if this and the request's `cache_salt` are the same.
     """
     values = read_object(body)
     text = _text(values)
     salt = json.dumps([key, values.get("cache_salt")])
     keys, running = [], blake2b(salt.encode("utf-8", errors="surrogatepass"), digest_size=8)
-    for end in range(BLOCK, len(text) + 1, BLOCK):
-        running.update(text[end - BLOCK : end].encode("utf-8", errors="surrogatepass"))
+    for end in range(CHUNK_CHARACTERS, len(text) + 1, CHUNK_CHARACTERS):
+        running.update(text[end - CHUNK_CHARACTERS : end].encode("utf-8", errors="surrogatepass"))
         keys.append(running.copy().digest())
     return keys
 

@@ -18,10 +18,9 @@ from typing import Any
 
 from engines.folder import read_spec
 from mtad.errors import InvalidInput
-from runtime.cluster.options import ClusterOptions
 from runtime.config import RuntimeConfig
 from runtime.server.middleware import Guard
-from runtime.server.options import ServerOptions
+from runtime.server.options import ClusterOptions, ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
 
 try:

@@ -12,6 +12,7 @@ from engines.tensorrt_plan import RUNTIMES
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
+from runtime.commands.pair_source import print_stage
 
 OPTION_FIELDS = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
@@ -81,8 +82,6 @@ def main() -> None:
         _tensorrt_llm(options, asked)
         return
 
-    from tqdm import tqdm
-
     from engines.memory import format_bytes
     from export.pair import export_pair
     from runtime.tuning.efficiency import block_efficiency
@@ -92,18 +91,7 @@ def main() -> None:
         return
 
     began = time.monotonic()
-    quantized = asked.calibration is not None
-    total = (12 if quantized else 7) if asked.format.startswith("tensorrt") else 10 if quantized else 5
-    form = "{desc:<28} {bar:24} {n}/{total} [{elapsed}]"
-    with tqdm(total=total, bar_format=form, file=sys.stderr, disable=None, leave=False) as bar:
-
-        def progress(stage: str) -> None:
-            bar.update(stage != "checking")
-            bar.set_description_str(stage)
-            if stage != "checking" and not sys.stderr.isatty():
-                print(f"export: {stage}", file=sys.stderr, flush=True)
-
-        written = export_pair(options.pair, asked, options.overwrite, progress, block_efficiency)
+    written = export_pair(options.pair, asked, options.overwrite, print_stage, block_efficiency)
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)

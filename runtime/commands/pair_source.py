@@ -20,7 +20,7 @@ EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revisi
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """Add the pair and, for a pair that has yet to be exported, its auxiliary and what the export is told."""
+    """Add the pair and, for a pair that has yet to be exported, its auxiliary and options of the export."""
     parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
     group = parser.add_argument_group("exporting first", "only with --auxiliary; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
@@ -102,9 +102,12 @@ def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
     folder = cache_folder() / "pairs" / f"{name}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
 
-    def progress(stage: str) -> None:
-        print(f"export: {stage}", file=sys.stderr, flush=True)
-
-    export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=progress)
+    export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=print_stage)
     print(f"pair: {folder}", file=sys.stderr, flush=True)
     return folder
+
+
+def print_stage(stage: str) -> None:
+    """Print to standard error what an export does next; not that it checks, so that a refusal is one line."""
+    if stage != "checking":
+        print(f"export: {stage}", file=sys.stderr, flush=True)

@@ -12,19 +12,20 @@ from pathlib import Path
 
 from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
-from runtime.cluster.options import ClusterOptions
 from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, find_pair
 from runtime.config import RuntimeConfig, read_text, use_torch
-from runtime.server.options import ServerOptions
+from runtime.server.options import ClusterOptions, ServerOptions
 
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
-LIMITS = ("body_seconds", "send_seconds", "request_seconds", "drain_seconds", "max_connections", "max_choices")
-OPTION_FIELDS = (*LIMITS, "allow_priority", "trace")
-"""Fields of `ServerOptions` that are options of the command under the same names."""
+LIMIT_FIELDS = (
+    *("body_seconds", "send_seconds", "request_seconds", "drain_seconds"),
+    *("max_connections", "max_choices", "allow_priority"),
+)
+"""Fields of `ServerOptions` among the options for authentication and limits."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     keys.add_argument("--api-key", action="append", default=[], help="a key requests may carry; may be repeated")
     keys.add_argument("--api-key-file", type=Path, help="file with one key per line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
-    add_options(keys, ServerOptions, only=(*LIMITS, "allow_priority"))
+    add_options(keys, ServerOptions, only=LIMIT_FIELDS)
     keys.add_argument(
         "--allowed-host",
         action="append",
@@ -95,7 +96,7 @@ def main() -> None:
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
         allowed_hosts=(options.host, *options.allowed_host),
-        **given_options(options, ServerOptions, OPTION_FIELDS),
+        **given_options(options, ServerOptions, (*LIMIT_FIELDS, "trace")),
     )
     if config.tensor_parallel > 1:
         if cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.config import RuntimeConfig
 from runtime.triton.options import TritonOptions
@@ -35,10 +34,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Entry point of `mtad triton`."""
     given = parser().parse_args()
-    try:
-        from runtime.triton.repository import write_model
-    except ImportError as error:
-        raise InvalidInput("triton", error.name, "not installed; pip install 'mtad[triton]'") from None
+    from runtime.triton.repository import write_model
 
     engine = RuntimeConfig(**given_options(given, RuntimeConfig))
     own = {**given_options(given, TritonOptions), "pair": str(given.pair), "engine": engine}

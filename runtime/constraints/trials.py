@@ -1,4 +1,4 @@
-"""Grammars of strangers are tried out elsewhere, by `trial_process`, before this process compiles them."""
+"""Grammars are tried out in another process, `trial_process`, before this process compiles them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ChatTemplate:
 
         Args:
             messages: role and content of each, and what else OpenAI's have.
-            tools: that the model is told of, in OpenAI's shape.
+            tools: functions that the model may call, in OpenAI's shape.
 
         Raises:
             InvalidInput: there is no template, or it refuses these messages.

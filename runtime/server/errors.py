@@ -26,7 +26,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_err
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a client is told."""
+    """An error as the client gets it."""
 
     status: int
     message: str
@@ -55,7 +55,7 @@ def cancelled() -> ApiError:
 
 
 def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """What a client is told about an exception.
+    """An exception as the client gets it.
 
     Args:
         error: whatever was raised while a request was served.

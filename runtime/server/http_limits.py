@@ -26,7 +26,7 @@ HEAD_FIELDS = 256
 MAX_PIPELINED = 16
 """Most requests that a connection may send ahead of their answers."""
 SPARE_FILES = 64
-"""Files that a process may still open when all connections are taken; as many more connections are told so."""
+"""Files that the process may still open when all connections are taken; as many more connections get an error."""
 
 
 def connection_limit(options: ServerOptions) -> int:

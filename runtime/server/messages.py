@@ -48,13 +48,13 @@ class Function(StrictModel):
         return schema
 
 
-class OfFunction(StrictModel):
-    """What OpenAI has several types of; here, functions only."""
+class FunctionTyped(StrictModel):
+    """An object that says which type of tool it is about; here, functions only."""
 
     type: Literal["function"]
 
 
-class Tool(OfFunction):
+class Tool(FunctionTyped):
     """Something that the model may call."""
 
     function: Function
@@ -66,7 +66,7 @@ class FunctionName(StrictModel):
     name: str
 
 
-class NamedTool(OfFunction):
+class NamedTool(FunctionTyped):
     """The function that is to be called."""
 
     function: FunctionName
@@ -79,7 +79,7 @@ class FunctionCall(StrictModel):
     arguments: Arguments
 
 
-class ToolCall(OfFunction):
+class ToolCall(FunctionTyped):
     """The same, with the id that its result refers to."""
 
     id: str

@@ -15,9 +15,9 @@ from runtime.server.messages import (
     Function,
     FunctionCall,
     FunctionName,
+    FunctionTyped,
     Message,
     NamedTool,
-    OfFunction,
     Tool,
     ToolCall,
     ToolChoice,
@@ -72,11 +72,11 @@ class Item(StrictModel):
         return Message.model_construct(role=self.role or "tool", content=text, tool_call_id=self.call_id)
 
 
-class ResponseTool(Function, OfFunction):
+class ResponseTool(Function, FunctionTyped):
     """A function that the model may call."""
 
 
-class ResponseToolChoice(FunctionName, OfFunction):
+class ResponseToolChoice(FunctionName, FunctionTyped):
     """The function that is to be called."""
 
 
@@ -86,8 +86,8 @@ class TextFormat(JsonSchema):
     type: Literal["text", "json_object", "json_schema"]
 
     @property
-    def of_chats(self) -> ResponseFormat:
-        """The same in the envelope that chats have."""
+    def chat_format(self) -> ResponseFormat:
+        """The same as a chat's `response_format`."""
         return ResponseFormat.model_construct(type=self.type, json_schema=self if self.type == "json_schema" else None)
 
 
@@ -132,7 +132,7 @@ class ResponseRequest(Body):
         if self.text and self.text.format:
             if self.response_format:
                 raise InvalidInput("text", self.text.format.type, "give it or response_format, not both")
-            self.response_format = self.text.format.of_chats
+            self.response_format = self.text.format.chat_format
         return self
 
     @property

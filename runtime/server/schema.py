@@ -21,8 +21,7 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
 from runtime.server.messages import Chat, Message, ToolChoice, Tools
-from runtime.server.strict import MAX_ENTRIES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel
-from runtime.server.translation import translate
+from runtime.server.strict import MAX_ENTRIES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel, translate
 
 Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
@@ -40,12 +39,12 @@ DESCRIPTIONS = describe(DecodingParams)
 PARAMETERS = [one.name for one in fields(DecodingParams)]
 
 
-def _of_json(hint: Any) -> Any:
+def _json_type(hint: Any) -> Any:
     """A type with lists for tuples, which JSON does not have."""
     if get_origin(hint) is tuple:
         return Items[get_args(hint)[0]]  # type: ignore[misc]
     if isinstance(hint, UnionType):
-        return functools.reduce(operator.or_, map(_of_json, get_args(hint)))
+        return functools.reduce(operator.or_, map(_json_type, get_args(hint)))
     return hint
 
 
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
 else:
     _HINTS = get_type_hints(DecodingParams)
     _FIELDS = {
-        name: (_TYPES.get(name, _of_json(_HINTS[name])) | None, Field(None, description=DESCRIPTIONS.get(name, "")))
+        name: (_TYPES.get(name, _json_type(_HINTS[name])) | None, Field(None, description=DESCRIPTIONS.get(name, "")))
         for name in PARAMETERS
         if name != "top_logprobs"  # completions have `logprobs` for it
     }

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, one per request, where they are asked for."""
+"""OpenTelemetry spans, one per request, with the option `trace`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Span:
         self._span = span
 
     def read(self, body: Body) -> None:
-        """Say what was asked, once the body is understood."""
+        """Add what the body asks for."""
         if self._span:
             self._span.set_attributes({"gen_ai.request.model": body.model, "mtad.stream": body.stream})
             if body.user:
                 self._span.set_attribute("enduser.id", body.user)
 
     def submitted(self, prompt_tokens: int, params: DecodingParams) -> None:
-        """Say what is run, once the request is in the queue."""
+        """Add the parameters with which the request was queued."""
         if self._span:
             self._span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
             self._span.set_attribute("gen_ai.request.max_tokens", params.max_tokens)

@@ -1,4 +1,4 @@
-"""The process around the application: listening, and draining when it is told to stop."""
+"""The process around the application: listening, and draining on a signal to stop."""
 
 from __future__ import annotations
 

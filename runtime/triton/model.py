@@ -112,7 +112,7 @@ class TritonPythonModel:
             sender = TritonSender(request)
             try:
                 self._service.submit(_tensors(request), sender)
-            except Exception as error:  # the client is told, whatever it is; the other requests go on
+            except Exception as error:  # whatever it is, the client gets it, and other requests go on
                 self._service.refuse(error, sender)
 
     def finalize(self) -> None:

@@ -43,7 +43,7 @@ def ran(pair_folders: Callable[[str], Path]) -> Ran:
         return score(*args)
 
     def cancelled() -> bool:
-        return bool(engines[0]._inbox.cancelled or llm.loop.totals.requests["cancelled"])
+        return bool(engines[0]._cancelled or llm.loop.totals.requests["cancelled"])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scripts.soak.__main__.Seen", lambda: seen)

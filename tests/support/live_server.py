@@ -74,7 +74,7 @@ class LiveServer:
     @property
     def leaving(self) -> int:
         """Requests that the engine was told to cancel and has not come to yet, because it is in a pass."""
-        return len(self.engine._inbox.cancelled)
+        return len(self.engine._cancelled)
 
 
 @contextmanager

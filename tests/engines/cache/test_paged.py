@@ -95,7 +95,7 @@ def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pyte
         uploads.append(given)
         return to_device(given, device)
 
-    monkeypatch.setattr("engines.cache.paged.sent", counted)
+    monkeypatch.setattr("engines.cache.paged.to_device", counted)
     assert prefixes.restore(1, tokens) == 384
     assert len(uploads) == 1
     assert torch.equal(engine.cache.page_table[1, :6], engine.cache.page_table[0, :6])

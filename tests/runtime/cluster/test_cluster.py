@@ -20,8 +20,9 @@ from prometheus_client.core import GaugeMetricFamily
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.cluster.board import ClusterMetrics, ReplicaReport
-from runtime.cluster.options import ClusterOptions
-from runtime.cluster.router import BLOCK, PrefixTable, prefix_keys
+from runtime.cluster.router import CHUNK_CHARACTERS, PrefixTable, prefix_keys
+from runtime.server.metrics import exposition
+from runtime.server.options import ClusterOptions
 from tests.support.held import Hold
 from tests.support.live_server import Process
 from tests.support.waiting import PATIENCE, STARTING, until  # with `STARTING`, a busy gateway is asked less often
@@ -283,7 +284,7 @@ def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
 
 
 def test_keys_stand_for_all_the_text_up_to_them() -> None:
-    long = "x" * (3 * BLOCK)
+    long = "x" * (3 * CHUNK_CHARACTERS)
     keys = prefix_keys(json.dumps({"prompt": long}).encode())
     assert len(keys) == 3
     assert prefix_keys(json.dumps({"prompt": long + "y"}).encode()) == keys
@@ -315,7 +316,7 @@ def test_the_longest_known_beginning_decides_and_the_dead_are_forgotten() -> Non
 def test_metrics_of_replicas_keep_their_meaning_side_by_side() -> None:
     text = '# TYPE x counter\nx_total 3\n# TYPE y histogram\ny_bucket{le="+Inf"} 2\ny_count 2\ny_sum 1.5\n'
     reports = [ReplicaReport(name, "host", 1, 1, True, text) for name in ("a", "b")]
-    shown = ClusterMetrics(reports, [GaugeMetricFamily("own", "words", value=1)]).render("")[0].decode()
+    shown = exposition("", ClusterMetrics(reports, [GaugeMetricFamily("own", "words", value=1)]))[0].decode()
     assert 'x_total{replica="a"} 3.0' in shown
     assert 'y_bucket{le="+Inf",replica="b"} 2.0' in shown
     assert shown.count("# TYPE x_total counter") == 1

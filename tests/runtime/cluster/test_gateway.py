@@ -18,11 +18,10 @@ from starlette.types import Message
 from mtad.errors import InvalidInput
 from runtime.cluster.board import ReplicaReport
 from runtime.cluster.gateway import Gateway
-from runtime.cluster.options import ClusterOptions
 from runtime.cluster.router import prefix_keys
 from runtime.cluster.run import _check_resources, watch_head
 from runtime.server.middleware import Guard
-from runtime.server.options import ServerOptions
+from runtime.server.options import ClusterOptions, ServerOptions
 from tests.support.waiting import PATIENCE
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}

@@ -301,7 +301,7 @@ def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constraine
         constraint.advance([65, 66, 66])
 
 
-def test_whoever_asks_for_nothing_costs_nothing(constrainer: Constrainer) -> None:
+def test_a_request_without_constraints_costs_nothing(constrainer: Constrainer) -> None:
     assert constrainer.constraint("x", DecodingParams(stop=";", ignore_eos=True), (1, 2)) is None
     assert Constraints.of([None, None]) is None
 

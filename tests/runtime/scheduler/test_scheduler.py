@@ -127,7 +127,7 @@ def test_rows_are_shared_out_by_tokens_and_not_by_requests() -> None:
     assert abs(totals["long"] - totals["short"]) <= 100
 
 
-def test_nobody_saves_up_rows_while_away() -> None:
+def test_a_client_saves_up_no_rows_while_away() -> None:
     scheduler = Scheduler(rows=1, capacity=256)
     scheduler.submit(*(of("a", id) for id in range(20)))
     for _ in range(10):

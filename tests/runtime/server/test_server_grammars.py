@@ -1,4 +1,4 @@
-"""Grammars of strangers behind HTTP: who sends one waits for it, and nobody else does."""
+"""Grammars behind HTTP: only the client that sends a grammar waits for it."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_who_sends_ahead_and_leaves_leaves_nothing_running(plain: LLM, caplog: p
     assert "unexpected" not in caplog.text
 
 
-def test_a_body_that_nobody_reads_must_end(plain: LLM) -> None:
+def test_a_body_that_is_not_read_must_end(plain: LLM) -> None:
     late = HEALTH.replace(b"\r\n\r\n", b"\r\ncontent-length: 1000\r\n\r\n")
     with live(own(plain), body_seconds=0.3) as server, connected(server, late) as connection:
         data = received(connection, b"408")

@@ -295,7 +295,7 @@ def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
     service.engine.check_integrity()
 
 
-def test_a_client_that_gives_up_while_it_waits_loses_nobody_elses_place(plain: LLM) -> None:
+def test_a_client_that_gives_up_while_it_waits_costs_no_other_its_place(plain: LLM) -> None:
     llm = own(plain)
     gate = Gate(llm)
     service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
