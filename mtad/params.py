@@ -86,7 +86,7 @@ class DecodingParams:
             grammar.
         regex: Regular expression that the whole text must match.
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
-        speculation: fixed always drafts as requested. adaptive lets the runtime shorten, narrow or skip drafts when
+        speculation: fixed always drafts as requested. adaptive lets the runtime shorten or skip drafts when
             that is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a
             seed (its distribution does not depend on the drafts, but its samples do), otherwise fixed.
     """

@@ -1,4 +1,4 @@
-"""Recording work as CUDA graphs, and work that cannot be recorded."""
+"""Capturing work as CUDA graphs, and work that cannot be captured."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 Work = Callable[[], None]
 """Launches kernels on torch's current stream: the same ones, on the same addresses, at every call.
 
-A graph has addresses, not tensors. Whatever work reads must live as long as its recording, which keeps the work and so
-what that refers to. The rest is memory that its owner keeps, and weights.
+A graph has addresses, not tensors. What the work reads must live as long as the graph, which keeps the work and so what
+that refers to; the rest is weights, and memory that its owner keeps.
 """
 
 
 class Uncapturable(Exception):
-    """Work ran, but could not be recorded, and says why. Some of it may have run a second time."""
+    """Work ran, but could not be captured, and says why. Some of it may have run a second time."""
 
 
 class Recorder(Protocol):
-    """What recording needs of CUDA."""
+    """What capturing needs of CUDA."""
 
     def ordered(self) -> AbstractContextManager[None]:
         """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
 
     def record(self, work: Work) -> Work:
-        """Run `work`, then record it; returns what launches the recording, and keeps `work`. Only inside `ordered`.
+        """Run `work`, then capture it; returns what launches the graph, and keeps `work`. Only inside `ordered`.
 
         Raises:
-            Uncapturable: it ran, but cannot be recorded. What it raises when it just runs is passed on.
+            Uncapturable: it ran, but cannot be captured. What it raises when it just runs is passed on.
         """
 
     def wait(self) -> None:
@@ -38,10 +38,7 @@ class Recorder(Protocol):
 
 
 class NoRecorder:
-    """Records nothing: work is launched anew each time, on the caller's stream.
-
-    On a GPU: not executed.
-    """
+    """Captures nothing: work is launched anew each time, on the caller's stream. On a GPU: not executed."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -59,7 +56,7 @@ class NoRecorder:
 
 
 class CudaRecorder:
-    """Records with torch's CUDA graphs on a stream of its own; graphs share one memory pool.
+    """Captures torch's CUDA graphs on a stream of its own; graphs share one memory pool.
 
     Not executed: needs a GPU. The default stream cannot be captured, and TensorRT synchronises around it.
     """
@@ -80,10 +77,10 @@ class CudaRecorder:
             caller.wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
-        """Run some work twice and record it the second time; returns what replays it.
+        """Run some work twice, then capture it; returns what replays it.
 
-        The first run settles what happens only once: kernels are compiled and loaded, memory is allocated. The second
-        one finds waits for the device, because a capture that breaks off leaves torch's allocator in a poor state.
+        The first run does what happens only once: kernels are compiled and loaded, memory is allocated. The second one
+        finds waits for the device, because a capture that breaks off leaves torch's allocator in a poor state.
         """
         work()
         graph = torch.cuda.CUDAGraph()

@@ -16,7 +16,7 @@ from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.buffers import Arena, LruCache
 from engines.cache.columns import ColumnCache, write_columns
 from engines.graphs.capture import CudaRecorder, Recorder, Work
-from engines.graphs.runner import GraphRunner, StaticMemory, StepShape, handed_over
+from engines.graphs.runner import GraphRunner, StepShape, deliver_logits
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import (
     Options,
@@ -90,7 +90,7 @@ class OnnxRuntimeEngine(Engine):
     On a GPU everything runs on the recorder's stream, behind what the caller's was given before, and the host waits for
     nothing. Steps that begin with row 0 and keep logits are replayed as CUDA graphs, each with a graph id and a
     binding of its own in static memory; other steps, such as prompts, run unrecorded on the memory they come in.
-    Their logits lie where `engines.graphs.runner.handed_over` says.
+    Their logits lie where `engines.graphs.runner.deliver_logits` says.
 
     Args:
         graph: the file in the folder that is run.
@@ -132,8 +132,7 @@ class OnnxRuntimeEngine(Engine):
         if graphs:
             assert recorder is not None
             limit = StepShape(spec.rows, RECORDED_TOKENS, spec.capacity, RECORDED_TOKENS)
-            memory = StaticMemory([limit], spec.vocab_size, spec.torch_dtype, device)
-            self.graphs = GraphRunner(self._recordable, memory, recorder, spec.capacity)
+            self.graphs = GraphRunner(self._recordable, spec, [limit], recorder, device)
             if self._returns_columns:
                 self._new = self._columns(spec.rows, RECORDED_TOKENS).flatten()
 
@@ -146,8 +145,8 @@ class OnnxRuntimeEngine(Engine):
             return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
         tokens, kept = step.tokens.shape[1], len(step.keep)
         if self.graphs and step.first_row == 0 and kept and tokens <= RECORDED_TOKENS:
-            return handed_over(self.graphs.replay(step), step)
-        return handed_over(self._once(step, self._recorder), step)
+            return deliver_logits(self.graphs.replay(step), step)
+        return deliver_logits(self._once(step, self._recorder), step)
 
     def _on_packed(self, step: Step) -> Tensor:
         """Run a step on rows of a packed cache; its mask has as many columns as they have."""

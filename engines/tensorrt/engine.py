@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.cache.columns import ColumnCache, write_columns
 from engines.graphs.capture import CudaRecorder, Recorder, Work
-from engines.graphs.runner import GraphRunner, StaticMemory, StepShape, handed_over, pieces
+from engines.graphs.runner import GraphRunner, StepShape, deliver_logits, prefill_chunks
 from engines.placement import Placement
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
@@ -89,17 +89,16 @@ class TensorRTEngine(Engine):
             tokens = max(limit.rows * limit.steps for limit in limits)
             count = spec.layers * 2 * tokens * spec.kv_heads * spec.head_dim
             self._new = torch.zeros(count, dtype=spec.torch_dtype, device=device)
-        memory = StaticMemory(limits, spec.vocab_size, spec.torch_dtype, device)
-        self.graphs = GraphRunner(self._recordable, memory, recorder, spec.capacity, CONTEXTS)
+        self.graphs = GraphRunner(self._recordable, spec, limits, recorder, device, CONTEXTS)
 
     def step(self, step: Step) -> Tensor:
         rows, tokens = step.tokens.shape
         if step.first_row == 0 and len(step.keep) > 0 and tokens <= self._plan.decode_tokens:
-            return handed_over(self.graphs.replay(step), step)
+            return deliver_logits(self.graphs.replay(step), step)
         shape = rows, len(step.keep), self.spec.vocab_size
         out = torch.empty(shape, dtype=self.spec.torch_dtype, device=step.tokens.device)
-        for piece, row, kept in pieces(step, self._plan.prefill_tokens):
-            logits = self.graphs.run(piece, lambda static: self._bind(static, self._prefill)())
+        for chunk, row, kept in prefill_chunks(step, self._plan.prefill_tokens):
+            logits = self.graphs.run(chunk, lambda static: self._bind(static, self._prefill)())
             if len(kept):
                 out[row, kept] = logits[0].to(out.device)
         return out

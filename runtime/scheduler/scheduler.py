@@ -163,8 +163,9 @@ class Scheduler:
             QueueFull: the queue has no room for them all just now, or only this client's places are full.
         """
         if len(requests) > self.max_waiting:
-            field = "n" if requests[0].params.n > 1 else "prompt"
-            raise InvalidInput(field, f"{len(requests)} requests", f"give at most {self.max_waiting} (max_waiting)")
+            n = requests[0].params.n
+            field, value = ("n", n) if n == len(requests) else ("prompt", f"{len(requests) // n} prompts")
+            raise InvalidInput(field, value, f"at most {self.max_waiting} requests, prompts times n, fit (max_waiting)")
         with self._lock:
             places = self.max_waiting * (1 if requests[0].client in self._queues else 2)
             waiting = self._count()
@@ -300,16 +301,16 @@ class Scheduler:
     def retire(self, request: Request, caches: RowMemory) -> None:
         """Take a request out, wherever it is; requests behind its row move up."""
         with self._lock:
-            if request in self._entries:
-                self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
-                self._leave(request, caches)
+            if request not in self._entries:
+                left = [entry for entry in self._queues.get(request.client, ()) if entry[2] is not request]
+                heapq.heapify(left)
+                if left:
+                    self._queues[request.client] = left
+                else:
+                    self._queues.pop(request.client, None)
                 return
-            left = [entry for entry in self._queues.get(request.client, ()) if entry[2] is not request]
-            heapq.heapify(left)
-            if left:
-                self._queues[request.client] = left
-            else:
-                self._queues.pop(request.client, None)
+            self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
+        self._leave(request, caches)
 
     @property
     def last(self) -> Request:
@@ -318,25 +319,29 @@ class Scheduler:
 
     def preempt(self, request: Request, caches: RowMemory) -> None:
         """Put a request that holds a row back to where it was in the queue; its caches are computed anew, later."""
+        entry = self._entries[request]
+        self._leave(request, caches)
         with self._lock:
-            entry = self._entries[request]
-            self._leave(request, caches)
             self._queue(entry)
         request.target_cached = request.auxiliary_cached = 0
         request.statistics.preemptions += 1
 
     def _leave(self, request: Request, caches: RowMemory) -> None:
         """Let the last running request take a row, and the joining one the last's."""
-        del self._entries[request]
-        if request is self.joining:
-            self.joining = None
-        else:
-            row, last = self.running.index(request), self.running.pop()
-            if last is not request:
-                self.running[row] = last
-                caches.move(last, len(self.running), row)
-            if self.joining is not None:
-                caches.move(self.joining, len(self.running) + 1, len(self.running))
+        moves = list[tuple[Request, int, int]]()
+        with self._lock:  # for the bookkeeping only: copies take time, in which other threads submit requests
+            del self._entries[request]
+            if request is self.joining:
+                self.joining = None
+            else:
+                row, last = self.running.index(request), self.running.pop()
+                if last is not request:
+                    self.running[row] = last
+                    moves.append((last, len(self.running), row))
+                if self.joining is not None:
+                    moves.append((self.joining, len(self.running) + 1, len(self.running)))
+        for moved, source, to in moves:
+            caches.move(moved, source, to)
         caches.release(len(self.holders))
 
     @property

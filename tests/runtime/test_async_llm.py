@@ -245,15 +245,14 @@ def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
 def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
     expected = plain.generate(PROMPTS[1], BASE)[0]
     run_step = llm.loop.caches.target.run
-    broken = threading.Event()
+    faults = [OSError("the device is gone")] * 2  # a request is tried again alone
 
-    def fail_once(*args: Any) -> Any:
-        if broken.is_set():
-            return run_step(*args)
-        broken.set()
-        raise OSError("the device is gone")
+    def faulty(*args: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return run_step(*args)
 
-    vars(llm.loop.caches.target)["run"] = fail_once
+    vars(llm.loop.caches.target)["run"] = faulty
 
     async def test() -> None:
         async with serving(llm) as engine:

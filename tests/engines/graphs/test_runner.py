@@ -1,4 +1,4 @@
-"""Recorded steps: in memory that never moves, one graph a bucket of shapes, the same logits as without."""
+"""Captured steps: in memory that never moves, one graph per bucket of shapes, the same logits as without."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch
 
 from engines import Step, open_engine
 from engines.graphs.capture import Work
-from engines.graphs.runner import GraphRunner, StaticMemory, StepShape
+from engines.graphs.runner import GraphRunner, StepShape
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.mock_engine import mock_spec
 from tests.support.steps import columns_of, make_step, some_tokens
 
 CAPACITY, VOCAB = 320, 7
+SPEC = replace(mock_spec(4, CAPACITY), vocab_size=VOCAB)
 LIMITS = (StepShape(1, 100, CAPACITY, 8), StepShape(4, 9, CAPACITY, 9))
 
 
@@ -24,16 +26,15 @@ class Runner:
     """A `GraphRunner` of a "model" whose logits show all of a step's inputs.
 
     Attributes:
-        bound: steps that were given to it to record, in order.
-        once: steps that it ran unrecorded.
+        bound: steps that were given to it to capture, in order.
+        once: steps that it ran without a graph.
     """
 
-    def __init__(self, most: int = 8) -> None:
+    def __init__(self, max_graphs: int = 8) -> None:
         self.bound: list[Step] = []
         self.once: list[Step] = []
         self.recorder = FakeRecorder()
-        self.memory = StaticMemory(LIMITS, VOCAB, torch.float32, "cpu")
-        self.graphs = GraphRunner(self.bind, self.memory, self.recorder, CAPACITY, most)
+        self.graphs = GraphRunner(self.bind, SPEC, LIMITS, self.recorder, "cpu", max_graphs)
 
     def bind(self, step: Step) -> Work:
         self.bound.append(step)
@@ -79,17 +80,17 @@ def test_replayed_steps_give_the_models_logits_whatever_ran_before(runner: Runne
     for seed, shape in enumerate(shapes * 2):
         step = step_of(*shape, seed=seed)
         assert torch.equal(runner.graphs.replay(step), model(step))
-    assert runner.recorder.recorded == len(runner.graphs.recorded) == 6
+    assert runner.recorder.recorded == len(runner.graphs.captured) == 6
 
 
-def test_unrecorded_steps_of_any_rows_give_the_models_logits(runner: Runner) -> None:
+def test_steps_of_any_rows_without_a_graph_give_the_models_logits(runner: Runner) -> None:
     step = step_of(1, 100, 128, 3, first_row=2)
     assert torch.equal(runner.graphs.run(step, runner.run_once), model(step))
     assert [once.first_row for once in runner.once] == [2]
     assert not runner.recorder.recorded
 
 
-def test_a_bucket_is_recorded_once_and_replayed_ever_after(runner: Runner) -> None:
+def test_a_bucket_is_captured_once_and_replayed_ever_after(runner: Runner) -> None:
     for seed in range(5):
         runner.graphs.replay(step_of(2, 5, (192, 256)[seed % 2], 5, seed))
     assert (runner.recorder.recorded, runner.recorder.replayed) == (1, 5)
@@ -114,16 +115,16 @@ def test_columns_that_a_buckets_mask_has_more_are_masked(runner: Runner) -> None
 
 
 @pytest.mark.parametrize(("length", "bucket"), [(64, 64), (128, 128), (192, 256), (256, 256), (320, 320)])
-def test_masks_are_rounded_to_powers_of_two_blocks_within_the_capacity(length: int, bucket: int) -> None:
+def test_masks_are_rounded_to_powers_of_two_pages_within_the_capacity(length: int, bucket: int) -> None:
     shape = StepShape(3, 5, length, 2)
     assert shape.bucket(CAPACITY) == StepShape(3, 5, bucket, 2)
 
 
-def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
-    runner = Runner(most=2)
+def test_the_least_recently_used_graph_goes_first() -> None:
+    runner = Runner(max_graphs=2)
     for tokens in (1, 2, 1, 3, 1):
         runner.graphs.replay(step_of(2, tokens, 64, 1))
-    assert [shape.steps for shape in runner.graphs.recorded] == [3, 1]
+    assert [shape.steps for shape in runner.graphs.captured] == [3, 1]
     assert runner.recorder.recorded == 3
     assert runner.recorder.waits == 1, "it may still be running"
 
@@ -149,8 +150,7 @@ def test_a_torch_engine_gives_the_same_logits_and_cache_as_graphs(pair_folders: 
 
         return work
 
-    memory = StaticMemory([StepShape(4, 33, spec.capacity, 33)], spec.vocab_size, spec.torch_dtype, "cpu")
-    graphs = GraphRunner(bind, memory, FakeRecorder(), spec.capacity)
+    graphs = GraphRunner(bind, spec, [StepShape(4, 33, spec.capacity, 33)], FakeRecorder(), "cpu")
     for row in range(2):
         prompt = make_step(some_tokens(row, 33)[None], [0], first_row=row, keep=[])
         assert graphs.run(prompt, lambda static: bind(static)()).shape == plain.step(prompt).shape

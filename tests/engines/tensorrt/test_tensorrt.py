@@ -362,17 +362,17 @@ def test_long_prompts_run_in_pieces_and_drafts_as_graphs(engine: TensorRTEngine,
     for row, length in enumerate((100, 5, 33, 64)):
         step = make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[0, length - 1])
         same(engine.step(step), plain.step(step))
-    recorded = len(engine.graphs.recorded)
+    recorded = len(engine.graphs.captured)
     for at in (100, 102, 104):
         step = make_step(more_tokens(4, 2), [at, at - 95, at - 67, at - 36])
         same(engine.step(step), plain.step(step))
-    assert len(engine.graphs.recorded) == recorded + 1
+    assert len(engine.graphs.captured) == recorded + 1
     same(engine.cache.kv, plain.cache.kv)
 
 
 def test_a_prompts_step_is_not_recorded(engine: TensorRTEngine) -> None:
     engine.step(make_step(some_tokens(0, 7)[None], [0], keep=[]))
-    assert not engine.graphs.recorded
+    assert not engine.graphs.captured
 
 
 def test_each_graph_has_a_context_of_its_own(engine: TensorRTEngine) -> None:
@@ -389,7 +389,7 @@ def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine
         engine.step(make_step(more_tokens(2, steps), [4, 9], keep=[0] * some))
         kept += map(weakref.ref, engine._engine.contexts)
         engine._engine.contexts.clear()
-    assert len(engine.graphs.recorded) == CONTEXTS
+    assert len(engine.graphs.captured) == CONTEXTS
     assert sum(context() is not None for context in kept) == 1 + CONTEXTS
 
 

@@ -187,7 +187,7 @@ def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
     def broken(self: TorchEngine, step: object) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(TorchEngine, "launch", broken)
+    monkeypatch.setattr(TorchEngine, "enqueue", broken)
     outcome = run("mtad generate", pair, "S", *OPTIONS)
     assert (outcome.code, outcome.out) == (1, "")
     last = outcome.err.splitlines()[-1]
