@@ -20,7 +20,7 @@ from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import InvalidInput, refused_as
 
 VERSION = 1
-"""Of the layout of `engine.json` and `pair.json`; a reader refuses a newer one."""
+"""Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
 
 ATTENTION = ("operator", "decomposed")
 """Forms of a graph's attention, see `EngineSpec.attention`."""
@@ -119,11 +119,9 @@ def read_spec(folder: Path) -> EngineSpec:
     if (plan is not None) != (format.stored == "plan") or not isinstance(plan, dict | None):
         raise InvalidInput("engine.json plan", plan, f"does not match the format {values['format']}; export again")
     shards = [match for file in folder.iterdir() if (match := _SHARDS.fullmatch(file.name))]
+    sharded = bool(shards) and len(shards) == int(shards[0][1])  # the weights of a graph may be several files
     for file in format.files:
-        sharded = (
-            file == "model.onnx.data" and shards
-        )  # the data may be several files and len(shards) == int(shards[0][1])
-        if not (sharded or (folder / file).is_file()):
+        if not ((folder / file).is_file() or (file == "model.onnx.data" and sharded)):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
     return EngineSpec(**values | {"plan": None if plan is None else TensorRtPlan.from_dict(plan)})
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from engines.base import EngineSpec
 from mtad.errors import InvalidInput
 
-GRAPH = 2**24
-"""Bytes of GPU memory that a recorded block is taken to keep, 16 MiB: some thousand kernels' nodes and parameters, and
+GRAPH_BYTES = 2**24
+"""Bytes of GPU memory that a captured block is taken to keep, 16 MiB: some thousand kernels' nodes and parameters, and
 what intermediate results of its size need beyond those of the largest. An estimate, never measured."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -27,8 +27,8 @@ class Memory:
         row: keys and values of one row, of both caches or of the one whose rows have memory of their own; and those of
             beams that have some.
         logits: logits of one row at the largest draft, the target's and one working copy.
-        prefixes: kept keys and values of earlier prompts, both caches.
-        graphs: recorded blocks: an estimate, `GRAPH` each.
+        prefixes: cached keys and values of earlier prompts, both engines.
+        graphs: captured blocks: an estimate, `GRAPH_BYTES` each.
         page_columns, page: columns and bytes of a page, of all caches whose rows share a pool of pages.
         pages: pages that rows share.
     """
@@ -52,7 +52,7 @@ class Memory:
         weights: int,
         nodes: int,
         prefix_tokens: int,
-        recorded: int = 0,
+        graphs: int = 0,
         page_columns: int = 0,
         page_bytes: tuple[int, int] = (0, 0),
     ) -> Memory:
@@ -61,7 +61,7 @@ class Memory:
         Args:
             nodes: positions the target scores in a step at most.
             prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
-            recorded: blocks that may be recorded as CUDA graphs.
+            graphs: blocks that may be captured as CUDA graphs.
             page_columns, page_bytes: columns of a page, and bytes of one in either engine; 0 where rows share none.
         """
         rows, capacity, page = target.rows, target.capacity, sum(page_bytes)
@@ -71,7 +71,7 @@ class Memory:
         if page:
             kept += prefix_tokens // page_columns * page
             pool = rows * capacity // page_columns
-        return cls(rows, capacity, weights, row, logits, kept, recorded * GRAPH, page_columns, page, pool)
+        return cls(rows, capacity, weights, row, logits, kept, graphs * GRAPH_BYTES, page_columns, page, pool)
 
     @property
     def total(self) -> int:

@@ -24,8 +24,8 @@ class Placement:
         device: `cpu`, `cuda`, `cuda:1`, ..; a GPU without a number is the current one, and has its number afterwards. A
             plan of TensorRT runs on a GPU whatever is given.
         threads: of the CPU, >= 1.
-        graphs: whether CUDA graphs may be recorded, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
-            does not ask.
+        graphs: whether CUDA graphs may be captured, of blocks or by the engine of its steps (docs/gpu.md). TensorRT
+            always captures its own.
         provider: of ONNX graphs, one of `engines.kinds.providers()`: `openvino` (docs/openvino.md), or ONNX Runtime's
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
@@ -46,7 +46,7 @@ class Placement:
     kv_cache: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", _found(self.device))
+        object.__setattr__(self, "device", _resolve_device(self.device))
 
     @property
     def on_gpu(self) -> bool:
@@ -56,9 +56,7 @@ class Placement:
         """The same with a provider for all of these engines, where they are ONNX graphs, and why it is that one.
 
         On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16 or an
-        option of openvino is given.
-
-        Where a provider was asked for, that is what there is, and nothing is to be said.
+        option of openvino is given. Where a provider was asked for, it stays, and the reason is empty.
         """
         if self.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
             return self, ""
@@ -98,8 +96,7 @@ class Placement:
         return kind
 
 
-def _found(device: str) -> str:
-    """The device by the name that torch gives it."""
+def _resolve_device(device: str) -> str:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ from engines.onnx.providers import Options, load_onnxruntime
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-SPIN = 200
-"""Microseconds for which a thread of a session's pool waits for its next piece of a step before it sleeps. Within a
-step the pieces follow each other at once, and waking a thread costs as much as a piece; between steps the cores belong
-to the other sessions."""
+SPIN_MICROSECONDS = 200
+"""How long a thread of a session's pool spins for its next piece of a step before it sleeps. Within a step the pieces
+follow each other at once, and waking a thread costs as much as a piece; between steps the cores belong to the other
+sessions."""
 
 _TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 7, torch.bool: 9}
 """Numbers of the types in `onnx.TensorProto.DataType`; numpy has no bfloat16."""
@@ -27,11 +27,11 @@ _TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 
 def open_session(
     path: Path, threads: int, providers: Options | None = None, model: bytes | None = None
 ) -> ort.InferenceSession:
-    """A session.
+    """A session that runs a graph.
 
     Args:
         providers: where it runs, see `engines.onnx.providers.cuda_options`; default: on the CPU. On a GPU weights
-            lie outside the arena, and what runs where is recorded for `engines.onnx.providers.check_session`.
+            lie outside the arena, and what runs where is noted for `engines.onnx.providers.check_session`.
         model: a serialized graph that is run in place of the one in the file `path`, with the weights beside that.
     """
     ort = load_onnxruntime()
@@ -41,7 +41,7 @@ def open_session(
     options.log_severity_level = 3
     if providers is None:  # a pattern would be kept for each shape of inputs, and blocks for patterns split the arena
         options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
     if linked := _linked_weights(path, model is None):
         maps = [np.memmap(file, np.uint8, "r") for file in linked]  # needed until the session is made
         names, sizes = [file.name for file in linked], [len(content) for content in maps]
@@ -80,9 +80,9 @@ class Binding:
         self._session, self._binding = session, session.io_binding()
         self._bound: dict[str, Tensor] = {}
 
-    def input(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
-        """Read `name` from `tensor`, seen as `shape` (default: its own)."""
-        self._bind(self._binding.bind_input, name, tensor, shape)
+    def input(self, name: str, tensor: Tensor) -> None:
+        """Read `name` from `tensor`."""
+        self._bind(self._binding.bind_input, name, tensor)
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Write `name` to `tensor`, contiguous."""
@@ -92,14 +92,13 @@ class Binding:
     def run(self, options: ort.RunOptions | None = None) -> None:
         self._session.run_with_iobinding(self._binding, options)
 
-    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+    def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor) -> None:
         if self._bound.get(name) is tensor:
             return
         kept = self._bound[name] = tensor.contiguous()  # a copy, made anew each time, unless it is contiguous
         # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
-        address = kept.data_ptr() or _SOMEWHERE.ctypes.data
-        place, sizes = kept.device, tuple(kept.shape if shape is None else shape)
-        bind(name, place.type, place.index or 0, _TYPES[kept.dtype], sizes, address)
+        address = kept.data_ptr() or _NOT_NULL.ctypes.data
+        bind(name, kept.device.type, kept.device.index or 0, _TYPES[kept.dtype], tuple(kept.shape), address)
 
 
-_SOMEWHERE = np.zeros(1)
+_NOT_NULL = np.zeros(1)

@@ -18,34 +18,25 @@ from engines.cache.columns import ColumnCache, write_columns
 from engines.graphs.capture import CudaRecorder, Recorder, Work
 from engines.graphs.runner import GraphRunner, StepShape, deliver_logits
 from engines.onnx.binding import Binding, open_session
-from engines.onnx.providers import (
-    Options,
-    check_cuda,
-    check_session,
-    cuda_options,
-    load_onnxruntime,
-)
+from engines.onnx.providers import Options, check_cuda, check_session, cuda_options, load_onnxruntime
 from engines.placement import ONE_CORE, Placement
 from mtad.errors import refused_as
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-KEPT = 64
-"""Bindings kept, of steps that come again in the same memory."""
+MAX_BINDINGS = 64
+"""Bindings kept, for steps that come again in the same memory."""
 
-RECORDED_TOKENS = 65
-"""Tokens per row of the widest step that is recorded: a tree of 64 nodes and its root. Wider ones are prompts."""
+MAX_CAPTURED_TOKENS = 65
+"""Tokens per row of the widest step that is captured: a tree of 64 nodes and its root. Wider ones are prompts."""
 
-UNRECORDED = -1
-"""The graph id of a run that is neither recorded nor replayed."""
+EAGER = -1
+"""The graph id of a run that is neither captured nor replayed."""
 
 
 def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> OnnxRuntimeEngine:
     """Open `model.onnx` where it is to run. On a GPU: not executed.
-
-    Args:
-        placement: where it runs.
 
     Raises:
         InvalidInput: it cannot run there, or not all of it could; nothing falls back to the CPU.
@@ -63,11 +54,11 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
 
 
 class SessionRecorder(CudaRecorder):
-    """The stream of a session that records its runs itself: the first with a new graph id, on this stream.
+    """The stream of a session that captures its runs itself: the first with a new graph id, on this stream.
 
-    Not executed: needs a GPU. ONNX Runtime keeps a session's graphs for each thread that runs it, so that steps that
-    are to be replayed come from the thread that recorded them; another one records them once more. While it records,
-    no thread may allocate GPU memory.
+    Not executed: needs a GPU. ONNX Runtime keeps a session's graphs for each thread that runs it, so steps that are to
+    be replayed come from the thread that captured them; another thread captures them once more. During a capture, no
+    thread may allocate GPU memory.
     """
 
     @property
@@ -76,7 +67,7 @@ class SessionRecorder(CudaRecorder):
         return int(self._stream.cuda_stream)
 
     def record(self, work: Work) -> Work:
-        """Run the work, which records itself; it is what launches the recording as well."""
+        """Run the work, which captures itself; it is what launches the graph as well."""
         work()
         return work
 
@@ -84,12 +75,12 @@ class SessionRecorder(CudaRecorder):
 class OnnxRuntimeEngine(Engine):
     """A step is one run on bound memory.
 
-    `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place. Of a graph whose
-    attention is decomposed, the new columns are copied.
+    `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place. A graph whose
+    attention is decomposed returns new columns, which are copied.
 
     On a GPU everything runs on the recorder's stream, behind what the caller's was given before, and the host waits for
     nothing. Steps that begin with row 0 and keep logits are replayed as CUDA graphs, each with a graph id and a
-    binding of its own in static memory; other steps, such as prompts, run unrecorded on the memory they come in.
+    binding of its own in static memory; other steps, such as prompts, run without one on the memory they come in.
     Their logits lie where `engines.graphs.runner.deliver_logits` says.
 
     Args:
@@ -98,7 +89,7 @@ class OnnxRuntimeEngine(Engine):
         device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
 
     Attributes:
-        graphs: their owner; None if no steps are recorded.
+        graphs: their owner; None if no steps are captured.
 
     Raises:
         InvalidInput: the GPU does not run all of the graph.
@@ -123,18 +114,15 @@ class OnnxRuntimeEngine(Engine):
         if options is not None:
             check_session(self._session)
         super().__init__(spec, ColumnCache(spec, device, packed))
-        self._packed, self._mask = packed, Arena()
-        self._kept: LruCache[tuple[int, ...], Binding] = LruCache(KEPT)
+        self._packed, self._mask, self._new = packed, Arena(), Arena(device)  # steps do not overlap
+        self._bindings: LruCache[tuple[int, ...], Binding] = LruCache(MAX_BINDINGS)
         self._returns_columns = spec.attention == "decomposed"
-        self._recorder, self._ids, self._unrecorded = recorder, itertools.count(1), _run_options(UNRECORDED)
+        self._recorder, self._ids, self._eager = recorder, itertools.count(1), _run_options(EAGER)
         self.graphs: GraphRunner | None = None
-        self._new: Tensor | None = None  # new columns of all graphs, whose steps do not overlap
         if graphs:
             assert recorder is not None
-            limit = StepShape(spec.rows, RECORDED_TOKENS, spec.capacity, RECORDED_TOKENS)
-            self.graphs = GraphRunner(self._recordable, spec, [limit], recorder, device)
-            if self._returns_columns:
-                self._new = self._columns(spec.rows, RECORDED_TOKENS).flatten()
+            limit = StepShape(spec.rows, MAX_CAPTURED_TOKENS, spec.capacity, MAX_CAPTURED_TOKENS)
+            self.graphs = GraphRunner(self._bind_graph, spec, [limit], recorder, device)
 
     @property
     def name(self) -> str:
@@ -144,9 +132,9 @@ class OnnxRuntimeEngine(Engine):
         if self._recorder is None:
             return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
         tokens, kept = step.tokens.shape[1], len(step.keep)
-        if self.graphs and step.first_row == 0 and kept and tokens <= RECORDED_TOKENS:
+        if self.graphs and step.first_row == 0 and kept and tokens <= MAX_CAPTURED_TOKENS:
             return deliver_logits(self.graphs.replay(step), step)
-        return deliver_logits(self._once(step, self._recorder), step)
+        return deliver_logits(self._run_eager(step, self._recorder), step)
 
     def _on_packed(self, step: Step) -> Tensor:
         """Run a step on rows of a packed cache; its mask has as many columns as they have."""
@@ -163,29 +151,27 @@ class OnnxRuntimeEngine(Engine):
         return logits
 
     def _on_host(self, step: Step, cache: Tensor) -> Tensor:
-        """Run a step on rows [layers, 2, R, kv_heads, columns, head_dim]."""
         logits = step.out
         if logits is None:
             shape = step.tokens.shape[0], step.keep.shape[0], self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype)
-            binding = self._bound(cache)
+            binding = self._bind_cache(cache)
         else:  # it comes again
             addresses = step.tokens.data_ptr(), step.mask.data_ptr(), logits.data_ptr()
             sizes = *step.tokens.shape, step.mask.shape[3], step.keep.shape[0]
             key = (*addresses, *sizes, cache.data_ptr(), cache.shape[4])
-            binding = self._kept.find(key, lambda: self._bound(cache))
+            binding = self._bindings.find(key, lambda: self._bind_cache(cache))
         self._work(step, logits, binding)()
         return logits
 
-    def _recordable(self, static: Step) -> Work:
-        """The work of a step whose memory stays: its first run records it under an id of its own."""
+    def _bind_graph(self, static: Step) -> Work:
+        """The work of a step whose memory stays: its first run captures it under an id of its own."""
         assert static.out is not None
-        binding, number = self._bound(self.cache.of(static)), next(self._ids)
+        binding, number = self._bind_cache(self.cache.of(static)), next(self._ids)
         weakref.finalize(binding, self._session.release_captured_graph, number).atexit = False
-        return self._work(static, static.out, binding, _run_options(number), self._new)
+        return self._work(static, static.out, binding, _run_options(number))
 
-    def _once(self, step: Step, recorder: Recorder) -> Tensor:
-        """Run a step unrecorded; logits [R, N, V] on the engine's device."""
+    def _run_eager(self, step: Step, recorder: Recorder) -> Tensor:
         device, kept = self.device, len(step.keep)
         with recorder.ordered():
             placed = replace(step, **{name: getattr(step, name).to(device, non_blocking=True) for name in INPUTS})
@@ -193,11 +179,10 @@ class OnnxRuntimeEngine(Engine):
                 placed = replace(placed, keep=torch.zeros(1, dtype=torch.int64, device=device))
             shape = placed.tokens.shape[0], len(placed.keep), self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype, device=device)
-            self._work(placed, logits, self._bound(self.cache.of(placed)), self._unrecorded)()
+            self._work(placed, logits, self._bind_cache(self.cache.of(placed)), self._eager)()
         return logits[:, :kept]
 
-    def _bound(self, cache: Tensor) -> Binding:
-        """A binding to the rows of a step."""
+    def _bind_cache(self, cache: Tensor) -> Binding:
         binding = Binding(self._session)
         for name, part in cache_tensors("past", cache).items():
             binding.input(name, part)
@@ -206,21 +191,15 @@ class OnnxRuntimeEngine(Engine):
                 binding.output(name, part)
         return binding
 
-    def _work(
-        self,
-        step: Step,
-        logits: Tensor,
-        binding: Binding,
-        options: ort.RunOptions | None = None,
-        memory: Tensor | None = None,
-    ) -> Work:
-        """What runs a step; a graph that returns new columns puts them into `memory`, or into new memory."""
+    def _work(self, step: Step, logits: Tensor, binding: Binding, options: ort.RunOptions | None = None) -> Work:
         for name in INPUTS:
             binding.input(name, getattr(step, name))
         binding.output("logits", logits)
-        rows, steps = step.tokens.shape
-        new = self._columns(rows, steps, memory) if self._returns_columns else None
-        if new is not None:
+        new = None
+        if self._returns_columns:
+            spec, (rows, steps) = self.spec, step.tokens.shape
+            shape = spec.layers, 2, rows, spec.kv_heads, steps, spec.head_dim
+            new = self._new.view_like(torch.empty(shape, dtype=spec.torch_dtype, device="meta"))
             for name, part in cache_tensors("new", new).items():
                 binding.output(name, part)
 
@@ -231,17 +210,9 @@ class OnnxRuntimeEngine(Engine):
 
         return work
 
-    def _columns(self, rows: int, steps: int, memory: Tensor | None = None) -> Tensor:
-        """Columns of the cache, [layers, 2, R, kv_heads, S, head_dim]."""
-        spec = self.spec
-        shape = spec.layers, 2, rows, spec.kv_heads, steps, spec.head_dim
-        if memory is None:
-            return torch.empty(shape, dtype=spec.torch_dtype, device=self.device)
-        return memory[: torch.Size(shape).numel()].view(shape)
-
 
 def _run_options(graph: int) -> ort.RunOptions:
-    """Options of runs that belong to a graph id; the host does not wait for them."""
+    """Options of runs with a graph id; the host does not wait for them."""
     options: ort.RunOptions = load_onnxruntime().RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")

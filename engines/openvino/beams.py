@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.cache.page_table import Ints, PageTable
-from engines.openvino.sequences import Sequences
+from engines.openvino.run import Sequences
 
 
 class BeamPages:
@@ -87,8 +87,8 @@ class BeamPages:
         """The slot that holds each path [R, S, D] but for its last column: int64 [R, S], -1 where there is none."""
         before = np.where(np.arange(paths.shape[2]) == (length - 2)[:, :, None], paths, 0).sum(-1)
         ends = self._paths[rows].max(-1)
-        held = (ends[:, None] == before[:, :, None]) & (length > 1)[:, :, None]
-        found: Ints = np.where(held.any(-1), held.argmax(-1), -1)
+        same = (ends[:, None] == before[:, :, None]) & (length > 1)[:, :, None]
+        found: Ints = np.where(same.any(-1), same.argmax(-1), -1)
         return found
 
     def _copies(self, rows: Ints, base: Ints, parent: Ints, kept: Ints, own: Ints) -> list[tuple[int, int]]:
@@ -108,8 +108,8 @@ class BeamPages:
     def longest(self, rows: Ints, path: Ints) -> tuple[Ints, Ints]:
         """Which beam of each row has the most of a path [R, D] of columns from the base on, and how many of them."""
         depth = min(path.shape[1], self._paths.shape[2])
-        held = self._paths[rows, :, :depth]
-        same = (held == path[:, None, :depth]) & (held >= 0)
+        paths = self._paths[rows, :, :depth]
+        same = (paths == path[:, None, :depth]) & (paths >= 0)
         lengths = same.cumprod(-1).sum(-1)
         return lengths.argmax(1), lengths.max(1)
 
@@ -135,7 +135,7 @@ def _paths(seen: NDArray[np.bool_], length: Ints) -> Ints:
 def seen_from(base: Ints, ends: Ints, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which of the columns base .. end - 1, of bounds [R], each token of a mask [R, S, L] sees: [R, S, T].
 
-    A slot that no beam is in does not see itself. Nobody looks at it, so it is run as a token behind the base.
+    A slot without a beam does not see itself. Its result is not used, so it is run as a token behind the base.
     """
     columns = base[:, None] + np.arange(int((ends - base).max()))
     inside = np.minimum(columns, ends[:, None] - 1)

@@ -73,8 +73,8 @@ class OpenVinoCache(KvCache):
         for number, size in enumerate(self._page_bytes):
             raw = np.zeros((self.blank + 1 + self.columns.beams.count, size), np.uint8)
             if number < len(self._caches):
-                held = min(self._pool, self.blank)
-                raw[:held] = self._caches[number][:held]
+                old = min(self._pool, self.blank)
+                raw[:old] = self._caches[number][:old]
                 self._caches[number] = raw
             else:
                 self._caches.append(raw)
@@ -90,16 +90,16 @@ class OpenVinoCache(KvCache):
 
     def when_stored(self, row: int, tokens: Sequence[int], work: Callable[[], None]) -> None:
         """Do this once a row's columns from 0 on are these tokens': now, or behind the run that computes them."""
-        if self.columns.holds(row, tokens):
+        if self.columns.has_stored(row, tokens):
             work()
         else:
             self._late.append((row, tokens, work))
 
     def run_late(self) -> None:
-        """A run has filled its columns: do what waited for them. What waited for others is never done."""
+        """After a run, do what waited for its columns; what waited for others is never done."""
         late, self._late = self._late, []
-        for row, stored, work in late:
-            if self.columns.holds(row, stored):
+        for row, tokens, work in late:
+            if self.columns.has_stored(row, tokens):
                 work()
 
     def beam_pages(self, draft_len: int) -> int:

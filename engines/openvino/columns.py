@@ -16,24 +16,23 @@ from numpy.typing import NDArray
 from engines.cache.page_table import Ints, PageTable
 from engines.openvino.beams import BeamPages, seen_from
 from engines.openvino.graph import PAGE
-from engines.openvino.run import Run
-from engines.openvino.sequences import Sequences, texts_of
+from engines.openvino.run import Run, Sequences, texts_of
 
 
 class Columns:
-    """What each column of each row holds, and where.
+    """The token of each column of each row, and the page where its keys and values are.
 
     Args:
         count: pages of the pool; default: as many as all rows can fill.
 
     Attributes:
-        waiting: rows with columns that are known, and that the next run computes, whichever rows it is for.
+        deferred: rows with columns that are known, and that the next run computes, whichever rows it is for.
         beams: of drafts.
     """
 
     def __init__(self, rows: int, capacity: int, count: int | None = None) -> None:
         self.table = PageTable(rows, capacity, PAGE, count)
-        self.waiting: set[int] = set()
+        self.deferred: set[int] = set()
         self.beams = BeamPages(self.table)
         self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
@@ -43,16 +42,14 @@ class Columns:
     def defer(self, tokens: Ints, positions: Ints, start: int, row: int) -> list[tuple[int, int]]:
         """Let a row hold tokens [S] from column `start` on, each of which sees all before it.
 
-        The next run computes them beside its step: many short runs cost more than one.
-
-        Returns:
-            pages to copy at once, (from, to).
+        The next run computes them beside its step: many short runs cost more than one. Returns pages to copy at once,
+        (from, to).
         """
         end = self._learn(row, start, tokens, positions)
         self._stored[row] = min(self._stored[row], start)
         self._base[row] = min(self._base[row], start)
         self.beams.forget(row)
-        self.waiting.add(row)
+        self.deferred.add(row)
         return self.table.make_writable(row, int(self._stored[row]), end)
 
     def _learn(self, row: int, start: int, tokens: Ints, positions: Ints) -> int:
@@ -63,10 +60,10 @@ class Columns:
         return end
 
     def follows(self, row: int, start: int) -> bool:
-        """Whether a row holds all columns before `start`."""
+        """Whether the tokens of all columns of a row before `start` are known."""
         return bool(start <= self._known[row])
 
-    def holds(self, row: int, tokens: Sequence[int]) -> bool:
+    def has_stored(self, row: int, tokens: Sequence[int]) -> bool:
         """Whether a row's columns from 0 on are stored, and are those of these tokens."""
         count = len(tokens)
         return bool(count <= self._stored[row]) and np.array_equal(self._tokens[row, :count], tokens)
@@ -76,8 +73,8 @@ class Columns:
     ) -> Run:
         """The run of a step, whose arguments are those of `engines.base.Step`; the mask is [R, S, L].
 
-        A row that begins behind the columns it has was not brought up to date, so nobody asks for its result: it is run
-        as if it were, and changes no column that the row is known to hold.
+        A row that begins behind the columns it has was not brought up to date, so its result is not used: it is run as
+        if it were, and changes no column that the row is known to hold.
         """
         count, steps = tokens.shape
         rows = np.arange(first_row, first_row + count)
@@ -94,25 +91,24 @@ class Columns:
         base = self._base[rows] = np.where(is_first & ~lagging, write_at, self._base[rows])
         assert (base <= stored)[is_beams].all(), "a draft goes on whose root is not stored"
         self._tokens[rows[:, None], at], self._positions[rows[:, None], at] = tokens, positions
-        held = np.where(lagging, write_at, np.where(is_beams, base, np.minimum(write_at, stored)))
+        past = np.where(lagging, write_at, np.where(is_beams, base, np.minimum(write_at, stored)))
         self._stored[rows] = np.where(lagging, stored, np.where(is_beams, base, ends))
         self._known[rows] = np.where(lagging, self._known[rows], ends)
         self.beams.forget(rows[~is_beams])
-        beside = self._begin_waiting(set(rows.tolist()))
-        self.waiting.intersection_update(rows[lagging].tolist())
-        return self._run(rows, held, ends, mask, keep, is_text, is_beams, beside)
+        beside = self._begin_deferred(set(rows.tolist()))
+        self.deferred.intersection_update(rows[lagging].tolist())
+        return self._run(rows, past, ends, mask, keep, is_text, is_beams, beside)
 
-    def plan_waiting(self) -> Run:
-        """The run of all rows that wait, and of nothing else."""
+    def plan_deferred(self) -> Run:
+        """The run of all deferred rows, and of nothing else."""
         none = np.zeros(0, np.int64)
-        beside = self._begin_waiting(set())
-        self.waiting.clear()
-        nobody = none.astype(np.bool_)
-        return self._run(none, none, none, nobody.reshape(0, 0, 0), none, nobody, nobody, beside)
+        beside = self._begin_deferred(set())
+        self.deferred.clear()
+        return self._run(none, none, none, np.zeros((0, 0, 0), np.bool_), none, none > 0, none > 0, beside)
 
-    def _begin_waiting(self, others: set[int]) -> tuple[Ints, Ints, Ints]:
-        """What is stored from now on: the rows that wait, but for `others`, and which of their columns, from and to."""
-        rows = np.array(sorted(self.waiting - others), np.int64)
+    def _begin_deferred(self, others: set[int]) -> tuple[Ints, Ints, Ints]:
+        """What is stored from now on: the deferred rows but for `others`, and which of their columns, from and to."""
+        rows = np.array(sorted(self.deferred - others), np.int64)
         past, ends = self._stored[rows], self._known[rows]
         self._stored[rows] = ends
         return rows, past, ends
@@ -120,15 +116,15 @@ class Columns:
     def take_back(self, run: Run) -> None:
         """A run has failed: its rows do not hold what it was to store, and forget the step's own tokens."""
         self._known[run.rows] = np.minimum(self._known[run.rows], run.own)
-        self._stored[run.rows] = np.minimum(self._stored[run.rows], run.held)
-        self._base[run.rows] = np.minimum(self._base[run.rows], run.held)
+        self._stored[run.rows] = np.minimum(self._stored[run.rows], run.stored)
+        self._base[run.rows] = np.minimum(self._base[run.rows], run.stored)
         self.beams.forget(run.rows)
-        self.waiting |= set(run.rows[self._stored[run.rows] < self._known[run.rows]].tolist())
+        self.deferred |= set(run.rows[self._stored[run.rows] < self._known[run.rows]].tolist())
 
     def _run(
         self,
         rows: Ints,
-        held: Ints,
+        past: Ints,
         ends: Ints,
         mask: NDArray[np.bool_],
         keep: Ints,
@@ -136,58 +132,51 @@ class Columns:
         is_beams: NDArray[np.bool_],
         beside: tuple[Ints, Ints, Ints],
     ) -> Run:
-        """The run: texts, a sequence per row; behind them those that run beside the step; then beams, one per node."""
+        """The run: texts, a sequence per row; behind them the deferred rows; then beams, one per node."""
         count, steps, _ = mask.shape
         texts, drafts = np.flatnonzero(~is_beams), np.flatnonzero(is_beams)
         each = list[Sequences]()
         if len(texts) or len(beside[0]):
-            own = rows[texts], held[texts], ends[texts]
+            own = rows[texts], past[texts], ends[texts]
             each.append(texts_of(self.table, *map(np.concatenate, zip(own, beside, strict=True))))
         if len(drafts):
             seen = seen_from(self._base[rows[drafts]], ends[drafts], mask[drafts])
             each.append(self.beams.extend(rows[drafts], self._base[rows[drafts]], seen))
-        past, sizes, of_row, columns, pages, used = (
+        before, sizes, of_row, columns, pages, used = (
             np.concatenate(parts) for parts in list(zip(*each, strict=True))[:-1]
         )
         begins, at = np.concatenate([[0], sizes.cumsum()]), (of_row, columns)
         place = np.empty((count, steps), np.int64)  # of the step's own tokens among all
         place[texts] = begins[1 : len(texts) + 1, None] - steps + np.arange(steps)
         place[drafts] = begins[len(begins) - len(drafts) * steps :].reshape(len(drafts), steps) - 1
-        sees, sees_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
+        masks, mask_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
         if len(trees := np.flatnonzero(~is_text[texts])):
-            masks = [np.tri(size, dtype=np.bool_) for size in sizes.tolist()]
+            parts = [np.tri(size, dtype=np.bool_) for size in sizes.tolist()]
             for number, row in zip(trees.tolist(), texts[trees].tolist(), strict=True):
-                masks[number][-steps:] = mask[row, :, held[row] : ends[row]]
-            sees = np.concatenate([one.ravel() for one in masks]).view(np.uint8)
-            sees_begins = np.concatenate([[0], (sizes**2).cumsum()]).astype(np.int32)
+                parts[number][-steps:] = mask[row, :, past[row] : ends[row]]
+            masks = np.concatenate([part.ravel() for part in parts]).view(np.uint8)
+            mask_begins = np.concatenate([[0], (sizes**2).cumsum()]).astype(np.int32)
         return Run(
             rows=np.concatenate([rows, beside[0]]),
             own=np.concatenate([ends - steps, beside[2]]),
-            held=np.concatenate([held, beside[1]]),
+            stored=np.concatenate([past, beside[1]]),
             tokens=self._tokens[at][None],
             positions=self._positions[at][None],
-            past=past.astype(np.int32),
+            past=before.astype(np.int32),
             begins=begins.astype(np.int32),
             pages=pages,
             page_begins=np.concatenate([[0], used.cumsum()]).astype(np.int32),
-            sees=sees,
-            sees_begins=sees_begins,
+            masks=masks,
+            mask_begins=mask_begins,
             keep=place[:, keep].ravel(),
             copies=[pair for sequences in each for pair in sequences.copies],
         )
-
-    def pages_of(self, row: int, start: int, end: int) -> list[int]:
-        """The pages of columns start .. end - 1 of a row, which are stored."""
-        assert end <= self._stored[row], "a column is asked for that is not stored"
-        return self.table.pages_of(row, start, end)
 
     def move(self, source: Ints, to: Ints) -> list[tuple[int, int]]:
         """What columns `source` [R, D] hold becomes what columns `to` are going to hold: a path, each behind the last.
 
         What a beam holds of the path becomes the row's. Where a column changes besides, it is to be run again.
-
-        Returns:
-            pages to copy at once, (from, to).
+        Returns pages to copy at once, (from, to).
         """
         rows = np.arange(len(source))
         of_row, base = rows[:, None], self._base[rows]
@@ -212,12 +201,12 @@ class Columns:
         if source == to:
             return
         stored = min(columns, int(self._stored[source]))
-        pages = self.pages_of(source, 0, stored)
+        pages = self.table.pages_of(source, 0, stored)
         self.adopt(to, 0, pages, self._tokens[source, :stored], self._positions[source, :stored])
         rest = slice(stored, columns)  # is known, and is run again
         self._learn(to, stored, self._tokens[source, rest], self._positions[source, rest])
-        if source in self.waiting and stored < columns:
-            self.waiting.add(to)
+        if source in self.deferred and stored < columns:
+            self.deferred.add(to)
 
     def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Ints, positions: Ints) -> None:
         """Let columns start .. start + len(tokens) - 1 of a row, from a page's first on, be those of these pages."""
@@ -225,12 +214,12 @@ class Columns:
         self.table.adopt(row, start, pages)
         self.beams.forget(row)
         self._stored[row] = self._base[row] = self._learn(row, start, tokens, positions)
-        self.waiting.discard(row)
+        self.deferred.discard(row)
 
     def cut(self, row: int, start: int) -> list[int]:
-        """Forget what a row holds from column `start` on; returns its own pages that are to be zeroed.
+        """Forget the columns of a row from `start` on; returns its own pages that are to be zeroed.
 
-        Of a page that goes on before `start`, the columns before are run again.
+        Where a page begins before `start`, its columns before that are run again.
         """
         zeroed = self.table.cut(row, start)
         self._known[row] = min(self._known[row], start)
@@ -238,7 +227,7 @@ class Columns:
         self._base[row] = min(self._base[row], self._stored[row])
         self.beams.forget(row)
         if self._stored[row] == self._known[row]:
-            self.waiting.discard(row)
+            self.deferred.discard(row)
         return zeroed
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
@@ -255,4 +244,4 @@ class Columns:
         self.table.check_integrity(others)
         assert (self._stored <= self._known).all(), "a column is stored whose token is not known"
         assert (self._base <= self._stored).all(), "a tree begins behind what is stored"
-        assert all(self._stored[row] < self._known[row] for row in self.waiting), "a row waits for nothing"
+        assert all(self._stored[row] < self._known[row] for row in self.deferred), "a row is deferred that is stored"

@@ -35,8 +35,8 @@ def open_openvino(folder: Path, spec: EngineSpec, placement: Placement) -> OpenV
 class OpenVinoEngine(Engine):
     """A step is one run over the new tokens of all rows, without padding.
 
-    Prompts, whose logits nobody asks for, are computed by the next run, beside the tokens of its own step.
-    Logits agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
+    Chunks of prompts, which keep no logits, are computed by the next run, beside the tokens of its own step. Logits
+    agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
 
     Args:
         compute: of arithmetic, one of `COMPUTE`; default: bfloat16 where the CPU has it.
@@ -112,12 +112,12 @@ class OpenVinoEngine(Engine):
         return logits
 
     def _is_deferred(self, positions: Array, write_at: Array, mask: Array, first_row: int) -> bool:
-        """Whether a step without logits is a piece of prompts, which the next run computes beside its own tokens.
+        """Whether a step without logits is a chunk of prompts, which the next run computes beside its own tokens.
 
-        A row that waits has had no run since its last piece, so nobody else decodes: that piece is run now.
+        A deferred row has had no run since its last chunk, so no other row decodes: that chunk is run now.
         """
         rows = range(first_row, first_row + len(write_at))
-        if not self.cache.columns.waiting.isdisjoint(rows):
+        if not self.cache.columns.deferred.isdisjoint(rows):
             self.run_deferred()
         columns = np.arange(mask.shape[3])
         at = write_at[:, None] + np.arange(positions.shape[1])
@@ -126,11 +126,11 @@ class OpenVinoEngine(Engine):
 
     @property
     def deferred_rows(self) -> int:
-        return len(self.cache.columns.waiting)
+        return len(self.cache.columns.deferred)
 
     def run_deferred(self) -> None:
-        if self.cache.columns.waiting:
-            run = self.cache.columns.plan_waiting()
+        if self.cache.columns.deferred:
+            run = self.cache.columns.plan_deferred()
             self._infer(run, torch.empty(1, 0, self.spec.vocab_size, dtype=self.spec.torch_dtype))
 
     def _infer(self, run: Run, logits: Tensor) -> None:
@@ -154,16 +154,16 @@ class OpenVinoEngine(Engine):
             "subsequence_begins": run.begins,
             "block_indices": run.pages,
             "block_indices_begins": run.page_begins,
-            "qq_bias": run.sees,
-            "qq_bias_begins": run.sees_begins,
+            "qq_bias": run.masks,
+            "qq_bias_begins": run.mask_begins,
             "max_context_len": (run.past + np.diff(run.begins)).max(),
         }
         for name, value in feeds.items():
-            held = self._feeds.get(name)
-            if held is None or held.shape != value.shape:  # else it takes the memory that OpenVINO knows
-                held = self._feeds[name] = np.empty_like(value)
-                self._request.set_tensor(name, self._ov.Tensor(held, shared_memory=True))
-            held[...] = value
+            array = self._feeds.get(name)
+            if array is None or array.shape != value.shape:  # else it takes the memory that OpenVINO knows
+                array = self._feeds[name] = np.empty_like(value)
+                self._request.set_tensor(name, self._ov.Tensor(array, shared_memory=True))
+            array[...] = value
         if logits is not self._logits:
             self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
             self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))

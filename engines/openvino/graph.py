@@ -96,15 +96,15 @@ def transpose_weights(model: Any) -> None:
     thread would end the process. A Transpose before a product would be taken into the product again.
     """
     ov = load_openvino()
-    op = importlib.import_module("openvino.opset13")
+    op = _opset()
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul" or _kind(node.input_value(1)) != "Constant":
             continue
         weights, how = node.input_value(1).get_node(), node.get_attributes()
         if len(weights.shape) == 2 and not (how["transpose_a"] or how["transpose_b"]):
-            turned = ov.Tensor(weights.get_element_type(), ov.Shape(weights.shape[::-1]))
-            turned.data[...] = weights.data.T
-            node.output(0).replace(op.matmul(node.input_value(0), op.constant(turned), False, True).output(0))
+            transposed = ov.Tensor(weights.get_element_type(), ov.Shape(weights.shape[::-1]))
+            transposed.data[...] = weights.data.T
+            node.output(0).replace(op.matmul(node.input_value(0), op.constant(transposed), False, True).output(0))
 
 
 def _refused(why: str) -> InvalidInput:
@@ -113,7 +113,7 @@ def _refused(why: str) -> InvalidInput:
 
 def _paged(context: Any, spec: EngineSpec) -> Any:
     """PagedAttention in place of an Attention, past what `engines.pytorch.hook` put before it."""
-    op = importlib.import_module("openvino.opset13")
+    op = _opset()
     query, key, value, mask = (context.get_input(at) for at in range(4))
     if context.get_attribute("softcap", 0.0):
         raise _refused(f"{spec.architecture} caps its attention scores, which OpenVINO's paged attention cannot")
@@ -125,8 +125,8 @@ def _paged(context: Any, spec: EngineSpec) -> Any:
 
     def tokens_first(x: Any) -> Any:
         """[1, H, T, D] as [T, H D]."""
-        rows = op.reshape(op.transpose(x, _of([0, 2, 1, 3], np.int64)), _of([0, 0, -1], np.int64), True)
-        return op.squeeze(rows, _of([0], np.int64))
+        rows = op.reshape(op.transpose(x, _constant([0, 2, 1, 3], np.int64)), _constant([0, 0, -1], np.int64), True)
+        return op.squeeze(rows, _constant([0], np.int64))
 
     scale = context.get_attribute("scale", size**-0.5)
     new = tuple(tokens_first(x) for x in (query, key, value))
@@ -134,14 +134,18 @@ def _paged(context: Any, spec: EngineSpec) -> Any:
     for what in ("k", "v"):
         node.get_rt_info()[f"num_{what}_heads"] = spec.kv_heads
         node.get_rt_info()[f"{what}_head_size"] = size
-    by_head = op.gather(op.shape_of(query), _of([0, 2, 1, 3], np.int64), _of(0, np.int64))
-    out = op.transpose(op.reshape(node.output(0), by_head, False), _of([0, 2, 1, 3], np.int64))
-    folded = op.reshape(out, _of([1, spec.kv_heads, -1, size], np.int64), False)
+    by_head = op.gather(op.shape_of(query), _constant([0, 2, 1, 3], np.int64), _constant(0, np.int64))
+    out = op.transpose(op.reshape(node.output(0), by_head, False), _constant([0, 2, 1, 3], np.int64))
+    folded = op.reshape(out, _constant([1, spec.kv_heads, -1, size], np.int64), False)
     return (folded if grouped else out).output(0)
 
 
-def _of(value: Any, kind: Any) -> Any:
-    return importlib.import_module("openvino.opset13").constant(np.array(value, kind)).output(0)
+def _opset() -> ModuleType:
+    return importlib.import_module("openvino.opset13")
+
+
+def _constant(value: Any, kind: Any) -> Any:
+    return _opset().constant(np.array(value, kind)).output(0)
 
 
 def _inputs(new: tuple[Any, ...], scale: float, spec: EngineSpec) -> list[Any]:
@@ -149,23 +153,23 @@ def _inputs(new: tuple[Any, ...], scale: float, spec: EngineSpec) -> list[Any]:
 
     A converter can add no parameters, so those that a step gives are constants until `_with_parameters`.
     """
-    pages = [_of(np.zeros((1, spec.kv_heads, PAGE, spec.head_dim)), np.float32)] * 2
-    whole, real, zero = _of(np.zeros(0), np.int32), _of(np.zeros(0), np.float32), _of(0, np.int32)
+    pages = [_constant(np.zeros((1, spec.kv_heads, PAGE, spec.head_dim)), np.float32)] * 2
+    whole, real, zero = _constant(np.zeros(0), np.int32), _constant(np.zeros(0), np.float32), _constant(0, np.int32)
     return [
         *(x.output(0) for x in new),
         *pages,
         *[whole] * 4,  # past_lens, subsequence_begins, block_indices, block_indices_begins
-        _of(scale, np.float32),
+        _constant(scale, np.float32),
         zero,  # sliding window: none
         real,  # ALiBi slopes
         zero,  # max_context_len
         *[whole] * 3,  # which scores to return, rotated pages, their distances
         *[real] * 2,  # table of rotations, threshold of sparse attention
         *[zero] * 2,  # its block size and stride
-        _of(np.zeros((0, 0, 0, 0)), np.float32),  # attention sinks
+        _constant(np.zeros((0, 0, 0, 0)), np.float32),  # attention sinks
         zero,  # start of adaptive eviction
         *[whole] * 4,  # its sizes, and what it keeps
-        _of(np.zeros(0), np.uint8),  # qq_bias
+        _constant(np.zeros(0), np.uint8),  # qq_bias
         whole,  # qq_bias_begins
     ]
 
@@ -173,7 +177,7 @@ def _inputs(new: tuple[Any, ...], scale: float, spec: EngineSpec) -> list[Any]:
 def _with_parameters(model: Any) -> Any:
     """The graph with parameters in place of the constants, and nothing but logits returned."""
     ov = load_openvino()
-    op = importlib.import_module("openvino.opset13")
+    op = _opset()
 
     def parameter(name: str, shape: list[int], kind: Any) -> Any:
         made = op.parameter(ov.PartialShape(shape), kind, name)
@@ -195,9 +199,9 @@ def _with_parameters(model: Any) -> Any:
     (logits,) = (result for result in model.get_results() if "logits" in result.input_value(0).get_names())
     own = {p.get_friendly_name(): p for p in model.get_parameters()}
     # of the mask nothing is left but its shape, which the exporter reads the number of tokens from
-    count = op.gather(op.shape_of(own["tokens"]), _of([1], np.int64), _of(0, np.int64))
-    blanks = op.concat([_of([1, 1], np.int64), count, _of([1], np.int64)], 0)
-    blank = op.broadcast(_of(True, np.bool_), blanks)
+    count = op.gather(op.shape_of(own["tokens"]), _constant([1], np.int64), _constant(0, np.int64))
+    blanks = op.concat([_constant([1, 1], np.int64), count, _constant([1], np.int64)], 0)
+    blank = op.broadcast(_constant(True, np.bool_), blanks)
     for use in own["mask"].output(0).get_target_inputs():
         use.replace_source_output(blank.output(0))
     first = [own[name] for name in ("tokens", "positions", "keep")]

@@ -1,7 +1,7 @@
 """Attention of a GPU over a cache of pages: reads a row's own columns, whatever the capacity or the mask's length.
 
 The kernels are in `engines.pytorch.attention_kernels`; this chooses their sizes and launches them. Everything they
-are launched with follows from shapes, so a launch can be recorded in a CUDA graph; what a row's length changes,
+are launched with follows from shapes, so a launch can be captured in a CUDA graph; what a row's length changes,
 the programs decide.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 from types import ModuleType
 from typing import NamedTuple
 
@@ -19,15 +18,13 @@ from torch import Tensor
 from engines.base import KV_PAGE
 from mtad.errors import InvalidInput
 
-log = logging.getLogger(__name__)
-
 ATTENTION = ("sdpa", "triton")
 """Attention of the torch engine: torch's, which reads all columns of the mask; the kernels here."""
-WIDEST_HEAD = 256
-"""Of a head; a wider one's running sums do not fit a program's registers."""
-PROGRAMS = 2
+MAX_HEAD_DIM = 256
+"""Largest head dimension; a wider head's running sums do not fit a program's registers."""
+PROGRAMS_PER_PROCESSOR = 2
 """Programs per processor that splitting aims at."""
-SHORTEST_SPLIT = 128
+MIN_SPLIT_COLUMNS = 128
 """Columns of a split at least, a multiple of a tile's: a shorter one costs more to combine than it gains."""
 MEMBERS, CHUNK = 4, 8
 """Queries of a program that combines splits, and splits that it adds at once."""
@@ -72,17 +69,17 @@ def padded(head_dim: int) -> int:
 
 
 def split_count(programs: int, length: int, processors: int) -> int:
-    """Splits of a row's columns, at most: as many as leave no more than `PROGRAMS` programs per processor.
+    """Most splits of a row's columns: as many as leave no more than `PROGRAMS_PER_PROCESSOR` programs per processor.
 
     Each row's own length decides how long they are, and so how many it has. A row has the same ones whatever the mask's
-    length: `SHORTEST_SPLIT` is what keeps a row from having more than the mask has room for.
+    length: `MIN_SPLIT_COLUMNS` is what keeps a row from having more than the mask has room for.
 
     Args:
         programs: without splitting.
         length: columns of the mask.
         processors: of the device.
     """
-    return max(1, min(-(-length // SHORTEST_SPLIT), PROGRAMS * processors // programs))
+    return max(1, min(-(-length // MIN_SPLIT_COLUMNS), PROGRAMS_PER_PROCESSOR * processors // programs))
 
 
 def require(attention: str, device: torch.device, head_dim: int) -> None:
@@ -96,25 +93,13 @@ def require(attention: str, device: torch.device, head_dim: int) -> None:
         raise InvalidInput("attention", attention, f"known: {', '.join(ATTENTION)}")
     if attention == "sdpa":
         return
-    if head_dim > WIDEST_HEAD:
-        raise InvalidInput("attention", attention, f"heads of {head_dim} exceed the limit of {WIDEST_HEAD}; give sdpa")
+    if head_dim > MAX_HEAD_DIM:
+        raise InvalidInput("attention", attention, f"heads of {head_dim} exceed the limit of {MAX_HEAD_DIM}; give sdpa")
     interpreted = kernels().INTERPRETED
     if device.type != "cuda" and not interpreted:
         raise InvalidInput(
             "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or TRITON_INTERPRET=1 in tests"
         )
-
-
-def default_attention(device: torch.device, head_dim: int) -> str:
-    """What the torch engine runs where nothing is asked for: on a GPU `triton`, and a warning where that cannot be."""
-    if device.type != "cuda":
-        return "sdpa"
-    try:
-        require("triton", device, head_dim)
-    except InvalidInput as error:
-        log.warning("torch's attention, which reads every row to the longest one's end: %s", error)
-        return "sdpa"
-    return "triton"
 
 
 @functools.cache
@@ -123,7 +108,8 @@ def kernels(name: str = "attention_kernels") -> ModuleType:
     try:
         return importlib.import_module(f"engines.pytorch.{name}")
     except ImportError:
-        raise InvalidInput("attention", "triton", "Triton is not installed: install the extra mtad[gpu]") from None
+        problem = "Triton is not installed; install mtad[gpu], or give sdpa"
+        raise InvalidInput("attention", "triton", problem) from None
 
 
 @functools.cache
@@ -190,7 +176,7 @@ def attend_cached(
     partial = query.new_empty((pairs, splits, tiles * size.queries, width) if several else (0,), dtype=torch.float32)
     statistics = partial.new_empty((*partial.shape[:3], 2) if several else (0,))
     tiling = {"GROUP": group, "HEAD": dim, "WIDTH": width, "QUERIES": size.queries, "COLUMNS": size.columns}
-    constants = {**tiling, "WINDOWED": window is not None, "SHORTEST": SHORTEST_SPLIT}
+    constants = {**tiling, "WINDOWED": window is not None, "SHORTEST": MIN_SPLIT_COLUMNS}
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current one
         kernels().attend_split[tiles, splits, pairs](
             *(query, key, value, page_table, shown, write_at, positions, out, partial, statistics),

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engines.base import Engine, EngineSpec, Step
 from engines.cache.paged import PageCache
 from engines.placement import Placement
-from engines.pytorch.attention import default_attention, require
+from engines.pytorch.attention import require
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
 
@@ -29,16 +29,15 @@ def open_torch(folder: Path, spec: EngineSpec, placement: Placement) -> TorchEng
 class TorchEngine(Engine):
     """Runs the model's own operations; the cache is written in place.
 
-    On a GPU a step launches kernels and waits for none of them, so it can be recorded as part of a block
+    On a GPU a step launches kernels and waits for none of them, so it can be captured as part of a block
     (`runtime.decoder.cuda_graph`), unless the model itself asks the device for a number: a mixture of experts that
-    looks at what its router chose is found out when it is to be recorded. Not executed on a GPU.
+    looks at what its router chose is found out when it is to be captured. Not executed on a GPU.
 
     Args:
         source: a folder with the checkpoint, or the model.
         device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it if
             the package accelerate is there, else by way of the host's memory.
-        attention: one of `engines.pytorch.attention.ATTENTION`; default: see
-            `engines.pytorch.attention.default_attention`.
+        attention: one of `engines.pytorch.attention.ATTENTION`; default: `triton` on a GPU, else `sdpa`.
         fused: with our attention, replace the model's own operations by fewer (`engines.pytorch.fusion`).
 
     Attributes:
@@ -61,7 +60,7 @@ class TorchEngine(Engine):
         fused: bool = True,
     ) -> None:
         super().__init__(spec, PageCache(spec, device))
-        attention = attention or default_attention(self.device, spec.head_dim)
+        attention = attention or ("triton" if self.device.type == "cuda" else "sdpa")
         require(attention, self.device, spec.head_dim)
         if isinstance(source, Path):
             source = _load(source, spec.torch_dtype, device)
@@ -84,7 +83,6 @@ class TorchEngine(Engine):
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """The model of a folder; on its device already, if transformers has what it needs to put it there."""
     options: dict[str, Any] = {}
     if torch.device(device).type != "cpu":
         if find_spec("accelerate"):

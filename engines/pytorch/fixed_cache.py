@@ -1,23 +1,20 @@
 """The exporter's cache as transformers sees it: new keys and values go to columns of a row that the step names.
 
-They are written by ONNX operators, or to copies. The engine's own is `engines.pytorch.paged_cache`.
+They are written by ONNX operators in an export, else to copies. The engine's own is `engines.pytorch.paged_cache`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(buffer [R, H, C, D], new [R, H, S, D], write_at [R]) -> buffer with S columns of each row replaced."""
-
 
 def scatter_operator(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
-    """Write `new` at columns write_at[r] .. + S of each row of `buffer`, by an ONNX `TensorScatter` node."""
+    """`buffer` [R, H, C, D] with `new` [R, H, S, D] from columns write_at[r] on, by an ONNX `TensorScatter` node."""
     return torch.onnx.ops.symbolic(
         "TensorScatter",
         (buffer, new, write_at),
@@ -37,21 +34,19 @@ def scatter_copy(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
 class FixedCache(Cache):  # type: ignore[misc] # transformers comes without types
     """A transformers cache without layers of its own: new keys and values are written where `write_at` says.
 
-    `update` returns the first `length` columns of the buffers, those the mask speaks of; `keys` and `values` hold the
+    `update` returns the first `length` columns of the buffers, those that the mask has; `keys` and `values` hold the
     whole buffers.
     """
 
-    def __init__(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], write_at: Tensor, length: int, scatter: Scatter
-    ) -> None:
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], write_at: Tensor, length: int) -> None:
         super().__init__(layers=[])
-        self.keys, self.values = list(keys), list(values)
-        self.write_at, self.length, self.scatter = write_at, length, scatter
+        self.keys, self.values, self.write_at, self.length = list(keys), list(values), write_at, length
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
-        self.keys[layer] = self.scatter(self.keys[layer], key, self.write_at)
-        self.values[layer] = self.scatter(self.values[layer], value, self.write_at)
+        scatter = scatter_operator if torch.onnx.is_in_onnx_export() else scatter_copy
+        self.keys[layer] = scatter(self.keys[layer], key, self.write_at)
+        self.values[layer] = scatter(self.values[layer], value, self.write_at)
         return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
 
     def __len__(self) -> int:
@@ -67,16 +62,19 @@ class ColumnsCache(FixedCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
         self.keys[layer], self.values[layer] = key, value
-        return self.scatter(past[0], key, self.write_at), self.scatter(past[1], value, self.write_at)
+        return scatter_copy(past[0], key, self.write_at), scatter_copy(past[1], value, self.write_at)
 
 
-class ShapeCache(FixedCache):
+class ShapeCache(Cache):  # type: ignore[misc]
     """A cache that keeps nothing but the shapes of what it is given."""
 
     def __init__(self) -> None:
-        super().__init__([], [], torch.zeros(0), 0, scatter_copy)
+        super().__init__(layers=[])
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.shapes[layer] = key.shape, value.shape
         return key, value
+
+    def __len__(self) -> int:
+        return 0

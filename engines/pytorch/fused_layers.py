@@ -89,9 +89,9 @@ class RmsNorm(torch.nn.Module):
             or len(module._parameters) > 1
         ):
             return None
-        some = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
-        some = some.to(weight.device, weight.dtype)
-        x, own = torch.cat([some[:2] + 1.0, some[:2] * 1e-3]), some[2]
+        random = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
+        random = random.to(weight.device, weight.dtype)
+        x, own = torch.cat([random[:2] + 1.0, random[:2] * 1e-3]), random[2]
         probe = copy.copy(module)
         probe._parameters = {"weight": _frozen(own)}
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # it is given something else than one tensor
@@ -106,7 +106,7 @@ class RmsNorm(torch.nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
-class PostponedNorm(RmsNorm):
+class DeferredNorm(RmsNorm):
     """The norm of queries or keys. It does nothing itself: the kernel that rotates them applies it."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ recognised stays as it is. Replaced are
 * linear layers of one module that are given the same tensor (queries, keys and values; gate and up): one product;
 * root mean square norms, and activations that a model spells out;
 * a gated feed-forward block: two products, and one kernel for its activation and the multiplication;
-* rotary positions: queries and keys are turned, and norms of theirs applied before, by the kernel that stores the keys
-  and values.
+* rotary positions: queries and keys are rotated, and norms of theirs applied before, by the kernel that stores the
+  keys and values.
 
 Outputs are those of the checkpoint up to rounding: a fused kernel rounds once.
 """
@@ -31,10 +31,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from engines.pytorch.fused_layers import (
     ACTIVATIONS,
     Activation,
+    DeferredNorm,
     Gated,
     JoinedLinear,
     JoinedPart,
-    PostponedNorm,
     RmsNorm,
     alike,
 )
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 PROBE = "mtad-probe"
 """Under this name the attention that only looks at what it is given."""
 ROPE = "apply_rotary_pos_emb"
-"""transformers' name of what turns queries and keys; it is looked up by an attention's `forward`."""
+"""transformers' name of what rotates queries and keys; it is looked up by an attention's `forward`."""
 
 
-class _Look:
-    """Stands for what turns queries and keys during the probe, and looks where they go.
+class _RopeProbe:
+    """Stands for what rotates queries and keys while the model runs once, and sees where they go.
 
     Attributes:
         found: whether the model's own function is rotary positions as `layer_kernels` has them, and both go to
@@ -74,7 +74,7 @@ class _Look:
 
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> Any:
         theirs = self._theirs(query, key, cos, sin, *more, **named)
-        ours = _turned(query, cos, sin), _turned(key, cos, sin)
+        ours = _rotate(query, cos, sin), _rotate(key, cos, sin)
         self._known = all(map(alike, ours, theirs)) and not more and not named
         self._given = query, key
         known = ((*self._normed.get(x.data_ptr(), ("", x[:0])), x) for x in (query, key))
@@ -83,8 +83,7 @@ class _Look:
         ]
         return query, key
 
-    def look(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Attention is given these."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.found = self._known and query is self._given[0] and key is self._given[1]
         self.leave(self, (), (value,))
 
@@ -94,15 +93,15 @@ class _Look:
             self.norms = []
 
 
-def _look(
+def _attend_probe(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any
 ) -> tuple[Tensor, None]:
-    if isinstance(rotation := getattr(module, "rotation", None), _Look):
-        rotation.look(query, key, value)
+    if isinstance(rotation := getattr(module, "rotation", None), _RopeProbe):
+        rotation.attend(query, key, value)
     return torch.zeros_like(query.transpose(1, 2)), None
 
 
-AttentionInterface.register(PROBE, _look)
+AttentionInterface.register(PROBE, _attend_probe)
 AttentionMaskInterface.register(PROBE, lambda *args, **kwargs: None)
 
 
@@ -115,26 +114,26 @@ def fuse(model: PreTrainedModel) -> None:
     """
     if hasattr(model, "rotation"):
         return  # it is fused
-    attentions = {name: module for name, module in model.named_modules() if _calls_rope(module)}
-    looks = {name: _Look(_globals(module)[ROPE]) for name, module in attentions.items()}
+    probes = {m: _RopeProbe(type(m).forward.__globals__[ROPE]) for m in model.modules() if _calls_rope(m)}
     model.requires_grad_(False)
     hooks = []
-    for name, module in attentions.items():
-        _call_instead(module, looks[name], looks[name])
-        norms = ((child, norm) for child, norm in module.named_children() if RmsNorm.of(norm))
-        hooks += [norm.register_forward_hook(partial(looks[name].mark, child)) for child, norm in norms]
-        hooks.append(module.register_forward_hook(looks[name].leave))
-    together = _together(model)
+    for module, probe in probes.items():
+        _call_instead(module, probe, probe)
+        norms = ((name, child) for name, child in module.named_children() if RmsNorm.of(child))
+        hooks += [norm.register_forward_hook(partial(probe.mark, name)) for name, norm in norms]
+        hooks.append(module.register_forward_hook(probe.leave))
+    joinable = _joinable(model)
     for hook in hooks:
         hook.remove()
-    for module in attentions.values():
+    for module in probes:
         del module.forward, module.rotation
-    if attentions and all(look.found for look in looks.values()):
+    fused = Counter[str]()
+    if probes and all(probe.found for probe in probes.values()):
         model.rotation = Rotation()
-        for name, module in attentions.items():
-            _call_instead(module, _with_norms(module, looks[name].norms, model.rotation), model.rotation)
-    fused = Counter({"rotary positions": len(attentions) if hasattr(model, "rotation") else 0})
-    for names in together:
+        for module, probe in probes.items():
+            _call_instead(module, _with_norms(module, probe.norms, model.rotation), model.rotation)
+            fused["rotary positions"] += 1
+    for names in joinable:
         layers = [model.get_submodule(name) for name in names]
         joined = JoinedLinear(layers)  # type: ignore[arg-type]
         for left, name in enumerate(reversed(names[1:]), 1):
@@ -147,11 +146,11 @@ def fuse(model: PreTrainedModel) -> None:
                 model.set_submodule(name, found)
                 fused[kind] += 1
     if model.device.type == "cuda":
-        torch.cuda.empty_cache()  # of the separate weights' sizes nothing is asked for any more
-    log.info("fused: %s", ", ".join(f"{count} {what}" for what, count in sorted(fused.items()) if count) or "nothing")
+        torch.cuda.empty_cache()  # no later tensor has the size of a separate weight
+    log.info("fused: %s", ", ".join(f"{count} {what}" for what, count in sorted(fused.items())) or "nothing")
 
 
-def _together(model: PreTrainedModel) -> list[list[str]]:
+def _joinable(model: PreTrainedModel) -> list[list[str]]:
     """Plain linear layers of one module that are given the same tensor, in the order they run."""
     weights = Counter(parameter.data_ptr() for _, parameter in model.named_parameters(remove_duplicate=False))
     groups: dict[tuple[str, int, bool], list[str]] = {}
@@ -167,7 +166,7 @@ def _together(model: PreTrainedModel) -> list[list[str]]:
         if _is_plain(module) and weights[module.weight.data_ptr()] == 1
     ]
     try:
-        with torch.enable_grad():  # for the marks of `_Look`
+        with torch.enable_grad():  # for the marks of `_RopeProbe`
             run_once(model, PROBE)
     finally:
         for hook in hooks:
@@ -177,11 +176,6 @@ def _together(model: PreTrainedModel) -> list[list[str]]:
 
 def _is_plain(module: torch.nn.Module) -> bool:
     return type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
-
-
-def _globals(module: torch.nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = type(module).forward.__globals__
-    return found
 
 
 def _calls_rope(module: torch.nn.Module) -> bool:
@@ -197,29 +191,29 @@ def _with_norms(module: torch.nn.Module, names: Sequence[str], rotation: Rotatio
         return rotation
     query, key = found
     for name, norm in zip(names, found, strict=True):
-        module.set_submodule(name, PostponedNorm(norm.weight, norm.eps, norm.offset))
+        module.set_submodule(name, DeferredNorm(norm.weight, norm.eps, norm.offset))
     return partial(rotation, norms=Norms(query.weight, key.weight, query.eps, query.offset))
 
 
-def _call_instead(module: torch.nn.Module, called: Callable[..., Any], rotation: Rotation | _Look) -> None:
+def _call_instead(module: torch.nn.Module, called: Callable[..., Any], rotation: Rotation | _RopeProbe) -> None:
     """Let this module, and no other of its class, call `called` where it would call the function named `ROPE`."""
     theirs = type(module).forward
-    names = {**_globals(module), ROPE: called}
+    names = {**theirs.__globals__, ROPE: called}
     own = FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__, theirs.__closure__)
     own.__kwdefaults__ = theirs.__kwdefaults__
     module.forward, module.rotation = MethodType(own, module), rotation  # type: ignore[assignment]
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[R, H, S, D] by rotary positions `cos`, `sin` [R, S, T]: entries i and i + T / 2 against each other."""
     size = cos.shape[-1]
     first, second = x[..., : size // 2], x[..., size // 2 : size]
-    turned = x[..., :size] * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
-    return torch.cat([turned, x[..., size:]], -1)
+    rotated = x[..., :size] * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+    return torch.cat([rotated, x[..., size:]], -1)
 
 
 def _gated(module: torch.nn.Module) -> Gated | None:
-    """The same, if it is a gated feed-forward block: products that are wide, an activation, a product that is not."""
+    """A replacement, if the module has a product that is twice as wide, an activation, and a product back."""
     children = [child for child in module.children() if not isinstance(child, JoinedPart | torch.nn.Dropout)]
     names = [name for name in map(_activation_name, children) if name]
     joined: list[Any] = [child for child in children if isinstance(child, JoinedLinear)]
@@ -228,7 +222,7 @@ def _gated(module: torch.nn.Module) -> Gated | None:
         return None
     for up, down in permutations([*joined, *plain]):
         if up.weight.shape[0] == 2 * down.weight.shape[1] and _is_plain(down):
-            x = _some(up.weight, up.weight.shape[1])
+            x = _random_input(up.weight, up.weight.shape[1])
             values, factor = (up.whole(x) if joined else up(x)).chunk(2, -1)
             if alike(down(ACTIVATIONS[names[0]](values) * factor), module(x)):
                 return Gated(up, names[0], down)
@@ -236,12 +230,10 @@ def _gated(module: torch.nn.Module) -> Gated | None:
 
 
 def _activation(module: torch.nn.Module) -> Activation | None:
-    name = _activation_name(module)
-    return Activation(name) if name else None
+    return Activation(name) if (name := _activation_name(module)) else None
 
 
 def _activation_name(module: torch.nn.Module) -> str | None:
-    """Which of `ACTIVATIONS` it is, if any."""
     if type(module).__module__ not in (activations.__name__, torch.nn.modules.activation.__name__):
         return None
     x = torch.linspace(-6, 6, 256)  # on the CPU, in float32: it has no weights
@@ -249,7 +241,7 @@ def _activation_name(module: torch.nn.Module) -> str | None:
     return next(same, None) if not list(module.parameters()) else None
 
 
-def _some(like: Tensor, size: int) -> Tensor:
-    """Random vectors [1, 2, size], without touching anybody's random numbers."""
+def _random_input(like: Tensor, size: int) -> Tensor:
+    """Random vectors [1, 2, size]; torch's own random numbers stay as they are."""
     values = torch.randn(1, 2, size, generator=torch.Generator().manual_seed(0))
     return values.to(like.device, like.dtype)

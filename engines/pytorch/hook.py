@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from engines.base import Step
 from engines.pytorch.attention import attend_cached
-from engines.pytorch.fixed_cache import ColumnsCache, FixedCache, Scatter, ShapeCache, scatter_copy
+from engines.pytorch.fixed_cache import ColumnsCache, FixedCache, ShapeCache
 from engines.pytorch.paged_cache import KernelCache, PagedCache
 from mtad.errors import InvalidInput
 
@@ -58,7 +58,7 @@ def _attention(
             problem = "the model does not pass write_at, page_table or position_ids on to its attention; give sdpa"
             raise InvalidInput("attention", "triton", problem)
         if rotation := getattr(module, "rotation", None):
-            query = rotation.turned(query)
+            query = rotation.rotated_query(query)
         more = scale, softcap, sliding_window, position_ids
         return attend_cached(query, key, value, page_table, mask, write_at, *more), None
     if sliding_window is not None:
@@ -194,15 +194,13 @@ class StepModel(torch.nn.Module):
 
     Args:
         model: the model; its attention is replaced.
-        scatter: how `forward` writes the cache; `scatter_copy` where `attention` is `DECOMPOSED`, which returns new
-            columns in place of caches.
-        attention: one of the registered names.
+        attention: one of the registered names; with `DECOMPOSED`, `forward` returns new columns in place of caches.
     """
 
-    def __init__(self, model: PreTrainedModel, scatter: Scatter = scatter_copy, attention: str = NAME) -> None:
+    def __init__(self, model: PreTrainedModel, attention: str = NAME) -> None:
         super().__init__()
         model.set_attn_implementation(attention)
-        self.model, self.scatter, self.attention = model.eval(), scatter, attention
+        self.model, self.attention = model.eval(), attention
 
     def forward(
         self,
@@ -216,7 +214,7 @@ class StepModel(torch.nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits [R, N, V] of the kept positions and the caches after the step; shapes as in `engines.base.Step`."""
         kind = ColumnsCache if self.attention == DECOMPOSED else FixedCache
-        cache = kind(keys, values, write_at, mask.shape[-1], self.scatter)
+        cache = kind(keys, values, write_at, mask.shape[-1])
         return _logits(self.model, tokens, positions, mask, keep, cache), cache.keys, cache.values
 
     def paged(self, step: Step, pool: Tensor, page_table: Tensor) -> Tensor:
@@ -227,5 +225,5 @@ class StepModel(torch.nn.Module):
         if not isinstance(cache, KernelCache):
             return _logits(*given, cache)
         cache.rotation = getattr(self.model, "rotation", cache.rotation)
-        cache.rotation.waiting = None  # of a step that broke off
+        cache.rotation.pending = None  # of a step that broke off
         return _logits(*given, cache, write_at=step.write_at, page_table=page_table)

@@ -63,7 +63,7 @@ def gate(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, ACTIVATION: tl.conste
     Args:
         x: [vectors, 2 * SIZE], contiguous.
         out: [vectors, SIZE], contiguous, of x's dtype.
-        ACTIVATION: one of `engines.pytorch.fusion.ACTIVATIONS`.
+        ACTIVATION: one of `engines.pytorch.fused_layers.ACTIVATIONS`.
     """
     vector = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -95,20 +95,20 @@ def _rotated(
     ROTARY: tl.constexpr,
     NORMED: tl.constexpr,
 ) -> tl.tensor:
-    """Vectors at `x`, of which entries i and i + ROTARY / 2 are turned, with NORMED after `rms_norm`."""
+    """Vectors at `x`, of which entries i and i + ROTARY / 2 are rotated, with NORMED after `rms_norm`."""
     values = tl.load(x + dims, mask=real, other=0.0).to(tl.float32)
     if NORMED:
         scale = tl.rsqrt(tl.sum(values * values, 1) / HEAD + eps)[:, None]
         values *= scale * (tl.load(weight + dims, mask=dims < HEAD, other=0.0).to(tl.float32) + offset)
     if ROTARY:
         half: tl.constexpr = ROTARY // 2
-        turns = real & (dims < ROTARY)
+        rotated = real & (dims < ROTARY)
         partner = tl.where(dims < half, dims + half, dims - half)
-        others = tl.load(x + partner, mask=turns, other=0.0).to(tl.float32)
+        others = tl.load(x + partner, mask=rotated, other=0.0).to(tl.float32)
         if NORMED:
             others *= scale * (tl.load(weight + partner, mask=dims < ROTARY, other=0.0).to(tl.float32) + offset)
-        values *= tl.load(cos + dims, mask=turns, other=1.0).to(tl.float32)
-        values += tl.where(dims < half, -others, others) * tl.load(sin + dims, mask=turns, other=0.0).to(tl.float32)
+        values *= tl.load(cos + dims, mask=rotated, other=1.0).to(tl.float32)
+        values += tl.where(dims < half, -others, others) * tl.load(sin + dims, mask=rotated, other=0.0).to(tl.float32)
     return values
 
 
@@ -143,8 +143,8 @@ def store_columns(
     query_row: tl.tensor,
     query_head: tl.tensor,
     query_token: tl.tensor,
-    turn_row: tl.tensor,
-    turn_token: tl.tensor,
+    rope_row: tl.tensor,
+    rope_token: tl.tensor,
     heads: tl.tensor,
     kv_heads: tl.tensor,
     eps: tl.tensor,
@@ -156,7 +156,7 @@ def store_columns(
     NORMED: tl.constexpr,
     PAGE: tl.constexpr,
 ) -> None:
-    """Write a step's keys and values into the cache and, with ROTARY, turn queries and keys by their positions.
+    """Write a step's keys and values into the cache and, with ROTARY, rotate queries and keys by their positions.
 
     HEADS heads per program. Grid: (S, R, kv_heads / HEADS), with ROTARY (S, R, kv_heads / HEADS + heads / HEADS), each
     rounded up.
@@ -167,16 +167,16 @@ def store_columns(
         page_table: int32 [R, pages], last axis contiguous, of each row's pages, the last for all columns behind them.
         write_at: int64 [R].
         query: [R, H, S, HEAD], last axis contiguous.
-        rotated: [R, S, H, HEAD], contiguous: where the turned queries go.
+        rotated: [R, S, H, HEAD], contiguous: where the rotated queries go.
         cos, sin: [R, S, ROTARY], last axis contiguous, of the same strides.
         query_weight, key_weight, eps, offset: with NORMED, of the norm of each head, see `rms_norm`; [HEAD].
-        write_at_row .. turn_token: strides in elements.
+        write_at_row .. rope_token: strides in elements.
     """
     token, row, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     stores = (kv_heads + HEADS - 1) // HEADS
     dims = tl.arange(0, WIDTH)[None, :]
-    cos += row * turn_row + token * turn_token
-    sin += row * turn_row + token * turn_token
+    cos += row * rope_row + token * rope_token
+    sin += row * rope_row + token * rope_token
     if block < stores:
         head = (block * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < kv_heads) & (dims < HEAD)
@@ -184,15 +184,15 @@ def store_columns(
         page = tl.load(page_table + row * page_table_row + tl.minimum(column // PAGE, pages - 1)).to(tl.int64)
         column = (page * PAGE + column % PAGE) * HEAD
         at = key + row * key_row + head * key_head + token * key_token
-        turned = _rotated(at, key_weight, eps, offset, cos, sin, dims, real, HEAD, ROTARY, NORMED)
+        result = _rotated(at, key_weight, eps, offset, cos, sin, dims, real, HEAD, ROTARY, NORMED)
         to = keys + head * keys_head + column + dims
-        tl.store(to, turned.to(keys.dtype.element_ty), mask=real)
+        tl.store(to, result.to(keys.dtype.element_ty), mask=real)
         new = tl.load(value + row * value_row + head * value_head + token * value_token + dims, mask=real)
         tl.store(values + head * values_head + column + dims, new, mask=real)
     elif ROTARY:
         head = ((block - stores) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         real = (head < heads) & (dims < HEAD)
         at = query + row * query_row + head * query_head + token * query_token
-        turned = _rotated(at, query_weight, eps, offset, cos, sin, dims, real, HEAD, ROTARY, NORMED)
+        result = _rotated(at, query_weight, eps, offset, cos, sin, dims, real, HEAD, ROTARY, NORMED)
         to = rotated + ((row * tl.num_programs(0) + token) * heads + head) * HEAD + dims
-        tl.store(to, turned.to(rotated.dtype.element_ty), mask=real)
+        tl.store(to, result.to(rotated.dtype.element_ty), mask=real)

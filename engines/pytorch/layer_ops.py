@@ -13,9 +13,9 @@ from torch import Tensor
 from engines.base import KV_PAGE
 from engines.pytorch.attention import contiguous_last, kernels, padded
 
-CELLS = 4096
+STORED_ENTRIES = 4096
 """Entries of keys that one program stores."""
-BLOCK = 1024
+GATED_ENTRIES = 1024
 """Entries that one program gates."""
 
 
@@ -42,8 +42,8 @@ def gate(x: Tensor, activation: str) -> Tensor:
     size = x.shape[-1] // 2
     out = x.new_empty(*x.shape[:-1], size)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        kernels("layer_kernels").gate[x.numel() // (2 * size), -(-size // BLOCK)](
-            x, out, SIZE=size, ACTIVATION=activation, BLOCK=BLOCK
+        kernels("layer_kernels").gate[x.numel() // (2 * size), -(-size // GATED_ENTRIES)](
+            x, out, SIZE=size, ACTIVATION=activation, BLOCK=GATED_ENTRIES
         )
     return out
 
@@ -57,13 +57,13 @@ class Norms(NamedTuple):
     offset: float
 
 
-class Turn(NamedTuple):
-    """Queries and keys that are yet to be turned by their positions.
+class PendingRope(NamedTuple):
+    """Queries and keys that are yet to be rotated by their positions.
 
     Attributes:
         query: [R, H, S, D].
         key: [R, KV, S, D].
-        cos, sin: [R, S, T], T <= D even: entries i and i + T / 2 of a head are turned against each other.
+        cos, sin: [R, S, T], T <= D even: entries i and i + T / 2 of a head are rotated against each other.
         norms: what both go through before.
     """
 
@@ -81,33 +81,31 @@ def store_columns(
     values: Tensor,
     page_table: Tensor,
     write_at: Tensor,
-    turn: Turn | None = None,
+    rope: PendingRope | None = None,
 ) -> Tensor | None:
     """Write a step's keys and values [R, KV, S, D] into a pool of pages, as columns write_at[r] .. of their rows.
-
-    One kernel.
 
     Args:
         keys, values: [KV, pages x 64, D], last two axes contiguous.
         page_table: int32 [R, pages of a row + 1], last axis contiguous; the last is for all columns behind.
-        turn: turn `key`, which is its key, on the way, and its queries.
+        rope: rotate `key`, which is its key, on the way, and its queries.
 
     Returns:
-        the turned queries [R, H, S, D], if there are some.
+        the rotated queries [R, H, S, D]; None without `rope`.
     """
     key, value = map(contiguous_last, (key, value))
     rows, kv_heads, steps, dim = key.shape
     width, heads, rotary = padded(dim), 0, 0
     query = out = cos = sin = key
     norms = Norms(key, key, 0.0, 0.0)
-    if turn is not None:
-        query, cos, sin = map(contiguous_last, (turn.query, turn.cos, turn.sin))
-        norms = turn.norms or norms
+    if rope is not None:
+        query, cos, sin = map(contiguous_last, (rope.query, rope.cos, rope.sin))
+        norms = rope.norms or norms
         heads, rotary = query.shape[1], cos.shape[2]
         cos, sin = (x.expand(rows, steps, rotary) for x in (cos, sin))
         assert cos.stride() == sin.stride()
         out = query.new_empty(rows, steps, heads, dim)
-    together = min(1 << (max(heads, kv_heads) - 1).bit_length(), max(1, CELLS // width))
+    together = min(1 << (max(heads, kv_heads) - 1).bit_length(), max(1, STORED_ENTRIES // width))
     assert {x.stride()[1:] for x in (keys, values)} == {(dim, 1)}
     assert page_table.stride(1) == 1
     with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
@@ -124,7 +122,7 @@ def store_columns(
             WIDTH=width,
             HEADS=together,
             ROTARY=rotary,
-            NORMED=turn is not None and turn.norms is not None,
+            NORMED=rope is not None and rope.norms is not None,
             PAGE=KV_PAGE,
         )
-    return out.transpose(1, 2) if turn is not None else None
+    return out.transpose(1, 2) if rope is not None else None

@@ -10,7 +10,7 @@ from transformers import Cache
 
 from engines.base import KV_PAGE
 from engines.cache.paged import gathered, slots
-from engines.pytorch.layer_ops import Norms, Turn, store_columns
+from engines.pytorch.layer_ops import Norms, PendingRope, store_columns
 from mtad.errors import InvalidInput
 
 
@@ -18,37 +18,37 @@ class Rotation:
     """Rotary positions that are applied when keys are stored: what a model's attentions call in place of their own.
 
     Attributes:
-        waiting: what was handed over unturned and is not stored yet.
-        query: what attention is going to be given, and what it is to take for it.
+        pending: queries and keys whose keys are not stored yet.
+        query: the queries that attention is going to be given, and the rotated ones that it is to take for them.
     """
 
     def __init__(self) -> None:
-        self.waiting: Turn | None = None
+        self.pending: PendingRope | None = None
         self.query: tuple[Tensor, Tensor] | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, norms: Norms | None = None
     ) -> tuple[Tensor, Tensor]:
-        if self.waiting is not None:
+        if self.pending is not None:
             raise InvalidInput("attention", "triton", "a fused model runs in its engine only; load it again elsewhere")
-        self.waiting = Turn(query, key, cos, sin, norms)
+        self.pending = PendingRope(query, key, cos, sin, norms)
         return query, key
 
-    def taken(self, key: Tensor) -> Turn | None:
-        """What is to be turned when `key` is stored; None if it has been."""
-        waiting, self.waiting = self.waiting, None
-        if waiting is not None and waiting.key is not key:
-            raise InvalidInput("attention", "triton", "the model changes its keys after turning them; give sdpa")
-        return waiting
+    def take_pending(self, key: Tensor) -> PendingRope | None:
+        """What is to be rotated when `key` is stored; None if the model has rotated it itself."""
+        pending, self.pending = self.pending, None
+        if pending is not None and pending.key is not key:
+            raise InvalidInput("attention", "triton", "the model changes its keys after rotating them; give sdpa")
+        return pending
 
-    def turned(self, query: Tensor) -> Tensor:
+    def rotated_query(self, query: Tensor) -> Tensor:
         """The queries that attention takes for `query`."""
         if self.query is None:
             return query
-        (given, turned), self.query = self.query, None
+        (given, rotated), self.query = self.query, None
         if given is not query:
-            raise InvalidInput("attention", "triton", "the model changes its queries after turning them; give sdpa")
-        return turned
+            raise InvalidInput("attention", "triton", "the model changes its queries after rotating them; give sdpa")
+        return rotated
 
 
 class PagedCache(Cache):  # type: ignore[misc]
@@ -84,7 +84,7 @@ class KernelCache(PagedCache):
     """The same for `engines.pytorch.attention`: keys and values of a layer are written by one kernel, and not gathered.
 
     Attributes:
-        rotation: what that kernel is to turn on the way.
+        rotation: what that kernel is to rotate on the way.
     """
 
     rotation: Rotation = Rotation()
@@ -92,8 +92,8 @@ class KernelCache(PagedCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return its whole pool, [H, pages x 64, D] each."""
         keys, values = self.pool[layer]
-        turn = self.rotation.taken(key)
-        turned = store_columns(key, value, keys, values, self.page_table, self.write_at, turn)
-        if turn is not None and turned is not None:
-            self.rotation.query = turn.query, turned
+        rope = self.rotation.take_pending(key)
+        rotated = store_columns(key, value, keys, values, self.page_table, self.write_at, rope)
+        if rope is not None and rotated is not None:
+            self.rotation.query = rope.query, rotated
         return keys, values

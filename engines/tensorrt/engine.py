@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 PREFILL, DECODE = 0, 1
 """Optimization profiles of a plan: one row of many tokens; many rows of a tree's tokens."""
 
-CONTEXTS = 32
-"""Recorded steps that are kept. Each has an execution context, whose size TensorRT does not tell."""
+MAX_CONTEXTS = 32
+"""Captured steps that are kept. Each has an execution context, whose size TensorRT does not tell."""
 
 
 def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> TensorRTEngine:
@@ -42,16 +42,15 @@ def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> Tenso
 
 
 class TensorRTEngine(Engine):
-    """A step is one enqueue, or one replay of its recording, on bound memory.
+    """A step is one enqueue, or one replay of its graph, on bound memory.
 
     `past_*` and `present_*` of a layer are one address, as TensorRT's KVCacheUpdate asks; a plan whose attention is
     decomposed gives the new columns instead, and they are copied into the cache behind it. Steps of the decode profile
     that keep logits are replayed as CUDA graphs, each with an execution context of its own: a graph holds addresses of
     its context's state. All contexts share one piece of memory for activations, as no two steps run at once. Other
-    steps, such as prompts, run unrecorded with the prefill profile, a row at a time, in pieces that fit it.
+    steps, such as prompts, run without a graph with the prefill profile, a row at a time, in chunks that fit it.
 
-    Logits are returned on the device of the step's tokens. Those of a step with an `out` are in static memory, valid
-    until the next step, if its tokens are on the GPU, and in `out` if they are not.
+    Logits lie where `engines.graphs.runner.deliver_logits` says.
 
     Not executed: what needs a GPU. The calls are tested on a stand-in with the runtime's signatures.
 
@@ -89,7 +88,7 @@ class TensorRTEngine(Engine):
             tokens = max(limit.rows * limit.steps for limit in limits)
             count = spec.layers * 2 * tokens * spec.kv_heads * spec.head_dim
             self._new = torch.zeros(count, dtype=spec.torch_dtype, device=device)
-        self.graphs = GraphRunner(self._recordable, spec, limits, recorder, device, CONTEXTS)
+        self.graphs = GraphRunner(self._bind_graph, spec, limits, recorder, device, MAX_CONTEXTS)
 
     def step(self, step: Step) -> Tensor:
         rows, tokens = step.tokens.shape
@@ -103,7 +102,7 @@ class TensorRTEngine(Engine):
                 out[row, kept] = logits[0].to(out.device)
         return out
 
-    def _recordable(self, static: Step) -> Work:
+    def _bind_graph(self, static: Step) -> Work:
         context = self._context(DECODE)
         work = self._bind(static, context)
         if self.spec.format == "tensorrt-rtx":
@@ -141,7 +140,6 @@ class TensorRTEngine(Engine):
         return work
 
     def _context(self, profile: int) -> Any:
-        """An execution context of a profile, on the shared activations."""
         context = self._engine.create_execution_context(self._allocation())
         _accepted(context is not None, "execution context of profile", profile)
         _accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
@@ -155,7 +153,7 @@ class TensorRTEngine(Engine):
         """How a context is made: its memory is ours; TensorRT-RTX compiles a shape's kernels before it runs it.
 
         Left to itself it would go on compiling behind the first runs, and a graph would keep the slower kernels. Its
-        own graphs are off: these steps are recorded here.
+        own graphs are off: these steps are captured here.
         """
         ours = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if self.spec.format == "tensorrt":

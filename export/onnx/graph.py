@@ -16,7 +16,6 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from engines.base import INPUTS, KV_PAGE, EngineSpec, Step, input_shapes
-from engines.pytorch.fixed_cache import scatter_copy, scatter_operator
 from engines.pytorch.fused_layers import RmsNorm
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.quiet import quiet
@@ -170,7 +169,7 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
     freeze_rope(model)
     decomposed = spec.attention == "decomposed"
     attention = DECOMPOSED if decomposed else UNCAPPED if spec.format in RUNTIMES else NAME
-    step_model = StepModel(model, scatter_copy if decomposed else scatter_operator, attention)
+    step_model = StepModel(model, attention)
     with contextlib.nullcontext() if decomposed else _operators(model), quiet(), torch.no_grad():
         program = torch.onnx.export(
             step_model,

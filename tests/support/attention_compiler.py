@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
-from engines.pytorch.attention import CHUNK, MEMBERS, SHORTEST_SPLIT, padded, tile
+from engines.pytorch.attention import CHUNK, MEMBERS, MIN_SPLIT_COLUMNS, padded, tile
 
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 CASES = (
@@ -45,7 +45,7 @@ def compile_kernel(
     constants: dict[str, Any] = {"GROUP": 4, "HEADS": 8, "MEMBERS": MEMBERS, "CHUNK": CHUNK, **head, **columns, **flags}
     constants |= {
         "PAGE": KV_PAGE,
-        "SHORTEST": SHORTEST_SPLIT,
+        "SHORTEST": MIN_SPLIT_COLUMNS,
         "ROTARY": head_dim,
         "NORMED": True,
         "SIZE": 4096,

@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: what is asked of it, what is recorded, and that nothing falls back to the CPU."""
+"""ONNX Runtime on a GPU: what is asked of it, what is captured, and that nothing falls back to the CPU."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_both(ours: OnnxRuntimeEngine, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_recorded_or_not_the_logits_and_the_cache_are_the_cpus(
+def test_captured_or_not_the_logits_and_the_cache_are_the_cpus(
     folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     theirs = OnnxRuntimeEngine(folder, spec, 1)
@@ -101,7 +101,7 @@ def test_each_bucket_has_a_graph_id_and_prompts_have_none(engine: OnnxRuntimeEng
     engine.step(make_step(some_tokens(0, 70)[None], [0], keep=[]))
     for at, steps in ((70, 2), (72, 2), (74, 1), (75, 1)):
         engine.step(make_step(some_tokens(at, steps)[None], [at]))
-    assert session_of(engine).ran == [-1, 1, 1, 1, 2, 2, 2], "recorded with the first run, then launched"
+    assert session_of(engine).ran == [-1, 1, 1, 1, 2, 2, 2], "captured with the first run, then launched"
 
 
 def test_a_row_in_the_middle_is_never_replayed(engine: OnnxRuntimeEngine) -> None:

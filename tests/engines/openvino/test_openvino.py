@@ -342,7 +342,7 @@ def provider_of(
     """What provider `auto` is for the pair's engines, changed like this, on a device; and why."""
 
     def choose(device: str = "cpu", kv_cache: str | None = None, **changes: Any) -> tuple[str, str]:
-        monkeypatch.setattr("engines.placement._found", lambda device: device)  # no GPU is looked for
+        monkeypatch.setattr("engines.placement._resolve_device", lambda device: device)  # no GPU is looked for
         placement = Placement(device, kv_cache=kv_cache)
         engines = {folder / name: replace(read_spec(folder / name), **changes) for name in ("target", "auxiliary")}
         chosen, why = exact_engines(placement, engines)

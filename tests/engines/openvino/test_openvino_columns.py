@@ -40,8 +40,8 @@ class Paged:
             assert end > begin, "a sequence has no tokens"
             size, new = end - begin, list[int]()
             sees = np.tri(size, dtype=bool)
-            if len(run.sees):
-                sees = run.sees[run.sees_begins[number] : run.sees_begins[number + 1]].reshape(size, size).astype(bool)
+            if len(run.masks):
+                sees = run.masks[run.mask_begins[number] : run.mask_begins[number + 1]].reshape(size, size).astype(bool)
             before = [self.pages[own[at // PAGE]][at % PAGE] for at in range(past)]
             for at in range(size):
                 seen = [*before, *(new[other] for other in range(at) if sees[at, other])]
@@ -99,8 +99,8 @@ class Texts:
     def defer(self, row: int, steps: int) -> None:
         """A piece of a prompt, which a later run computes."""
         start = self.committed[row]
-        if row in self.paged.columns.waiting:
-            self.paged.run(self.paged.columns.plan_waiting())
+        if row in self.paged.columns.deferred:
+            self.paged.run(self.paged.columns.plan_deferred())
         tokens, at = np.array([self.random.randrange(1000) for _ in range(steps)]), np.arange(start, start + steps)
         self.paged.copy(self.paged.columns.defer(tokens, at, start, row))
         held = self.dense.held[row]
@@ -181,7 +181,7 @@ def test_a_chain_is_never_run_again() -> None:
     texts.chain([0], 10)
     for start in (10, 11, 14):
         run = texts.paged.columns.plan(*_chain(start, 3), 0)
-        assert (run.tokens.shape[1], run.past.tolist(), run.sees.size) == (3, [start], 0)
+        assert (run.tokens.shape[1], run.past.tolist(), run.masks.size) == (3, [start], 0)
 
 
 @pytest.mark.parametrize("start", [10, PAGE - 2, PAGE])
@@ -238,7 +238,7 @@ def test_prompts_run_beside_the_next_step() -> None:
     run = texts.paged.columns.plan(*_chain(10, 3), 0)
     assert (run.rows.tolist(), run.past.tolist()) == ([0, 1, 2], [10, 0, 0])
     assert (run.begins.tolist(), run.keep.tolist()) == ([0, 3, 23, 43], [0, 1, 2])
-    assert not texts.paged.columns.waiting
+    assert not texts.paged.columns.deferred
 
 
 def test_what_a_run_that_fails_was_to_store_is_run_again() -> None:

@@ -38,7 +38,7 @@ def test_blanks_are_a_row_of_their_own_and_change_nothing_else(tokens: int, tree
     assert found.tokens.shape == found.positions.shape == (1, size(count))
     for name in ("tokens", "positions"):
         assert np.array_equal(getattr(found, name)[:, :count], getattr(run, name))
-    for name in ("past", "begins", "pages", "page_begins", "sees", "sees_begins"):
+    for name in ("past", "begins", "pages", "page_begins", "masks", "mask_begins"):
         before, after = getattr(run, name), getattr(found, name)
         assert np.array_equal(after[: len(before)], before)
         assert after.dtype == before.dtype
@@ -50,5 +50,5 @@ def test_blanks_are_a_row_of_their_own_and_change_nothing_else(tokens: int, tree
         return
     assert (len(found.past), found.past[-1], found.begins[-1]) == (rows + 1, 0, count + blanks)
     assert (found.pages[-1], found.page_begins[-1]) == (page, len(found.pages))
-    if len(run.sees):
-        assert found.sees_begins[-1] == len(found.sees) == len(run.sees) + blanks**2
+    if len(run.masks):
+        assert found.mask_begins[-1] == len(found.masks) == len(run.masks) + blanks**2

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from engines.base import KV_PAGE, Step
 from engines.cache.paged import by_page, gathered
 from engines.pytorch import attention
-from engines.pytorch.attention import default_attention, require, split_count, tile
+from engines.pytorch.attention import require, split_count, tile
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fixed_cache import scatter_copy
 from engines.pytorch.layer_ops import store_columns
@@ -37,8 +37,8 @@ def split(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes splits of so many columns, where there are programs enough."""
 
     def set_columns(columns: int, programs: int = 10**6) -> None:
-        monkeypatch.setattr(attention, "SHORTEST_SPLIT", columns)
-        monkeypatch.setattr(attention, "PROGRAMS", programs)
+        monkeypatch.setattr(attention, "MIN_SPLIT_COLUMNS", columns)
+        monkeypatch.setattr(attention, "PROGRAMS_PER_PROCESSOR", programs)
 
     return set_columns
 
@@ -147,7 +147,7 @@ def test_there_are_as_many_splits_as_leave_two_programs_a_processor() -> None:
         for length in (64, 192, 2048, 131072):
             splits = split_count(programs, length, 132)
             assert splits == 1 or programs * splits <= 264
-            assert (splits - 1) * attention.SHORTEST_SPLIT < length, "no split is behind all rows' ends"
+            assert (splits - 1) * attention.MIN_SPLIT_COLUMNS < length, "no split is behind all rows' ends"
 
 
 @pytest.mark.parametrize("case", [Case((5, 40), kv_heads=3, head_dim=80), Case((5, 40), kv_heads=2, dtype=BRAIN)])
@@ -253,18 +253,10 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "engines.pytorch.attention_kernels")
     monkeypatch.delattr("engines.pytorch.attention_kernels")
-    with pytest.raises(InvalidInput, match=r"install the extra mtad\[gpu\]"):
+    with pytest.raises(InvalidInput, match=r"install mtad\[gpu\], or give sdpa"):
         require("triton", torch.device("cuda"), 64)
     require("sdpa", CPU, 288)
     attention.kernels.cache_clear()
-
-
-def test_a_gpu_has_the_kernels_unless_it_is_told_why_not(caplog: pytest.LogCaptureFixture) -> None:
-    assert default_attention(torch.device("cuda:1"), 128) == "triton"
-    assert default_attention(CPU, 128) == "sdpa"
-    assert not caplog.records
-    assert default_attention(torch.device("cuda"), 320) == "sdpa"
-    assert "heads of 320 exceed the limit of 256" in caplog.text
 
 
 def test_masks_that_are_no_multiple_of_a_block_are_no_step() -> None:
@@ -304,4 +296,4 @@ def test_tiles_are_what_tensor_cores_and_masks_take() -> None:
                 size = tile(queries, dim, itemsize)
                 assert size.queries >= 16
                 assert KV_PAGE % size.columns == 0
-                assert attention.SHORTEST_SPLIT % size.columns == 0
+                assert attention.MIN_SPLIT_COLUMNS % size.columns == 0

@@ -16,10 +16,10 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
 
 from engines.base import KV_PAGE, Step
-from engines.pytorch.fused_layers import ACTIVATIONS, JoinedLinear, PostponedNorm
+from engines.pytorch.fused_layers import ACTIVATIONS, DeferredNorm, JoinedLinear
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, cache_shape, run_once
-from engines.pytorch.layer_ops import Norms, Turn, gate, rms_norm, store_columns
+from engines.pytorch.layer_ops import Norms, PendingRope, gate, rms_norm, store_columns
 from engines.pytorch.paged_cache import Rotation
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED
@@ -106,13 +106,13 @@ def test_other_models_of_the_family_keep_their_own_functions() -> None:
 def test_rotary_positions_of_another_kind_stay_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = modeling_llama.apply_rotary_pos_emb
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *angle: theirs(q.flip(-1), k, *angle))
-    assert_unturned(random_model("llama-3", 1))
+    assert_unrotated(random_model("llama-3", 1))
 
 
 def test_queries_that_are_put_together_after_turning_stay_the_models_own() -> None:
     """Phi turns half of each head, and puts the halves together itself."""
     torch.manual_seed(0)
-    assert_unturned(AutoModelForCausalLM.from_config(PhiConfig(**GROUPED, num_hidden_layers=1)).eval())
+    assert_unrotated(AutoModelForCausalLM.from_config(PhiConfig(**GROUPED, num_hidden_layers=1)).eval())
 
 
 class Leaking(Qwen3Attention):  # type: ignore[misc]
@@ -124,10 +124,10 @@ class Leaking(Qwen3Attention):  # type: ignore[misc]
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         normed = self.q_norm(self.q_proj(hidden_states).view(shape))
         key, value = (layer(hidden_states).view(shape) for layer in (self.k_proj, self.v_proj))
-        turned = apply_rotary_pos_emb(normed.transpose(1, 2), self.k_norm(key).transpose(1, 2), *position_embeddings)
-        held = past_key_values.update(turned[1], value.transpose(1, 2), self.layer_idx)
+        rotated = apply_rotary_pos_emb(normed.transpose(1, 2), self.k_norm(key).transpose(1, 2), *position_embeddings)
+        held = past_key_values.update(rotated[1], value.transpose(1, 2), self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        out, _ = attend(self, turned[0], *held, attention_mask, scaling=self.scaling, **more)
+        out, _ = attend(self, rotated[0], *held, attention_mask, scaling=self.scaling, **more)
         return self.o_proj(out.flatten(2)) + normed.mean(), None
 
 
@@ -139,11 +139,11 @@ def test_norms_of_queries_and_keys_wait_for_the_kernel_if_nothing_else_needs_the
     expected = logits_of(copy.deepcopy(model), NAME)
     fuse(model)
     assert hasattr(model, "rotation")
-    assert sum(isinstance(module, PostponedNorm) for module in model.modules()) == (0 if leaks else 2)
+    assert sum(isinstance(module, DeferredNorm) for module in model.modules()) == (0 if leaks else 2)
     torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-def assert_unturned(model: PreTrainedModel) -> None:
+def assert_unrotated(model: PreTrainedModel) -> None:
     """Rotary positions stay the model's own, and it gives the same logits."""
     expected = logits_of(copy.deepcopy(model), NAME)
     fuse(model)
@@ -151,14 +151,14 @@ def assert_unturned(model: PreTrainedModel) -> None:
     torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_a_model_that_changes_what_is_still_to_be_turned_is_refused() -> None:
+def test_a_model_that_changes_what_is_still_to_be_rotated_is_refused() -> None:
     rotation, x, angle = Rotation(), torch.ones(1, 1, 2, 16), torch.ones(1, 2, 16)
     query, key = rotation(x, x.clone(), angle, angle)
     with pytest.raises(InvalidInput, match="changes its keys"):
-        rotation.taken(key + 1)
+        rotation.take_pending(key + 1)
     rotation.query = query, query
     with pytest.raises(InvalidInput, match="changes its queries"):
-        rotation.turned(query + 1)
+        rotation.rotated_query(query + 1)
 
 
 def test_a_fused_model_never_runs_outside_its_engine() -> None:
@@ -195,27 +195,27 @@ def test_gates_are_torchs(dtype: torch.dtype, name: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [None, 1.0])
-@pytest.mark.parametrize(("heads", "dim", "turned"), [((4, 2), 32, 32), ((3, 3), 80, 16), ((8, 1), 64, 64)])
-def test_queries_and_keys_are_turned_as_they_are_stored(
-    heads: tuple[int, int], dim: int, turned: int, offset: float | None
+@pytest.mark.parametrize(("heads", "dim", "rotary"), [((4, 2), 32, 32), ((3, 3), 80, 16), ((8, 1), 64, 64)])
+def test_queries_and_keys_are_rotated_as_they_are_stored(
+    heads: tuple[int, int], dim: int, rotary: int, offset: float | None
 ) -> None:
     many, few = heads
     whole = torch.randn(2, 3, (many + 2 * few) * dim)
     split = torch.split(whole, [many * dim, few * dim, few * dim], -1)  # views, as joined products give them
     query, key, value = (x.view(2, 3, -1, dim).transpose(1, 2) for x in split)
-    angle = torch.randn(2, 3, turned // 2).repeat(1, 1, 2)
+    angle = torch.randn(2, 3, rotary // 2).repeat(1, 1, 2)
     norms = None if offset is None else Norms(torch.randn(dim), torch.randn(dim), 1e-3, offset)
-    turn = Turn(query, key, angle.cos(), angle.sin(), norms)
+    rope = PendingRope(query, key, angle.cos(), angle.sin(), norms)
     pool, write_at = torch.full((2, few, 2 * 64, dim), 7.0), torch.tensor([5, 61])
     cache = pool.view(2, few, 2, 64, dim).transpose(1, 2)
-    out = store_columns(key, value, pool[0], pool[1], torch.tensor([[0], [1]], dtype=torch.int32), write_at, turn)
+    out = store_columns(key, value, pool[0], pool[1], torch.tensor([[0], [1]], dtype=torch.int32), write_at, rope)
     expected = []
     for number, x in enumerate((query, key)):
         if norms:
             weight = (norms.query, norms.key)[number]
             x = torch.nn.functional.rms_norm(x, (dim,), weight + norms.offset, norms.eps)
-        first, second, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]
-        cos, sin = (part[:, None, :, : turned // 2] for part in (turn.cos, turn.sin))
+        first, second, rest = x[..., : rotary // 2], x[..., rotary // 2 : rotary], x[..., rotary:]
+        cos, sin = (part[:, None, :, : rotary // 2] for part in (rope.cos, rope.sin))
         expected.append(torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1))
     assert out is not None
     torch.testing.assert_close(out, expected[0])

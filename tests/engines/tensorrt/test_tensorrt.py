@@ -26,7 +26,7 @@ from engines import EngineSpec, open_engine
 from engines.folder import ATTENTION, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
-from engines.tensorrt.engine import CONTEXTS, TensorRTEngine, load_plan
+from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
@@ -362,15 +362,15 @@ def test_long_prompts_run_in_pieces_and_drafts_as_graphs(engine: TensorRTEngine,
     for row, length in enumerate((100, 5, 33, 64)):
         step = make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[0, length - 1])
         same(engine.step(step), plain.step(step))
-    recorded = len(engine.graphs.captured)
+    captured = len(engine.graphs.captured)
     for at in (100, 102, 104):
         step = make_step(more_tokens(4, 2), [at, at - 95, at - 67, at - 36])
         same(engine.step(step), plain.step(step))
-    assert len(engine.graphs.captured) == recorded + 1
+    assert len(engine.graphs.captured) == captured + 1
     same(engine.cache.kv, plain.cache.kv)
 
 
-def test_a_prompts_step_is_not_recorded(engine: TensorRTEngine) -> None:
+def test_a_prompts_step_is_not_captured(engine: TensorRTEngine) -> None:
     engine.step(make_step(some_tokens(0, 7)[None], [0], keep=[]))
     assert not engine.graphs.captured
 
@@ -385,12 +385,12 @@ def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
     shapes = [(steps, some) for steps in range(1, 10) for some in range(1, steps + 1)]
-    for steps, some in shapes[: CONTEXTS + 8]:
+    for steps, some in shapes[: MAX_CONTEXTS + 8]:
         engine.step(make_step(more_tokens(2, steps), [4, 9], keep=[0] * some))
         kept += map(weakref.ref, engine._engine.contexts)
         engine._engine.contexts.clear()
-    assert len(engine.graphs.captured) == CONTEXTS
-    assert sum(context() is not None for context in kept) == 1 + CONTEXTS
+    assert len(engine.graphs.captured) == MAX_CONTEXTS
+    assert sum(context() is not None for context in kept) == 1 + MAX_CONTEXTS
 
 
 def test_logits_are_new_memory_unless_the_step_lends_some(engine: TensorRTEngine) -> None:
