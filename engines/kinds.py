@@ -51,25 +51,38 @@ class Kind:
         return engine
 
 
-_GRAPH, _ALL, _HALF = ("model.onnx", "model.onnx.data"), ("float32", "float16", "bfloat16"), ("float32", "float16")
+_GRAPH_FILES, _PLAN_FILES = ("model.onnx", "model.onnx.data"), ("model.engine",)
+_HALF, _ALL = ("float32", "float16"), ("float32", "float16", "bfloat16")
 _ONNX, _PLAN = "engines.onnx.engine:open_onnxruntime", "engines.tensorrt.engine:open_tensorrt"
 
 KINDS = (
-    Kind("onnx", "cpu", "graph", _GRAPH, _ONNX, ("cpu",), _HALF),
-    Kind("onnx", "cuda", "graph", _GRAPH, _ONNX, ("cuda",), _ALL),
+    Kind("onnx", "cpu", "graph", _GRAPH_FILES, _ONNX, devices=("cpu",), dtypes=_HALF),
+    Kind("onnx", "cuda", "graph", _GRAPH_FILES, _ONNX, devices=("cuda",), dtypes=_ALL),
     Kind(
-        *("onnx", "openvino", "graph", _GRAPH, "engines.openvino.engine:open_openvino", ("cpu",), _HALF),
+        format="onnx",
+        provider="openvino",
+        stored="graph",
+        files=_GRAPH_FILES,
+        opener="engines.openvino.engine:open_openvino",
+        devices=("cpu",),
+        dtypes=_HALF,
         options=("compute", "kv_cache"),
         paged=True,
     ),
     Kind(
-        *("torch", "", "checkpoint", ("config.json", "model.safetensors"), "engines.pytorch.engine:open_torch"),
-        *(("cpu", "cuda"), _ALL, ("attention",)),
+        format="torch",
+        provider="",
+        stored="checkpoint",
+        files=("config.json", "model.safetensors"),
+        opener="engines.pytorch.engine:open_torch",
+        devices=("cpu", "cuda"),
+        dtypes=_ALL,
+        options=("attention",),
         paged=True,
         capturable=True,
     ),
-    Kind("tensorrt", "", "plan", ("model.engine",), _PLAN, ("cpu", "cuda"), _HALF),
-    Kind("tensorrt-rtx", "", "plan", ("model.engine",), _PLAN, ("cpu", "cuda"), _HALF),
+    Kind("tensorrt", "", "plan", _PLAN_FILES, _PLAN, devices=("cpu", "cuda"), dtypes=_ALL),
+    Kind("tensorrt-rtx", "", "plan", _PLAN_FILES, _PLAN, devices=("cpu", "cuda"), dtypes=_ALL),
 )
 """A plan runs on a GPU whatever device is given."""
 

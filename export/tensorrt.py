@@ -174,7 +174,6 @@ def _capturable(builder: Any, network: Any, config: Any) -> None:
 
 
 def _capabilities(trt: ModuleType) -> list[str]:
-    """Compute capabilities that TensorRT-RTX can build for, as `major.minor`."""
     names = [name[2:] for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
     return sorted((f"{name[:-1]}.{name[-1]}" for name in names), key=_pair)
 
@@ -208,7 +207,6 @@ def _check_polygraphy(format: str) -> None:
 
 @contextlib.contextmanager
 def _polygraphy_log() -> Iterator[list[str]]:
-    """Errors that Polygraphy and the runtime log meanwhile, in place of its printing."""
     from polygraphy.logger import G_LOGGER
 
     said: list[str] = []

@@ -215,7 +215,6 @@ class AsyncLLM:
         return True
 
     def _deliver(self, ended: list[Request]) -> None:
-        """Hand each stream what is new, in one call an event loop."""
         deltas: dict[asyncio.AbstractEventLoop, list[tuple[Stream, OutputDelta]]] = {}
         ids = dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended))
         with self._changed:  # `submit_many` queues a request and adds its choice under the same lock

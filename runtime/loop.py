@@ -88,7 +88,6 @@ class DecodingLoop:
         return ended
 
     def _prefill(self, plan: Plan) -> None:
-        """Prefill the pieces of prompts, one after the other."""
         self.totals.preemptions += plan.preemptions
         for piece in plan.pieces:
             request, began = piece.request, time.perf_counter()

@@ -84,7 +84,6 @@ class PageCache(KvCache):
         return int(self._missing(spans).sum()) <= self.table.pages.free
 
     def _missing(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> NDArray[np.int64]:
-        """Pages that each of consecutive rows would take for its columns."""
         return self.table.missing(first_row + np.arange(len(spans)), *np.array(spans).reshape(-1, 2).T)
 
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:

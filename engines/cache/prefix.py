@@ -73,7 +73,6 @@ class PrefixCache(ABC):
         self._touch(chain)
 
     def _find(self, tokens: Sequence[int], salt: int) -> list[Key]:
-        """The longest known chain of pages, marked as used."""
         chain: list[Key] = []
         for start in range(0, len(tokens) - KV_PAGE + 1, KV_PAGE):
             key = self._slots[chain[-1]] if chain else -1 - salt, tuple(tokens[start : start + KV_PAGE])

@@ -1,4 +1,4 @@
-"""CUDA graphs of an engine's steps, and the static memory they run in: one owner of both, for any engine.
+"""CUDA graphs of TensorRT's steps, and the static memory they run in: one owner of both.
 
 A graph is a step's kernels captured once, for one shape and one set of addresses, and launched as one. So inputs are
 copied into memory that never moves, and what the graph wrote is read from there.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,9 @@ from torch import Tensor
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.buffers import Arena, LruCache
 from engines.cache.columns import ColumnCache, write_columns
-from engines.graphs.capture import CudaRecorder, Recorder, Work
-from engines.graphs.runner import GraphRunner, StepShape, deliver_logits
+from engines.graphs.runner import deliver_logits
 from engines.onnx.binding import Binding, open_session
-from engines.onnx.providers import Options, check_cuda, check_session, cuda_options, load_onnxruntime
+from engines.onnx.providers import check_cuda, check_session, cuda_options, load_onnxruntime
 from engines.placement import ONE_CORE, Placement
 from mtad.errors import refused_as
 
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 MAX_BINDINGS = 64
 """Bindings kept, for steps that come again in the same memory."""
 
-MAX_CAPTURED_TOKENS = 65
-"""Tokens per row of the widest step that is captured: a tree of 64 nodes and its root. Wider ones are prompts."""
-
-EAGER = -1
-"""The graph id of a run that is neither captured nor replayed."""
-
 
 def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> OnnxRuntimeEngine:
     """Open `model.onnx` where it is to run. On a GPU: not executed.
@@ -41,35 +34,40 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     Raises:
         InvalidInput: it cannot run there, or not all of it could; nothing falls back to the CPU.
     """
-    threads, device, graphs = placement.threads, placement.device, placement.graphs
     if not placement.on_gpu:
-        return OnnxRuntimeEngine(folder, spec, threads, packed=spec.attention == "operator")
+        return OnnxRuntimeEngine(folder, spec, placement.threads, packed=spec.attention == "operator")
     check_cuda()
-    recorder = SessionRecorder(device)
-    options = cuda_options(device, recorder.stream, graphs)
+    stream = SessionStream(placement.device)
     with refused_as("provider", "cuda", "ONNX Runtime cannot open the graph with it"):
-        return OnnxRuntimeEngine(
-            folder, spec, threads, device=device, options=options, recorder=recorder, graphs=graphs
-        )
+        return OnnxRuntimeEngine(folder, spec, placement.threads, stream=stream)
 
 
-class SessionRecorder(CudaRecorder):
-    """The stream of a session that captures its runs itself: the first with a new graph id, on this stream.
+class SessionStream:
+    """The CUDA stream of its own on which a session runs. Not executed: needs a GPU.
 
-    Not executed: needs a GPU. ONNX Runtime keeps a session's graphs for each thread that runs it, so steps that are to
-    be replayed come from the thread that captured them; another thread captures them once more. During a capture, no
-    thread may allocate GPU memory.
+    Args:
+        device: torch's name of the GPU.
     """
 
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
     @property
-    def stream(self) -> int:
-        """CUDA's handle of it."""
+    def handle(self) -> int:
+        """CUDA's handle of the stream."""
         return int(self._stream.cuda_stream)
 
-    def record(self, work: Work) -> Work:
-        """Run the work, which captures itself; it is what launches the graph as well."""
-        work()
-        return work
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
+        caller = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            caller.wait_stream(self._stream)
 
 
 class OnnxRuntimeEngine(Engine):
@@ -78,18 +76,13 @@ class OnnxRuntimeEngine(Engine):
     `past_*` and `present_*` of a layer are bound to one address, so `TensorScatter` writes in place. A graph whose
     attention is decomposed returns new columns, which are copied.
 
-    On a GPU everything runs on the recorder's stream, behind what the caller's was given before, and the host waits for
-    nothing. Steps that begin with row 0 and keep logits are replayed as CUDA graphs, each with a graph id and a
-    binding of its own in static memory; other steps, such as prompts, run without one on the memory they come in.
-    Their logits lie where `engines.graphs.runner.deliver_logits` says.
+    On a GPU a step runs on the session's own stream, behind what the caller's stream was given before, and the host
+    does not wait for it. Its logits lie where `engines.graphs.runner.deliver_logits` says.
 
     Args:
         graph: the file in the folder that is run.
         packed: whether rows are as close together as the longest of them allows (`ColumnCache`).
-        device, options, recorder: where it runs (`open_onnxruntime`); default: on the CPU.
-
-    Attributes:
-        graphs: their owner; None if no steps are captured.
+        stream: the stream of the GPU that the session runs on; default: it runs on the CPU.
 
     Raises:
         InvalidInput: the GPU does not run all of the graph.
@@ -103,38 +96,31 @@ class OnnxRuntimeEngine(Engine):
         spec: EngineSpec,
         threads: int,
         graph: str = "model.onnx",
-        device: str = "cpu",
-        options: Options | None = None,
-        recorder: Recorder | None = None,
-        graphs: bool = False,
         packed: bool = False,
+        stream: SessionStream | None = None,
     ) -> None:
+        device, options = "cpu", None
+        if stream is not None:
+            device, options = stream.device, cuda_options(stream.device, stream.handle)
         model = without_slices(folder / graph) if packed else None
         self._session = open_session(folder / graph, threads, providers=options, model=model)
-        if options is not None:
+        if stream is not None:
             check_session(self._session)
         super().__init__(spec, ColumnCache(spec, device, packed))
         self._packed, self._mask, self._new = packed, Arena(), Arena(device)  # steps do not overlap
         self._bindings: LruCache[tuple[int, ...], Binding] = LruCache(MAX_BINDINGS)
         self._returns_columns = spec.attention == "decomposed"
-        self._recorder, self._ids, self._eager = recorder, itertools.count(1), _run_options(EAGER)
-        self.graphs: GraphRunner | None = None
-        if graphs:
-            assert recorder is not None
-            limit = StepShape(spec.rows, MAX_CAPTURED_TOKENS, spec.capacity, MAX_CAPTURED_TOKENS)
-            self.graphs = GraphRunner(self._bind_graph, spec, [limit], recorder, device)
+        self._stream, self._run_options = stream, load_onnxruntime().RunOptions()
+        self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the host does not wait
 
     @property
     def name(self) -> str:
         return f"ONNX Runtime {load_onnxruntime().__version__}, {'cpu' if self.device.type == 'cpu' else 'cuda'}"
 
     def step(self, step: Step) -> Tensor:
-        if self._recorder is None:
-            return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
-        tokens, kept = step.tokens.shape[1], len(step.keep)
-        if self.graphs and step.first_row == 0 and kept and tokens <= MAX_CAPTURED_TOKENS:
-            return deliver_logits(self.graphs.replay(step), step)
-        return deliver_logits(self._run_eager(step, self._recorder), step)
+        if self._stream is not None:
+            return deliver_logits(self._on_gpu(step, self._stream), step)
+        return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
 
     def _on_packed(self, step: Step) -> Tensor:
         """Run a step on rows of a packed cache; its mask has as many columns as they have."""
@@ -161,25 +147,18 @@ class OnnxRuntimeEngine(Engine):
             sizes = *step.tokens.shape, step.mask.shape[3], step.keep.shape[0]
             key = (*addresses, *sizes, cache.data_ptr(), cache.shape[4])
             binding = self._bindings.find(key, lambda: self._bind_cache(cache))
-        self._work(step, logits, binding)()
+        self._run(step, logits, binding)
         return logits
 
-    def _bind_graph(self, static: Step) -> Work:
-        """The work of a step whose memory stays: its first run captures it under an id of its own."""
-        assert static.out is not None
-        binding, number = self._bind_cache(self.cache.of(static)), next(self._ids)
-        weakref.finalize(binding, self._session.release_captured_graph, number).atexit = False
-        return self._work(static, static.out, binding, _run_options(number))
-
-    def _run_eager(self, step: Step, recorder: Recorder) -> Tensor:
+    def _on_gpu(self, step: Step, stream: SessionStream) -> Tensor:
         device, kept = self.device, len(step.keep)
-        with recorder.ordered():
+        with stream.ordered():
             placed = replace(step, **{name: getattr(step, name).to(device, non_blocking=True) for name in INPUTS})
             if not kept:  # whether each kernel takes an empty tensor was not tried
                 placed = replace(placed, keep=torch.zeros(1, dtype=torch.int64, device=device))
             shape = placed.tokens.shape[0], len(placed.keep), self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype, device=device)
-            self._work(placed, logits, self._bind_cache(self.cache.of(placed)), self._eager)()
+            self._run(placed, logits, self._bind_cache(self.cache.of(placed)), self._run_options)
         return logits[:, :kept]
 
     def _bind_cache(self, cache: Tensor) -> Binding:
@@ -191,7 +170,7 @@ class OnnxRuntimeEngine(Engine):
                 binding.output(name, part)
         return binding
 
-    def _work(self, step: Step, logits: Tensor, binding: Binding, options: ort.RunOptions | None = None) -> Work:
+    def _run(self, step: Step, logits: Tensor, binding: Binding, options: ort.RunOptions | None = None) -> None:
         for name in INPUTS:
             binding.input(name, getattr(step, name))
         binding.output("logits", logits)
@@ -202,21 +181,9 @@ class OnnxRuntimeEngine(Engine):
             new = self._new.view_like(torch.empty(shape, dtype=spec.torch_dtype, device="meta"))
             for name, part in cache_tensors("new", new).items():
                 binding.output(name, part)
-
-        def work() -> None:
-            binding.run(options)
-            if new is not None:
-                write_columns(self.cache.of(step), new, step.write_at)
-
-        return work
-
-
-def _run_options(graph: int) -> ort.RunOptions:
-    """Options of runs with a graph id; the host does not wait for them."""
-    options: ort.RunOptions = load_onnxruntime().RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(graph))
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    return options
+        binding.run(options)
+        if new is not None:
+            write_columns(self.cache.of(step), new, step.write_at)
 
 
 def without_slices(path: Path) -> bytes:

@@ -71,7 +71,7 @@ def check_cuda() -> None:
         log.debug("preload_dlls: %s", said.getvalue().strip())
 
 
-def cuda_options(device: str, stream: int, graphs: bool) -> Options:
+def cuda_options(device: str, stream: int) -> Options:
     """What a session on a GPU is given; the options are described on ONNX Runtime's page of the CUDA provider.
 
     Args:
@@ -80,7 +80,6 @@ def cuda_options(device: str, stream: int, graphs: bool) -> Options:
     options = {
         "device_id": str(torch.device(device).index or 0),
         "user_compute_stream": str(stream),
-        "enable_cuda_graph": str(int(graphs)),
         # grow by what is asked for, not to the next power of two: the rest of the GPU belongs to the caches
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",  # float32 means float32, as in torch

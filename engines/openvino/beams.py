@@ -114,7 +114,6 @@ class BeamPages:
         return lengths.argmax(1), lengths.max(1)
 
     def _reserve(self, slots: int, per_beam: int, depth: int) -> None:
-        """Have room for so many beams of a row, pages of a beam, and columns of a path. More pages hold no path."""
         rows = len(self._paths)
         if slots > self.slots or per_beam > self.per_beam:
             self.slots, self.per_beam = max(slots, self.slots), max(per_beam, self.per_beam)

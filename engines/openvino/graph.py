@@ -175,7 +175,6 @@ def _inputs(new: tuple[Any, ...], scale: float, spec: EngineSpec) -> list[Any]:
 
 
 def _with_parameters(model: Any) -> Any:
-    """The graph with parameters in place of the constants, and nothing but logits returned."""
     ov = load_openvino()
     op = _opset()
 

@@ -213,7 +213,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _gated(module: torch.nn.Module) -> Gated | None:
-    """A replacement, if the module has a product that is twice as wide, an activation, and a product back."""
     children = [child for child in module.children() if not isinstance(child, JoinedPart | torch.nn.Dropout)]
     names = [name for name in map(_activation_name, children) if name]
     joined: list[Any] = [child for child in children if isinstance(child, JoinedLinear)]

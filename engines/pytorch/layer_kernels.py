@@ -95,7 +95,6 @@ def _rotated(
     ROTARY: tl.constexpr,
     NORMED: tl.constexpr,
 ) -> tl.tensor:
-    """Vectors at `x`, of which entries i and i + ROTARY / 2 are rotated, with NORMED after `rms_norm`."""
     values = tl.load(x + dims, mask=real, other=0.0).to(tl.float32)
     if NORMED:
         scale = tl.rsqrt(tl.sum(values * values, 1) / HEAD + eps)[:, None]

@@ -98,7 +98,6 @@ def _reader(weights: Weights, name: str, dtype: torch.dtype) -> Read:
 
 
 def _folded(node: ir.Node, reads: dict[ir.Value, Read]) -> Read:
-    """What `node` computes from weights, by the reference implementation of its operator."""
     sources = {f"input_{n}": reads.get(value, partial(constant, value)) for n, value in enumerate(inputs_of(node))}
     attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
     proto = onnx.helper.make_node(node.op_type, list(sources), ["output"], **attributes)

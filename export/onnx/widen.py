@@ -52,7 +52,6 @@ def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
 
 
 def _settle(graph: ir.Graph, node: ir.Node, activations: bool) -> None:
-    """Put in place of a DequantizeLinear the weight that it gives, or what its pair makes of activations."""
     (values, steps), (output,) = inputs_of(node)[:2], node.outputs
     if values.const_value is not None:
         matrix, scale = values.const_value, steps.const_value

@@ -89,7 +89,6 @@ def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
 
 
 def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -> None:
-    """Each of `products` as MatMulNBits, by ONNX Runtime's quantiser, in place."""
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
     config = DefaultWeightOnlyQuantConfig(block_size=blocks.size, accuracy_level=ACCURACY, bits=blocks.bits)

@@ -162,7 +162,6 @@ def build_pair(
 
 
 def _converted(plan: EnginePlan, folder: Path) -> None:
-    """Write the library's checkpoint."""
     spec, arguments, owner = plan.spec, dict(plan.convert["arguments"]), ARCHITECTURES[plan.spec.architecture]
     if owner is None:
         model = plan.checkpoint.load(torch.float32)

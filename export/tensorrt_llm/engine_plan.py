@@ -137,7 +137,6 @@ def sizes(rows: int, capacity: int, requests: int, beams: int, draft_len: int) -
 
 
 def _convert(spec: ExecutorSpec, checkpoint: Checkpoint, calibration: str | None) -> dict[str, Any]:
-    """Who makes the library's checkpoint, and how (`tensorrt_llm/models/llama/model.py`)."""
     folder, owner = str(checkpoint.folder), f"tensorrt_llm.models.{ARCHITECTURES[spec.architecture]}"
     mapping = {"world_size": spec.tensor_parallel, "tp_size": spec.tensor_parallel}
     common: dict[str, Any] = {"dtype": spec.dtype, "mapping": mapping}
@@ -153,7 +152,6 @@ def _convert(spec: ExecutorSpec, checkpoint: Checkpoint, calibration: str | None
 
 
 def _build(spec: ExecutorSpec) -> tuple[str, ...]:
-    """Arguments that `trtllm-build` is started with (`tensorrt_llm/commands/build.py`)."""
     values: dict[str, object] = {
         "checkpoint_dir": f"{spec.role}.checkpoint",
         "output_dir": spec.role,

@@ -183,6 +183,5 @@ class Gateway:
 
 
 async def _break(send: Send) -> None:
-    """The last event of a stream whose replica died."""
     error = ApiError(503, "the replica died after part of the answer was sent; ask again", code="replica_died")
     await send({"type": "http.response.body", "body": sent_event(error.body)})

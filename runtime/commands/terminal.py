@@ -32,7 +32,6 @@ async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colou
 
 
 def _coloured(text: str, at: int, starts: list[tuple[int, str]]) -> str:
-    """`text`, which begins at character `at` of the answer, with the colour of the token each character is part of."""
     shown, before = "", ""
     for index, character in enumerate(text, at):
         kind = next((kind for start, kind in reversed(starts) if start <= index), "")

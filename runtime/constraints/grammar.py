@@ -117,7 +117,6 @@ class Grammars:
             return known
 
     def _compile(self, params: DecodingParams, slow: bool) -> Grammar:
-        """Try a grammar out, compile it and keep it, unless it is kept already."""
         if (known := self._find(params)) is not None:
             return known
         field, text = language(params)

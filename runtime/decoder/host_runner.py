@@ -195,7 +195,6 @@ def compile_rules() -> None:
 
 
 def _call_all() -> None:
-    """Call each of `ENTRIES`, with arguments of the types that they have in a block."""
     vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
     arrays = BatchArrays(given, vocab)
     rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored[-1], arrays.decisions

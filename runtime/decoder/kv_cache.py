@@ -132,7 +132,6 @@ class KvCaches:
         return request.auxiliary_cached < request.committed - 2
 
     def _extend(self, request: Request, row: int, upto: int) -> None:
-        """Store the sequence in the auxiliary's cache, from what it holds to column `upto`."""
         held, end = request.auxiliary_cached, len(request.prompt) - 1
         if held < upto:
             tokens = (request.prompt + request.tokens)[held:upto] if upto > end else request.prompt[held:upto]

@@ -183,7 +183,6 @@ class Scheduler:
         heapq.heappush(self._queues.setdefault(client, []), entry)
 
     def _open_account(self, client: str) -> None:
-        """A client has a request waiting again. Accounts below the clock say nothing, and are forgotten."""
         if len(self._accounts) >= MAX_ACCOUNTS:
             kept = self._queues.keys() | {request.client for request in self.holders}
             known = sorted(self._accounts.items(), key=lambda account: account[1])[-MAX_ACCOUNTS // 2 :]
@@ -327,7 +326,6 @@ class Scheduler:
         request.statistics.preemptions += 1
 
     def _leave(self, request: Request, caches: RowMemory) -> None:
-        """Let the last running request take a row, and the joining one the last's."""
         moves = list[tuple[Request, int, int]]()
         with self._lock:  # for the bookkeeping only: copies take time, in which other threads submit requests
             del self._entries[request]

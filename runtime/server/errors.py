@@ -88,7 +88,6 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    """The first thing wrong with a body, by the field it is in."""
     errors = error.errors(include_url=False, include_input=False)  # inputs may be large, and are not shown
     first = errors[0]
     context = first.get("ctx", {})

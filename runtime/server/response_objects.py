@@ -48,7 +48,6 @@ class ResponseObjects(OpenAIResponse):
         return self._event(kind, {"response": self._response()})
 
     def _changes(self, delta: OutputDelta) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What a delta changes in the items, as events."""
         ended = delta.finish_reason is not None
         said, calls = self._readers[0].read(delta.text, ended) if self._readers else (delta.text, [])
         if not self._items and (said or (ended and not calls)):
@@ -80,7 +79,6 @@ class ResponseObjects(OpenAIResponse):
         yield "output_item.added", {"output_index": len(self._items) - 1, "item": item}
 
     def _close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """End the last item, if there is one."""
         if not self._items:
             return
         item = self._items[-1]

@@ -183,7 +183,6 @@ class OpenAIResponse:
         return self._names.completion(delta, self._body.alternatives or 0, echo, prompt)
 
     def _costs(self) -> dict[str, Any]:
-        """OpenAI's usage and vLLM's metrics of what the drafts did, which aiperf reads."""
         total, params = summed(self.statistics.values()), self._requests[0].params
         if not params.drafts:
             return {"usage": self._usage(total)}
@@ -201,7 +200,6 @@ class OpenAIResponse:
         return {"usage": self._usage(total), "metrics": {"speculative_decoding": drafts}}
 
     def _usage(self, total: Counts) -> dict[str, Any]:
-        """OpenAI's usage and, under `mtad`, what the drafts did. A prompt counts once, as its first choice met it."""
         reused = sum(one.reused_tokens for index, one in self.statistics.items() if index % self._n == 0)
         return {
             **self._counts(total.tokens),

@@ -202,8 +202,6 @@ class Service:
     async def _chat(
         self, request: Request, body: Body | TokenizeRequest, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> list[int]:
-        """Token ids of a chat's prompt, which describes the tools to the model."""
-
         def tokenize() -> list[int]:
             told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
             text = self._template.render([message.plain() for message in messages], told)

@@ -119,7 +119,6 @@ class Responder:
         await send({"type": "http.response.body", "body": data})
 
     async def _events(self, send: Send) -> None:
-        """An event per delta. What has come together is one write, and the end goes with the last delta."""
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         self.begun = True
         while not self.stream.ended:
@@ -142,7 +141,6 @@ class Responder:
         self.last[delta.index] = now
 
     async def _give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """An error, as the last event of what has begun."""
         if self.begun:
             await send({"type": "http.response.body", "body": sent_event(error.body)})
         else:

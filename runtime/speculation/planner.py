@@ -148,7 +148,6 @@ class Planner:
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
     def _choose(self, requests: Sequence[Request]) -> None:
-        """Make the choice anew, or begin a probe."""
         params = [request.params for request in requests]
         fixed = max((p.drafted for p in params if not p.adaptive), default=0)
         lengths = sorted({length for p in params if p.adaptive for length in draft_lengths(p.drafted)})

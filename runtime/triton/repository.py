@@ -111,7 +111,6 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _hash(folder: Path) -> bytes:
-    """Hash of the names and contents of all files but the stamp and Python's caches, in hexadecimal."""
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != STAMP and "__pycache__" not in path.parts:

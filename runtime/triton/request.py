@@ -116,7 +116,6 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _guide(settings: OutputSettings) -> tuple[str, str]:
-    """The field of `DecodingParams` that TensorRT-LLM's guide is, and its value."""
     kind, guide = settings.guided_decoding_guide_type, settings.guided_decoding_guide
     field = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex"}.get(kind or "")
     if field is None:

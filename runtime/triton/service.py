@@ -90,7 +90,6 @@ class TritonService:
             log.error("a response could not be sent", exc_info=task.exception())
 
     async def _watch(self) -> None:
-        """Cancel what clients have given up, and call `tick` in time."""
         ticked = 0.0
         while True:
             begun = time.monotonic()

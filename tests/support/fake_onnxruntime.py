@@ -1,24 +1,25 @@
-"""A session that behaves as one of ONNX Runtime's CUDA provider does; the arithmetic is the CPU provider's."""
+"""A session and a stream that behave as those of ONNX Runtime's CUDA provider do, and compute on the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import onnxruntime as ort
+
+from engines.onnx.engine import SessionStream
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
 class Session(ort.InferenceSession):  # type: ignore[misc]
-    """Records its first run with a graph id, and in later ones does what was recorded, whatever is bound then.
+    """Runs on the CPU, and says that it runs on a GPU.
 
     Attributes:
         asked: the providers it was opened with.
         config: the session's configuration, as far as it matters.
-        recorded: by graph id, the addresses and shapes a replay works on.
-        ran: graph ids of all runs.
         missing: operators without a kernel on the GPU.
     """
 
@@ -37,8 +38,6 @@ class Session(ort.InferenceSession):  # type: ignore[misc]
         self.asked = dict(providers)
         names = ("session.use_device_allocator_for_initializers", "session.record_ep_graph_assignment_info")
         self.config = {name: sess_options.get_session_config_entry(name) for name in names}
-        self.recorded: dict[int, Any] = {}
-        self.ran: list[int] = []
 
     def get_providers(self) -> Sequence[str]:
         return [*self.asked, CPU] if hasattr(self, "asked") else super().get_providers()
@@ -53,12 +52,31 @@ class Session(ort.InferenceSession):  # type: ignore[misc]
         return [moved(part) for part in super().get_provider_graph_assignment_info()]
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        graph = int(run_options.get_run_config_entry("gpu_graph_id"))
+        assert Stream.inside, "run on the caller's stream"
         assert run_options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
-        self.ran.append(graph)
-        if graph != -1 and self.asked[CUDA]["enable_cuda_graph"] == "1":
-            iobinding = self.recorded.setdefault(graph, iobinding)
         super().run_with_iobinding(iobinding)
 
-    def release_captured_graph(self, graph_annotation_id: int = 0) -> None:
-        del self.recorded[graph_annotation_id]
+
+class Stream(SessionStream):
+    """A stream whose work is done at once, on the CPU.
+
+    Attributes:
+        inside: whether work goes to it.
+    """
+
+    inside: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.device = "cpu"
+
+    @property
+    def handle(self) -> int:
+        return 7
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        Stream.inside = True
+        try:
+            yield
+        finally:
+            Stream.inside = False

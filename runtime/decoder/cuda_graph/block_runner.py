@@ -79,7 +79,6 @@ class CudaGraphRunner:
 
     @property
     def _never(self) -> str | None:
-        """Why no block is captured."""
         if isinstance(self._recorder, NoRecorder):
             return "graphs are switched off"
         for engine in self._engines:
@@ -151,7 +150,6 @@ class CudaGraphRunner:
                 engine.cache.reset()
 
     def _launch(self, key: Key, given: BlockInput) -> CapturedBlock:
-        """Copy the batch in, and launch its graph."""
         caches = [engine.cache.kv for engine in self._engines]
         if any(now is not then for now, then in zip(caches, self._caches, strict=False)):
             self._blocks.clear()  # a pool has grown, and lies elsewhere now
@@ -174,7 +172,6 @@ class CudaGraphRunner:
         return block, launch
 
     def _copy_results_to_host(self, block: CapturedBlock) -> Results:
-        """Start the copy of a block's results to the host."""
         memory = self._read.bytes(len(block.out))
         memory.copy_(block.out, non_blocking=True)
         read: Results = views(block.results, memory)
@@ -182,7 +179,6 @@ class CudaGraphRunner:
 
 
 def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:
-    """A batch whose rows hold nothing that counts."""
     return BlockInput([params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows, [None] * rows)
 
 

@@ -150,7 +150,6 @@ class CapturedBlock:
             ours.copy_(theirs)
 
     def _draft(self, given: Given) -> tuple[Tree, list[Tables]]:
-        """The drafts, and what each level was drawn from."""
         auxiliary, key, drawn = self._engines[0], self._key, []
         capacity = auxiliary.spec.capacity
         tree = Tree.empty(key.rows, key.levels, key.width, self._is_end.device)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import onnx
 import pytest
@@ -98,13 +96,9 @@ def test_what_is_not_a_number_does_not_come_back_with_the_columns_that_held_it(p
 
 def test_a_prompt_beside_a_longer_row_takes_the_columns_that_it_needs(packed: OnnxRuntimeEngine) -> None:
     packed.step(make_step(some_tokens(0, 240)[None], [0], first_row=3, keep=[]))
-    step, lengths = packed._session.run_with_iobinding, []
-
-    def run(binding: Any, options: Any) -> None:
-        lengths.append(packed.cache.kv.shape[4])
-        step(binding, options)
-
-    session = SimpleNamespace(run_with_iobinding=run, io_binding=packed._session.io_binding)
-    packed._session = session
-    packed.step(make_step(some_tokens(1, 10)[None], [0], keep=[]))
-    assert (lengths, packed.cache.kv.shape[4]) == ([KV_PAGE], 256)
+    prompt = make_step(some_tokens(1, 10)[None], [0], keep=[])
+    copy = packed.cache.prepare(prompt)
+    assert copy is not None
+    assert (copy.shape[4], packed.cache.kv.shape[4]) == (KV_PAGE, 256)
+    packed.step(prompt)
+    assert packed.cache.kv.shape[4] == 256
