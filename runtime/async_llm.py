@@ -203,7 +203,7 @@ class AsyncLLM:
         """Wait for something to do, and cancel what is to be cancelled; False when there is nothing left to do."""
         loop = self.llm.loop
         with self._changed:
-            while not self._cancelled and loop.scheduler.idle:
+            while not self._cancelled and loop.idle:
                 if self.state != "open":
                     self.state = "stopped"
                     return False

@@ -65,6 +65,7 @@ class DecodingLoop:
         self.planner = Planner()
         self.prompts_apart = False
         self._ended: list[Request] = []
+        self._catch_up_seconds = 0.0
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -76,24 +77,32 @@ class DecodingLoop:
         began, tokens = time.perf_counter(), self._budget.tokens(len(self.scheduler.running))
         plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted)
         self._prefill(plan)
-        if any(request.finish_reason is None for request in plan.running):
+        if requests := self.scheduler.make_room(self.caches):
             try:
-                block = self._run(plan, plan.running)
-                self.output.process(plan.running, block)
+                block = self._run(requests, requests, plan.spare_tokens)
+                self.output.process(requests, block)
+                seconds = time.perf_counter() - began - self._catch_up_seconds
+                self._budget.observe(tokens - plan.spare_tokens, len(requests), seconds)
             except Exception as error:
-                self._run_each_alone(plan, error)
-        self._end()
-        self._budget.observe(tokens - plan.spare_tokens, len(plan.running), time.perf_counter() - began)
+                self._run_each_alone(requests, error)
+            self._end()
+        elif plan.pieces:
+            self._budget.observe(tokens - plan.spare_tokens, 0, time.perf_counter() - began)
+        self.totals.preemptions = self.scheduler.preemptions
         ended, self._ended = self._ended, []
         return ended
 
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing and return nothing."""
+        return self.scheduler.idle and not self._ended
+
     def _prefill(self, plan: Plan) -> None:
-        self.totals.preemptions += plan.preemptions
         for piece in plan.pieces:
             request, began = piece.request, time.perf_counter()
             try:
                 self.output.begin(request)
-                self.caches.prefill(piece, plan.running)
+                self.caches.prefill(piece, self.scheduler.running)
                 if self.prompts_apart:
                     self.caches.run_deferred()
             except Exception as error:
@@ -102,23 +111,26 @@ class DecodingLoop:
             self.output.record_prefill(request, began)
             if not request.params.max_tokens and request.target_cached == request.committed - 1:
                 request.finish_reason = "length"
+        self._end()
 
-    def _run(self, plan: Plan, members: Sequence[Request]) -> Block:
-        """Draft, score, accept, commit: one block of all rows, of which those of `members` count that have not ended.
+    def _run(self, requests: Sequence[Request], members: Sequence[Request], spare_tokens: int = 0) -> Block:
+        """Draft, score, accept, commit: one block of all rows, of which those of `members` are kept.
 
-        If the step's tokens do not last to bring the auxiliary's caches up to date, adaptive rows wait for each other:
-        a block costs what its largest row's draft costs, be it for that row alone.
+        If tokens do not last to bring the auxiliary's caches up to date, adaptive rows wait for each other: a block
+        costs what its largest row's draft costs, be it for that row alone.
+
+        Args:
+            spare_tokens: that may be prefilled besides; more than the rows decode meanwhile are in any case.
         """
-        requests = plan.running
-        counts = [request in members and request.finish_reason is None for request in requests]
+        is_kept = [request in members for request in requests]
         params = self.planner.plan(requests)
-        if not all(counts):
-            params = [p if its else _IDLE for p, its in zip(params, counts, strict=True)]
+        if not all(is_kept):
+            params = [p if own else _IDLE for p, own in zip(params, is_kept, strict=True)]
         began = time.perf_counter()
-        budget = max(plan.spare_tokens, self._budget.most // CATCH_UP)
+        budget = max(spare_tokens, self._budget.most // CATCH_UP, 2 * len(requests))
         current = self.caches.catch_up(requests, [p.drafts for p in params], budget)
-        catch_up = time.perf_counter() - began
-        self.totals.prefill_seconds += catch_up
+        self._catch_up_seconds = time.perf_counter() - began
+        self.totals.prefill_seconds += self._catch_up_seconds
         if not current:
             params = [limit_draft(p, 0) for p in params]
         began, deferred = time.perf_counter(), self.caches.deferred_rows
@@ -126,37 +138,38 @@ class DecodingLoop:
         block = self._runner.run(
             BlockInput(
                 params,
-                [request.last_two if its else (0, 0) for request, its in zip(requests, counts, strict=True)],
+                [request.last_two for request in requests],
                 [request.committed for request in requests],
                 [(request.seed, request.blocks) for request in requests],
                 [
-                    self.output.constraint(request) if its else None
-                    for request, its in zip(requests, counts, strict=True)
+                    self.output.constraint(request) if own else None
+                    for request, own in zip(requests, is_kept, strict=True)
                 ],
-                counts,
+                is_kept,
             )
         )
-        if all(counts):
+        if all(is_kept):
             seconds, alone = time.perf_counter() - began, self.caches.deferred_rows >= deferred
-            self.planner.observe(params, [len(tokens) - 1 for tokens in block.tokens], seconds, catch_up, alone)
+            accepted = [len(tokens) - 1 for tokens in block.tokens]
+            self.planner.observe(params, accepted, seconds, self._catch_up_seconds, alone)
         return block
 
-    def _run_each_alone(self, plan: Plan, error: Exception) -> None:
+    def _run_each_alone(self, requests: Sequence[Request], error: Exception) -> None:
         """A block broke: find out by whom, from the caches as they were.
 
         Where an engine is gone (`Failed`), all end.
         """
-        for request in [one for one in plan.running if one.finish_reason is None]:
-            self.caches.restore(plan.running)
-            if isinstance(error, Failed):
-                request.fail(error)
-                continue
-            try:
-                self.output.process(plan.running, self._run(plan, [request]))
-            except Exception as own:
-                request.fail(own)
-                error = own
-        self.caches.restore(plan.running)
+        for request in requests:
+            if not isinstance(error, Failed):
+                self.caches.discard_block(requests)
+                try:
+                    self.output.process(requests, self._run(requests, [request]))
+                    continue
+                except Exception as own:
+                    error = own
+            request.fail(error)
+        if not isinstance(error, Failed):
+            self.caches.discard_block(requests)
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""

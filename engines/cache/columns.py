@@ -77,7 +77,10 @@ class ColumnCache(KvCache):
             self._lay_out(max(mask_length(max(self._used), self.capacity), self.kv.shape[4]))
 
     def release(self, row: int) -> None:
-        self._used[row] = 0
+        if self._packed:
+            self._used[row] = 0  # it becomes zeros when it is used again
+        else:
+            self.clear(row)
 
     def clear(self, row: int, start: int = 0) -> None:
         self.kv[:, :, row, :, start:] = 0

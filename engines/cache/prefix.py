@@ -67,7 +67,11 @@ class PrefixCache(ABC):
             columns = slice(number * KV_PAGE, (number + 1) * KV_PAGE)
             key = self._slots[chain[-1]] if chain else -1 - salt, tuple(tokens[columns])
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-            self.save(slot, row, columns.start)
+            try:
+                self.save(slot, row, columns.start)
+            except BaseException:
+                self._free.append(slot)
+                raise
             self._slots[key] = slot
             chain.append(key)
         self._touch(chain)

@@ -42,6 +42,7 @@ class OpenVinoCache(KvCache):
         sizes = [[dim.get_length() for dim in list(port.partial_shape)[1:]] for port in ports]
         each = [int(np.prod(size)) * port.element_type.size for size, port in zip(sizes, ports, strict=True)]
         self._page_bytes, self.page_bytes = each, sum(each)
+        self._prefixes: _KeptPrompts | None = None
         self.allocate_pages(spec.rows * spec.capacity // PAGE)
 
     @property
@@ -128,10 +129,13 @@ class OpenVinoCache(KvCache):
         self.copy_pages(self.columns.move(source.numpy(), to.numpy()))
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
-        self.columns.table.pages.grow(tokens // PAGE)
+        if self._prefixes is not None:
+            self._prefixes.close()
+        self.columns.table.pages.grow(max(0, self.pages + tokens // PAGE - self.blank))
         self.columns.beams.forget(slice(None))  # their pages have other numbers now
         self._allocate()
-        return _KeptPrompts(self, tokens)
+        self._prefixes = _KeptPrompts(self, tokens)
+        return self._prefixes
 
     def adopt(self, row: int, start: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
         """Let columns `start` .. of a row be those of these pages, which hold these tokens."""

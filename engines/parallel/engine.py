@@ -92,14 +92,19 @@ class ParallelCache(KvCache):
     def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
         self._run("engine.cache.reserve", spans, first_row)
 
+    # once a rank is gone no row is read any more, and requests must be able to end
+
     def release(self, row: int) -> None:
-        self._run("engine.cache.release", row)
+        if not self._worker.has_failed:
+            self._run("engine.cache.release", row)
 
     def clear(self, row: int, start: int = 0) -> None:
-        self._run("engine.cache.clear", row, start)
+        if not self._worker.has_failed:
+            self._run("engine.cache.clear", row, start)
 
     def copy(self, source: int, to: int, columns: int) -> None:
-        self._run("engine.cache.copy", source, to, columns)
+        if not self._worker.has_failed:
+            self._run("engine.cache.copy", source, to, columns)
 
     def keep(self, source: Tensor, to: Tensor) -> None:
         self._run("engine.cache.keep", source, to)

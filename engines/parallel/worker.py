@@ -68,6 +68,11 @@ class Worker:
         self._failed: RankFailed | None = None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a call has failed on some rank."""
+        return self._failed is not None
+
+    @property
     def weights(self) -> int:
         """Bytes of the shard's weights."""
         parameters: list[Any] = list(self.engine.model.parameters())

@@ -22,7 +22,7 @@ class BlockInput(NamedTuple):
         committed: number of committed tokens of each row.
         keys: (seed, block index) of each row, which its random numbers depend on.
         constraints: of each row; None for rows that ask for nothing.
-        counts: of each row, whether what it gets is kept; else it is run idly.
+        is_kept: of each row, whether what it gets is kept; else it is run idly.
     """
 
     params: Sequence[DecodingParams]
@@ -30,7 +30,7 @@ class BlockInput(NamedTuple):
     committed: Sequence[int]
     keys: Sequence[tuple[int, int]]
     constraints: Sequence[Constraint | None]
-    counts: Sequence[bool] = ()
+    is_kept: Sequence[bool]
 
     @property
     def constrained(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from engines.cache.prefix import PrefixCache, common_prefix
 from runtime.decoder.engine_role import EngineRole
@@ -59,14 +59,14 @@ class KvCaches:
         for engine in self._engines:
             engine.cache.release(row)
 
-    def stored(self, request: Request, both: bool, running: Sequence[Request], ends: Mapping[Request, int]) -> int:
+    def stored(self, request: Request, both: bool, running: Sequence[Request], pieces: Sequence[PromptPiece]) -> int:
         """Leading tokens of a request that its row holds, or that `prefill` is going to copy."""
         held = []
         for role in (self.target, self.auxiliary) if both else (self.target,):
             own = request.target_cached if role is self.target else request.auxiliary_cached
             if not own and (role is self.auxiliary or self._is_reusable(request)):
                 kept = self.prefixes[role is self.target].stored(request.prompt[:-1], request.salt)
-                own = max(kept, self._find(role, request, running, ends)[0])
+                own = max(kept, self._find(role, request, running, pieces)[0])
             held.append(own)
         return min(held)
 
@@ -143,16 +143,19 @@ class KvCaches:
                 self.prefixes[0].store(row, request.prompt[:end], request.salt)
 
     def _find(
-        self, role: EngineRole, request: Request, running: Sequence[Request], ends: Mapping[Request, int]
+        self, role: EngineRole, request: Request, running: Sequence[Request], pieces: Sequence[PromptPiece] = ()
     ) -> tuple[int, int]:
         """How many leading columns of a prompt some running request's row holds, and which row; 0 and -1 if few.
 
         Args:
-            ends: columns that rows are going to hold, where it is not what they hold now.
+            pieces: what rows are going to hold besides.
         """
         tokens, best, source = request.prompt[:-1], MIN_SHARED - 1, -1
+        ends = {piece.request: piece.end for piece in pieces if piece.both or role is self.target}
         for at, other in enumerate(running):
             held = ends.get(other, other.target_cached if role is self.target else other.auxiliary_cached)
+            if other.error:
+                continue  # what its row holds may not be numbers
             if held > best and other is not request and other.salt == request.salt:
                 shared = min(common_prefix(tokens, other.prompt[:-1]), held)
                 if shared > best:
@@ -161,7 +164,7 @@ class KvCaches:
 
     def _reuse(self, role: EngineRole, request: Request, row: int, running: Sequence[Request]) -> int:
         """Copy what a running request's row or the kept prefixes hold of a prompt; returns the columns."""
-        best, source = self._find(role, request, running, {})
+        best, source = self._find(role, request, running)
         if best:
             role.engine.cache.copy(source, row, best)
         return self.prefixes[role is self.target].restore(row, request.prompt[:-1], best, request.salt)
@@ -176,7 +179,7 @@ class KvCaches:
         for engine in self._engines:
             engine.cache.clear(row)
 
-    def restore(self, requests: Sequence[Request]) -> None:
+    def discard_block(self, requests: Sequence[Request]) -> None:
         """A block of these requests, by row, broke off: zero whatever it left behind the columns that they hold.
 
         A draft begins by running the last two committed tokens again, so it may have spoilt their columns as well. Its

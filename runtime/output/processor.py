@@ -53,12 +53,12 @@ class OutputProcessor:
         return self._constraints.get(request.id)
 
     def process(self, requests: Sequence[Request], block: Block) -> None:
-        """Append a block's tokens to those of its requests that count in it, up to each one's stop condition.
+        """Append a block's tokens to those of its requests whose part of it is kept, up to each one's stop condition.
 
         A request that has ended, be it by an error, has its `finish_reason`. It still holds its row, until the loop
         releases it.
         """
-        kept = [(row, request, len(request.tokens)) for row, request in enumerate(requests) if block.given.counts[row]]
+        kept = [(row, request, len(request.tokens)) for row, request in enumerate(requests) if block.given.is_kept[row]]
         for row, request, _ in kept:
             try:
                 self._append(request, row, block)

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import NamedTuple, Protocol
 
@@ -38,13 +38,13 @@ class RowMemory(Protocol):
     def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
         """Whether there is memory for all tokens of requests, by row, and for so many columns behind those of each."""
 
-    def stored(self, request: Request, both: bool, running: Sequence[Request], ends: Mapping[Request, int]) -> int:
+    def stored(self, request: Request, both: bool, running: Sequence[Request], pieces: Sequence[PromptPiece]) -> int:
         """Leading tokens of a request that need not be prefilled.
 
         Args:
             both: in both caches, not in the target's only.
             running: requests whose rows may be copied from, by row.
-            ends: tokens that some of them are going to have stored before this request's turn.
+            pieces: what is going to be prefilled before.
         """
 
     def move(self, request: Request, source: int, to: int) -> None:
@@ -70,19 +70,15 @@ class PromptPiece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a step does.
+    """What a step prefills.
 
     Attributes:
         pieces: what is prefilled, in this order.
-        running: requests of the block behind it, by row; prompts of some are completed by the last pieces.
         spare_tokens: prompt tokens that the step may prefill besides.
-        preemptions: requests that gave up their rows.
     """
 
     pieces: list[PromptPiece]
-    running: list[Request]
     spare_tokens: int
-    preemptions: int
 
 
 class Scheduler:
@@ -93,7 +89,7 @@ class Scheduler:
     after a pause begins with the account of the client that was admitted last: pauses save up no rows, and cost none.
 
     Running requests are always rows 0 .. R-1, and the one whose prompt is being stored, if any, is row R. When a row
-    becomes free the last running request takes its place, and the joining one the last's: `retire` says what to copy.
+    becomes free the last running request takes its place, and the joining one the last's: `retire` copies them.
 
     Any thread may submit requests and count them; all else belongs to the thread of the loop.
 
@@ -107,6 +103,7 @@ class Scheduler:
     Attributes:
         joining: the request whose prompt is being stored, in row `len(running)`.
         pace: seconds between two admissions, a recent mean, for `QueueFull`'s hint.
+        preemptions: requests that gave up their rows so far.
     """
 
     def __init__(
@@ -123,6 +120,7 @@ class Scheduler:
         self._accounts: dict[str, int] = {}  # tokens of requests that have ended; without an entry, `_clock`
         self._clock = 0
         self._arrivals = itertools.count()
+        self.preemptions = 0
         self._lock = RLock()  # for the queues, and for who holds a row
 
     def check(self, request: Request) -> None:
@@ -229,37 +227,42 @@ class Scheduler:
         return [*self.running, *filter(None, [self.joining])]
 
     def schedule(
-        self, max_tokens: int, caches: RowMemory, is_drafted: Callable[[Request], bool] = lambda request: True
+        self, prompt_tokens: int, caches: RowMemory, is_drafted: Callable[[Request], bool] = lambda request: True
     ) -> Plan:
-        """What a step does: which prompts are prefilled, up to `max_tokens` tokens of them, and which requests run.
+        """Admit requests while rows, memory and tokens last; says which prompts the step prefills.
 
-        Requests are admitted while rows, memory and tokens last. Where memory does not last for the next block of those
-        that run, some are preempted; one request alone always fits.
+        A request whose prompt is complete then runs, in the block of the same step.
 
         Args:
+            prompt_tokens: tokens of prompts that the step prefills at most.
             is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
         """
-        pieces, ends, left, preemptions = list[PromptPiece](), dict[Request, int](), max_tokens, 0
+        pieces, left = list[PromptPiece](), prompt_tokens
+        for row, request in enumerate(self.running):
+            if request.target_cached < request.committed - 1:  # a step was interrupted before it had prefilled it
+                pieces.append(PromptPiece(request, row, request.committed - 1, is_drafted(request)))
         while left > 0:
             request = self.next(lambda one: caches.fits([*self.running, one], self.lookahead))
             if request is None:
                 break
             both = is_drafted(request)
-            start = caches.stored(request, both, self.running, ends)
+            start = caches.stored(request, both, self.running, pieces)
             end = max(start, min(request.committed - 1, start + left))
             left -= end - start
             pieces.append(PromptPiece(request, len(self.running), end, both))
-            ends[request] = end
             if end < request.committed - 1 or not request.params.max_tokens:
                 break
             self.join()
+        return Plan(pieces, left)
+
+    def make_room(self, caches: RowMemory) -> list[Request]:
+        """The running requests, by row, once enough of them were preempted for a block of the others to fit.
+
+        One request alone always fits.
+        """
         while len(self.holders) > 1 and not caches.fits(self.running, self.lookahead):
             self.preempt(self.last, caches)
-            preemptions += 1
-        holders = self.holders
-        if preemptions:
-            pieces = [one._replace(row=holders.index(one.request)) for one in pieces if one.request in holders]
-        return Plan(pieces, list(self.running), left, preemptions)
+        return list(self.running)
 
     def next(self, fits: Callable[[Request], bool] = lambda request: True) -> Request | None:
         """The request whose prompt is to be stored now, in row `len(running)`; None if none waits or no row is free.
@@ -324,6 +327,7 @@ class Scheduler:
             self._queue(entry)
         request.target_cached = request.auxiliary_cached = 0
         request.statistics.preemptions += 1
+        self.preemptions += 1
 
     def _leave(self, request: Request, caches: RowMemory) -> None:
         moves = list[tuple[Request, int, int]]()

@@ -57,6 +57,7 @@ class TablePair:
                 [len(text) for text in own],
                 [(at, block) for at in waiting],
                 [None for _ in waiting],
+                [True for _ in waiting],
             )
             for at, tokens in zip(waiting, runner.run(given).tokens, strict=True):
                 texts[at] += tuple(tokens)

@@ -108,4 +108,4 @@ def input_of(params: Sequence[DecodingParams], committed: int = 9) -> BlockInput
     """A block of rows that no request has."""
     rows = len(params)
     last_two, keys = [(3 + row, 5) for row in range(rows)], [(row, 0) for row in range(rows)]
-    return BlockInput(params, last_two, [committed + row for row in range(rows)], keys, [None] * rows)
+    return BlockInput(params, last_two, [committed + row for row in range(rows)], keys, [None] * rows, [True] * rows)

@@ -38,7 +38,7 @@ def roots_of(params: Sequence[DecodingParams], vocab: int) -> list[int]:
 def given_of(params: Sequence[DecodingParams], vocab: int, padded: int = 0) -> tuple[Key, Given]:
     """The input of a block of these rows, and of some padded ones."""
     count, last_two = len(params), [(1, root) for root in roots_of(params, vocab)]
-    asked = BlockInput(params, last_two, [COMMITTED] * count, keys_of(params), [None] * count)
+    asked = BlockInput(params, last_two, [COMMITTED] * count, keys_of(params), [None] * count, [True] * count)
     key = Key.of(asked, Buckets(count + padded, CAPACITY))._replace(rows=count + padded)
     memory = torch.full((size_of(key.given),), 255, dtype=torch.uint8)
     write(asked, key, memory, vocab)

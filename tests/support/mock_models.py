@@ -103,6 +103,7 @@ def run_block(rows: Sequence[Row], vocab: int, eos: Sequence[int] = ()) -> Block
         [len(BEFORE + text) for text in texts],
         [row.key for row in rows],
         [row.constraint for row in rows],
+        [True for _ in rows],
     )
     return HostRunner(roles[0], roles[1], eos).run(given)
 

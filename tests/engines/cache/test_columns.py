@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from engines.base import KV_PAGE
+from engines.cache.columns import ColumnCache
 from engines.folder import read_spec
 from engines.onnx.engine import OnnxRuntimeEngine, without_slices
+from tests.support.mock_engine import mock_spec
 from tests.support.steps import columns_of, make_step, some_tokens
 
 
@@ -92,6 +94,13 @@ def test_what_is_not_a_number_does_not_come_back_with_the_columns_that_held_it(p
     assert packed.cache.kv.shape[4] == KV_PAGE
     assert packed.step(make_step(some_tokens(2, 190)[None], [10])).isfinite().all()
     assert packed.cache.kv.isfinite().all()
+
+
+def test_what_a_released_row_held_is_gone_when_it_is_used_again() -> None:
+    cache = ColumnCache(mock_spec(2))
+    cache.kv[:, :, 1] = torch.nan
+    cache.release(1)
+    assert not cache.kv.any()
 
 
 def test_a_prompt_beside_a_longer_row_takes_the_columns_that_it_needs(packed: OnnxRuntimeEngine) -> None:

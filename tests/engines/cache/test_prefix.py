@@ -52,6 +52,21 @@ def test_whole_blocks_come_back_and_nothing_else() -> None:
     cache.check_integrity()
 
 
+def test_a_page_that_could_not_be_stored_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, tokens = filled(512), list(range(150))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "save", broken)
+        with pytest.raises(OSError, match="broken"):
+            cache.store(0, tokens)
+    cache.check_integrity()
+    cache.store(0, tokens)
+    assert cache.restore(1, tokens) == 128
+
+
+def broken(*arguments: object) -> None:
+    raise OSError("broken")
+
+
 def test_columns_that_are_right_already_are_left_alone() -> None:
     cache = filled(512)
     tokens = list(range(150))

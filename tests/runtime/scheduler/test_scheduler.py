@@ -6,14 +6,14 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.scheduler.request import Request
-from runtime.scheduler.scheduler import QueueFull, Scheduler
+from runtime.scheduler.scheduler import PromptPiece, QueueFull, Scheduler
 
 
 def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
@@ -29,7 +29,7 @@ class Memory:
     def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
         return True
 
-    def stored(self, request: Request, both: bool, running: Sequence[Request], ends: Mapping[Request, int]) -> int:
+    def stored(self, request: Request, both: bool, running: Sequence[Request], pieces: Sequence[PromptPiece]) -> int:
         return request.target_cached
 
     def move(self, request: Request, source: int, to: int) -> None:
@@ -322,25 +322,33 @@ def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_c
     scheduler.submit(*requests)
     plan = scheduler.schedule(45, memory)
     assert [(piece.request.id, piece.row, piece.end) for piece in plan.pieces] == [(0, 0, 10), (1, 1, 20), (2, 2, 15)]
-    assert (ids(plan.running), plan.spare_tokens) == ([0, 1], 0)
-    requests[2].target_cached = 15
+    assert (ids(scheduler.running), plan.spare_tokens) == ([0, 1], 0)
+    for piece in plan.pieces:
+        piece.request.target_cached = piece.end
     plan = scheduler.schedule(45, memory)
     assert [(piece.request.id, piece.end) for piece in plan.pieces] == [(2, 30)]
-    assert (ids(plan.running), plan.spare_tokens) == ([0, 1, 2], 30)
+    assert (ids(scheduler.running), plan.spare_tokens) == ([0, 1, 2], 30)
 
 
-def test_a_request_that_gives_up_its_row_is_not_prefilled_and_waits_where_it_was() -> None:
-    class Full(Memory):
-        """Two rows fit while they join, and one when a block is to run."""
+def test_a_prompt_whose_step_was_interrupted_is_prefilled_by_the_next() -> None:
+    scheduler, memory = Scheduler(rows=4, capacity=256), Memory()
+    scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
+    first, again = scheduler.schedule(100, memory), scheduler.schedule(100, memory)
+    assert again.pieces == first.pieces
+
+
+def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were() -> None:
+    class Small(Memory):
+        """A memory that one request's block fits."""
 
         def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
-            return len(requests) < 2 or requests[-1] is scheduler.joining or requests[-1] not in scheduler.running
+            return len(requests) < 2
 
-    scheduler, memory = Scheduler(rows=4, capacity=256), Full()
+    scheduler = Scheduler(rows=4, capacity=256)
     scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
-    plan = scheduler.schedule(100, memory)
-    assert (plan.preemptions, ids(plan.running), ids(scheduler.waiting)) == (1, [0], [1])
-    assert [piece.request.id for piece in plan.pieces] == [0]
+    scheduler.schedule(100, Memory())
+    assert ids(scheduler.make_room(Small())) == [0]
+    assert (scheduler.preemptions, ids(scheduler.waiting)) == (1, [1])
 
 
 def test_check_integrity_notices_what_must_not_be() -> None:

@@ -63,7 +63,7 @@ class Blank(Engine):
 def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
     mode, gpu = fake_gpu()
     params = [DecodingParams(method=method, seed=1), DecodingParams(method="mtad"), DecodingParams(method="block")]
-    given = BlockInput(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3, [None] * 3)
+    given = BlockInput(params, [(1, 2)] * 3, [9] * 3, [(0, 0)] * 3, [None] * 3, [True] * 3)
     key = Key.of(given, Buckets(4, CAPACITY))
     with mode, OneDevice(), counted() as counts, torch.inference_mode():  # type: ignore[no-untyped-call]
         auxiliary, target = (
