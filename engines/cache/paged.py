@@ -27,7 +27,8 @@ class PageCache(KvCache):
     graph, cannot. The table that kernels read stays in one place and changes between launches only.
 
     Args:
-        spec, device: see `engines.base.Engine`.
+        spec: of the engine.
+        device: torch's name of where the pool lies.
 
     Attributes:
         reads_mask: whether steps read what a mask hides, see `engines.base.Engine`.

@@ -21,11 +21,11 @@ class PrefixCache(ABC):
 
     Args:
         slots: stretches to keep at most.
-        num_bytes: what they take.
+        num_bytes: size of the memory for all of them.
 
     Attributes:
         size: columns of a stretch.
-        bytes: what they take.
+        bytes: `num_bytes`.
     """
 
     size = KV_PAGE
@@ -47,7 +47,7 @@ class PrefixCache(ABC):
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         """Write what is known of `tokens` into `row`; returns the columns that are right, from 0.
 
-        Columns before `start` are right already and are left alone. What was stored with another salt, from 0 to
+        Columns before `start` hold what they should already. What was stored with another salt, from 0 to
         2**63 - 2, is not found.
         """
         chain = self._find(tokens, salt)

@@ -101,7 +101,7 @@ class Planner:
     def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
-        Those that stay the same are the same objects, and so is the list if all of them do.
+        Those that stay the same are the same objects; so is the list until the choice or the requests change.
         """
         ids = [request.id for request in requests]
         due = self._blocks_left <= 0 and any(request.params.adaptive for request in requests)
