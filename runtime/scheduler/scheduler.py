@@ -238,9 +238,9 @@ class Scheduler:
             is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
         """
         pieces, left = list[PromptPiece](), prompt_tokens
-        for row, request in enumerate(self.running):
-            if request.target_cached < request.committed - 1:  # a step was interrupted before it had prefilled it
-                pieces.append(PromptPiece(request, row, request.committed - 1, is_drafted(request)))
+        for row, one in enumerate(self.running):
+            if one.target_cached < one.committed - 1:  # a step was interrupted before it had prefilled it
+                pieces.append(PromptPiece(one, row, one.committed - 1, is_drafted(one)))
         while left > 0:
             request = self.next(lambda one: caches.fits([*self.running, one], self.lookahead))
             if request is None:
