@@ -17,9 +17,10 @@ from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput, BlockRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.output.processor import OutputProcessor
+from runtime.scheduler.plan import Plan
 from runtime.scheduler.prefill_budget import PrefillBudget
 from runtime.scheduler.request import Request
-from runtime.scheduler.scheduler import Plan, Scheduler
+from runtime.scheduler.scheduler import Scheduler
 from runtime.speculation.planner import Planner, limit_draft
 
 CATCH_UP = 4

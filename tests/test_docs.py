@@ -202,20 +202,25 @@ def test_the_example_of_a_new_engine_works(
         torch.testing.assert_close(plain.step(step), expected.step(step), rtol=1e-4, atol=1e-4)
 
 
-def test_the_example_of_a_new_filter_works(tmp_path: Path) -> None:
-    diff, test = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "n_sigma" in block)
-    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
-    (tmp_path / "test_n_sigma.py").write_text(test)
+def run_test(test: str, folder: Path) -> None:
+    """Run a test on the copy of the rules that is in a folder."""
+    (folder / "test_example.py").write_text(test)
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_n_sigma.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout
+
+
+def test_the_example_of_a_new_filter_works(tmp_path: Path) -> None:
+    diff, test = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "n_sigma" in block)
+    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
+    run_test(test, tmp_path)
 
 
 def test_the_example_of_a_new_rule_works(tmp_path: Path) -> None:
@@ -227,14 +232,5 @@ def test_the_example_of_a_new_rule_works(tmp_path: Path) -> None:
     rules.write_text(f"{rules.read_text()}\n\n{function}")
     opening = "METHODS: dict[str, Method] = {\n"
     table.write_text(table.read_text().replace(opening, opening + row))
-    (tmp_path / "test_likely.py").write_text(test)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_likely.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
+    run_test(test, tmp_path)
     assert len((function + row + test).splitlines()) <= 40

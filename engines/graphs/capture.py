@@ -55,6 +55,18 @@ class NoRecorder:
             torch.cuda.current_stream(self._device).synchronize()
 
 
+@contextmanager
+def ordered(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work inside runs on a stream, behind what the caller's was given before and ahead of what it is given after."""
+    caller = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(caller)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        caller.wait_stream(stream)
+
+
 class CudaRecorder:
     """Captures torch's CUDA graphs on a stream of its own; graphs share one memory pool.
 
@@ -66,15 +78,8 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        caller = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(caller)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            caller.wait_stream(self._stream)
+    def ordered(self) -> AbstractContextManager[None]:
+        return ordered(self._stream)
 
     def record(self, work: Work) -> Work:
         """Run some work twice, then capture it; returns what replays it.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from torch import Tensor
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.buffers import Arena, LruCache
 from engines.cache.columns import ColumnCache, write_columns
+from engines.graphs.capture import ordered
 from engines.graphs.runner import deliver_logits
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import check_cuda, check_session, cuda_options, load_onnxruntime
@@ -58,16 +58,9 @@ class SessionStream:
         """CUDA's handle of the stream."""
         return int(self._stream.cuda_stream)
 
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
-        caller = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(caller)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            caller.wait_stream(self._stream)
+    def ordered(self) -> AbstractContextManager[None]:
+        """See `engines.graphs.capture.ordered`."""
+        return ordered(self._stream)
 
 
 class OnnxRuntimeEngine(Engine):

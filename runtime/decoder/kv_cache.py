@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from engines.cache.prefix import PrefixCache, common_prefix
 from runtime.decoder.engine_role import EngineRole
+from runtime.scheduler.plan import PromptPiece
 from runtime.scheduler.request import Request
-from runtime.scheduler.scheduler import PromptPiece
 
 MIN_SHARED = 16
 """Fewest tokens for which a prompt takes over the columns of a running one that begins alike: fewer are computed."""

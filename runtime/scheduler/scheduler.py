@@ -6,11 +6,11 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import RLock
-from typing import NamedTuple, Protocol
 
 from mtad.errors import CapacityExceeded, InvalidInput
+from runtime.scheduler.plan import Plan, PromptPiece, RowMemory
 from runtime.scheduler.request import Request
 
 Entry = tuple[int, int, Request]
@@ -30,55 +30,6 @@ class QueueFull(RuntimeError):
     def __init__(self, waiting: int, retry_after: float) -> None:
         self.retry_after = retry_after
         super().__init__(f"{waiting} requests are waiting already; try again in {retry_after:.1f} s")
-
-
-class RowMemory(Protocol):
-    """What the scheduler asks of the caches' rows."""
-
-    def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
-        """Whether there is memory for all tokens of requests, by row, and for so many columns behind those of each."""
-
-    def stored(self, request: Request, both: bool, running: Sequence[Request], pieces: Sequence[PromptPiece]) -> int:
-        """Leading tokens of a request that need not be prefilled.
-
-        Args:
-            both: in both caches, not in the target's only.
-            running: requests whose rows may be copied from, by row.
-            pieces: what is going to be prefilled before.
-        """
-
-    def move(self, request: Request, source: int, to: int) -> None:
-        """Copy a request's columns to another row."""
-
-    def release(self, row: int) -> None:
-        """Release a row's memory."""
-
-
-class PromptPiece(NamedTuple):
-    """Tokens of a prompt that a step stores, from those that its row holds.
-
-    Attributes:
-        row: the request's.
-        end: how many tokens the row then holds.
-        both: whether in the auxiliary's cache as well as in the target's.
-    """
-
-    request: Request
-    row: int
-    end: int
-    both: bool
-
-
-class Plan(NamedTuple):
-    """What a step prefills.
-
-    Attributes:
-        pieces: what is prefilled, in this order.
-        spare_tokens: prompt tokens that the step may prefill besides.
-    """
-
-    pieces: list[PromptPiece]
-    spare_tokens: int
 
 
 class Scheduler:

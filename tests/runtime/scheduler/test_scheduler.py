@@ -12,8 +12,9 @@ import pytest
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
+from runtime.scheduler.plan import PromptPiece
 from runtime.scheduler.request import Request
-from runtime.scheduler.scheduler import PromptPiece, QueueFull, Scheduler
+from runtime.scheduler.scheduler import QueueFull, Scheduler
 
 
 def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
