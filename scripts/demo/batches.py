@@ -1,4 +1,4 @@
-"""Training batches: rows of 512 tokens (of code alone: any length), SQL rows first, then rows of code.
+"""The rows of a training step: schemas with questions about them, code, and now and then long conversations.
 
 A SQL row is one schema followed by as many question-answer pairs as fit; a few have fields and records instead, see
 `dataset`. Each pair sees the schema and itself only (a tree mask with positions that restart behind the schema), so it
@@ -7,10 +7,8 @@ is trained exactly as if the schema stood in front of it alone, while the schema
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,146 +16,105 @@ from transformers import PreTrainedTokenizerFast
 
 from scripts.demo.dataset import conversations, training_groups
 
-ROW = 512
+ROW, LONG, LONG_EVERY = 512, 2048, 10
+"""Tokens of a row and of a long one, which is the models' context, and steps of which one has long rows."""
 PROMPT_WEIGHT = 0.1  # random schemas cannot be predicted; most of the capacity belongs elsewhere
 ANSWER_WEIGHT = 2.0
 CODE_WEIGHT = 1.0
-FILES = 512  # tokenised at once
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens, the token that should follow each of them and what that weighs in the loss, positions, and branches.
+
+    A branch is the number of a pair, and 0 for what all pairs share.
+    """
+
+    tokens: list[int]
+    targets: list[int]
+    weights: list[float]
+    positions: list[int]
+    branches: list[int]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens`, `positions`, `targets` int64 [R, T]; `weights` float [R, T]; `mask` bool [R, 1, T, T].
+    """What a model is given, and the targets and weights [R, T] of its logits."""
 
-    `targets` at a place is the token that should follow it there; its weight is 0 where nothing is asked.
-    `sql_rows` rows of SQL come first. Without any, `mask` is None: rows are plain text from position 0.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
+    inputs: dict[str, torch.Tensor]
     targets: torch.Tensor
     weights: torch.Tensor
-    mask: torch.Tensor | None
-    sql_rows: int
-
-    @property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """What a model is given. Without a mask attention is the causal kernel's."""
-        if self.mask is None:
-            return {"input_ids": self.tokens}
-        return {"input_ids": self.tokens, "attention_mask": self.mask, "position_ids": self.positions}
-
-    def parts(self, rows: int | None, device: str) -> Iterator[Batch]:
-        """Batches of up to `rows` rows each on a device; None: all at once."""
-        rows = rows or len(self.tokens)
-        for at in range(0, len(self.tokens), rows):
-            own = slice(at, at + rows)
-            tokens, positions, targets, weights = (
-                whole[own].to(device) for whole in (self.tokens, self.positions, self.targets, self.weights)
-            )
-            mask = None if self.mask is None else self.mask[own].to(device)
-            yield Batch(tokens, positions, targets, weights, mask, min(max(self.sql_rows - at, 0), rows))
 
 
-def code_tokens(tokenizer: PreTrainedTokenizerFast, folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """All training files as one uint16 array, an end token behind each file; kept in `folder` between runs."""
-    path = folder / "code.npy"
-    if not path.exists():
-        pieces = []
-        for at in range(0, len(texts), FILES):
-            ids = tokenizer(list(texts[at : at + FILES]), verbose=False, return_attention_mask=False)["input_ids"]
-            pieces += [np.array([*one, tokenizer.eos_token_id], dtype=np.uint16) for one in ids]
-        np.save(path, np.concatenate(pieces))
-    loaded: np.ndarray = np.load(path, mmap_mode="r")
-    return loaded
+def _plain(tokens: list[int], weights: list[float]) -> Row:
+    """A row of text of which `weights` says what predicting each token weighs; it is one token longer than the row."""
+    length = len(tokens) - 1
+    return Row(tokens[:-1], tokens[1:], weights[1:], list(range(length)), [0] * length)
 
 
-@lru_cache(maxsize=2)
+def _sql_row(words: PreTrainedTokenizerFast, schema: str, pairs: list[tuple[str, str]]) -> Row:
+    root, *parts = words([schema, *(text for pair in pairs for text in pair)])["input_ids"]
+    row = _plain([*root, 0], [PROMPT_WEIGHT] * len(root) + [0.0])
+    for branch, (question, answer) in enumerate(zip(parts[::2], parts[1::2], strict=True), 1):
+        path = [*question, *answer]
+        if len(row.tokens) + len(path) <= ROW:
+            row.tokens.extend(path)
+            row.targets.extend([*path[1:], words.eos_token_id])
+            row.weights.extend([PROMPT_WEIGHT] * (len(question) - 1) + [ANSWER_WEIGHT] * (len(answer) + 1))
+            row.positions.extend(range(len(root), len(root) + len(path)))
+            row.branches.extend([branch] * len(path))
+    return row
+
+
+def _talk_row(words: PreTrainedTokenizerFast, seed: int) -> Row:
+    """Conversations one behind the other."""
+    ids: list[int] = []
+    weights: list[float] = []
+    talk = conversations(seed)
+    while len(ids) <= LONG:
+        said, answer = words(list(next(talk)))["input_ids"]
+        ids += [*said, *answer, words.eos_token_id]
+        weights += [PROMPT_WEIGHT] * len(said) + [ANSWER_WEIGHT] * (len(answer) + 1)
+    return _plain(ids[: LONG + 1], weights[: LONG + 1])
+
+
+@lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, count: int, length: int) -> tuple[np.ndarray, int]:
     """The order of `count` row starts in a pass through the files, and where in a row's length it begins."""
     shuffled = np.random.default_rng((seed, epoch, 7))
     return shuffled.permutation(count), int(shuffled.integers(length))
 
 
-def _sql_row(tokenizer: PreTrainedTokenizerFast, schema: str, pairs: list[tuple[str, str]]) -> np.ndarray:
-    """int64 [5, ROW]: token, position, target, weight x 10, branch (0 = schema, -1 = padding)."""
-    texts = [schema, *(text for pair in pairs for text in pair)]
-    ids = tokenizer(texts)["input_ids"]
-    end = tokenizer.eos_token_id
-    row = np.zeros((5, ROW), dtype=np.int64)
-    row[4] = -1
-    root = ids[0]
-    n = len(root)
-    row[0, :n], row[1, :n], row[4, :n] = root, range(n), 0
-    row[2, : n - 1], row[3, : n - 1] = root[1:], round(10 * PROMPT_WEIGHT)
-    for branch, (question, answer) in enumerate(zip(ids[1::2], ids[2::2], strict=True), 1):
-        path = [*question, *answer]
-        if n + len(path) > ROW:
-            continue
-        at = slice(n, n + len(path))
-        row[0, at], row[1, at], row[4, at] = path, range(len(root), len(root) + len(path)), branch
-        row[2, at] = [*path[1:], end]
-        prompt = round(10 * PROMPT_WEIGHT)
-        row[3, at] = [prompt] * (len(question) - 1) + [round(10 * ANSWER_WEIGHT)] * (len(answer) + 1)
-        n += len(path)
-    return row
-
-
-def _talk_row(tokenizer: PreTrainedTokenizerFast, seed: int, length: int) -> np.ndarray:
-    """int64 [4, length]: token, position, target, weight x 10 of conversations one behind the other."""
-    ids: list[int] = []
-    weights: list[int] = []
-    for turns in conversations(seed):
-        said, answer = tokenizer(list(turns))["input_ids"]
-        ids += [*said, *answer, tokenizer.eos_token_id]
-        weights += [round(10 * PROMPT_WEIGHT)] * len(said) + [round(10 * ANSWER_WEIGHT)] * (len(answer) + 1)
-        if len(ids) > length:
-            break
-    return np.array([ids[:length], range(length), ids[1 : length + 1], weights[1 : length + 1]])
-
-
-def make_long(tokenizer: PreTrainedTokenizerFast, code: np.ndarray, seed: int, step: int, length: int) -> Batch:
-    """Conversations in one row, code in the other, `length` tokens each: what is far back is learnt from these."""
-    batch = make(tokenizer, code, 1, 0, seed, step, length)
-    talk = torch.from_numpy(_talk_row(tokenizer, int(np.random.default_rng((seed, step, 3)).integers(1 << 40)), length))
-    tokens, positions, targets, weights = (
-        torch.cat([new[None].to(old.dtype), old])
-        for new, old in zip(talk, (batch.tokens, batch.positions, batch.targets, batch.weights * 10), strict=True)
-    )
-    return Batch(tokens, positions, targets, weights / 10, None, 0)
+def _code_row(code: np.ndarray, number: int, seed: int, length: int) -> Row:
+    count = (len(code) - 1) // length - 1
+    epoch, at = divmod(number, count)
+    order, first = _epoch(seed, epoch, count, length)
+    start = int(order[at]) * length + first
+    return _plain(code[start : start + length + 1].tolist(), [CODE_WEIGHT] * (length + 1))
 
 
 def make(
-    tokenizer: PreTrainedTokenizerFast,
-    code: np.ndarray,
-    rows: int,
-    sql_rows: int,
-    seed: int,
-    step: int,
-    length: int = ROW,
+    words: PreTrainedTokenizerFast, code: np.ndarray, sql_rows: int, code_rows: int, seed: int, step: int
 ) -> Batch:
-    """The batch of one step, `sql_rows` of its `rows` rows SQL, `length` tokens a row.
+    """The batch of one step, a function of `seed` and `step` alone: a resumed run sees the same data.
 
-    A function of `seed` and `step` alone, so a resumed run sees the same data.
+    Long rows are one of conversations and one of code: what is far back is learnt from these.
     """
-    rng = np.random.default_rng((seed, step))
-    groups = training_groups(int(rng.integers(1 << 40)))
-    stacked = np.zeros((5, rows, length), dtype=np.int64)
-    for r in range(sql_rows):
-        stacked[:, r] = _sql_row(tokenizer, *next(groups))
-    # a pass through the files in random order: an epoch's permutation of the row starts
-    count = (len(code) - 1) // length - 1
-    for r in range(rows - sql_rows):
-        epoch, at = divmod(step * (rows - sql_rows) + r, count)
-        order, first = _epoch(seed, epoch, count, length)
-        start = int(order[at]) * length + first
-        piece = np.asarray(code[start : start + length + 1], dtype=np.int64)
-        i = sql_rows + r
-        stacked[0, i], stacked[1, i], stacked[2, i] = piece[:-1], np.arange(length), piece[1:]
-        stacked[3, i] = round(10 * CODE_WEIGHT)
-    tokens, positions, targets, weights, branch = torch.from_numpy(stacked)
-    mask = None
-    if sql_rows:
-        same = (branch[:, :, None] == branch[:, None, :]) | (branch[:, None, :] == 0)
-        mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
-    return Batch(tokens, positions, targets, weights.float() / 10, mask, sql_rows)
+    if step % LONG_EVERY == LONG_EVERY - 1:
+        talk = _talk_row(words, int(np.random.default_rng((seed, step, 3)).integers(1 << 40)))
+        return _batch([talk, _code_row(code, step, seed, LONG)], LONG)
+    groups = training_groups(int(np.random.default_rng((seed, step)).integers(1 << 40)))
+    rows = [_sql_row(words, *next(groups)) for _ in range(sql_rows)]
+    return _batch([*rows, *(_code_row(code, step * code_rows + n, seed, ROW) for n in range(code_rows))], ROW)
+
+
+def _batch(rows: list[Row], length: int) -> Batch:
+    def padded(name: str, value: float = 0) -> torch.Tensor:
+        return torch.tensor([[*getattr(row, name), *[value] * (length - len(row.tokens))] for row in rows])
+
+    inputs, branches = {"input_ids": padded("tokens")}, padded("branches", -1)
+    if branches.any():  # otherwise the rows are plain text, which causal attention reads
+        seen = (branches[:, :, None] == branches[:, None, :]) | (branches[:, None, :] == 0)
+        mask = (seen & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+        inputs |= {"attention_mask": mask, "position_ids": padded("positions")}
+    return Batch(inputs, padded("targets"), padded("weights"))

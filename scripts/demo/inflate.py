@@ -9,12 +9,8 @@ So a small trained pair has its own, realistic acceptance at any size. Attention
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
-
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
@@ -37,6 +33,9 @@ def inflate(source: Path, folder: Path, parameters: int) -> int:
     Raises:
         InvalidInput: the source has another kind of MLP, or is not smaller.
     """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
     small = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     weights = small.state_dict()
     widened = [name for name in weights if name.endswith(("gate_proj.weight", "up_proj.weight", "down_proj.weight"))]
@@ -45,34 +44,30 @@ def inflate(source: Path, folder: Path, parameters: int) -> int:
     missing = parameters - small.num_parameters()
     if missing <= 0:
         raise InvalidInput("parameters", parameters, f"{source} has {small.num_parameters()} already; ask for more")
-    per_unit = sum(weights[name].numel() for name in widened) // small.config.intermediate_size
     config = AutoConfig.from_pretrained(source)
-    config.intermediate_size += math.ceil(missing / per_unit)
-    config.intermediate_size += -config.intermediate_size % MULTIPLE
+    per_unit = sum(weights[name].numel() for name in widened) // config.intermediate_size
+    more = math.ceil(missing / per_unit)
+    more += -(config.intermediate_size + more) % MULTIPLE
+    config.intermediate_size += more
     random = torch.Generator().manual_seed(0)
     for name in widened:
         old = weights[name]
-        rows, columns = old.shape
         if name.endswith("down_proj.weight"):
-            new = old.new_zeros(rows, config.intermediate_size)
+            weights[name] = torch.cat([old, old.new_zeros(len(old), more)], 1)
         else:
-            new = (0.02 * torch.randn(config.intermediate_size, columns, generator=random)).to(old.dtype)
-        new[:rows, :columns] = old
-        weights[name] = new
+            added = 0.02 * torch.randn(more, old.shape[1], generator=random)
+            weights[name] = torch.cat([old, added.to(old.dtype)])
     large = AutoModelForCausalLM.from_config(config, dtype=small.dtype)
     large.load_state_dict(weights)
     large.generation_config = small.generation_config
     large.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-    found: int = large.num_parameters()
-    return found
+    return int(large.num_parameters())
 
 
 @command
 def main() -> None:
-    parser = Parser(
-        prog="scripts.demo.inflate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="scripts.demo.inflate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("size", choices=SIZES, help="of the target")
     parser.add_argument("folder", type=Path, help="for target/ and auxiliary/")
     parser.add_argument("--pair", type=Path, default=DEMO / "pair", help="checkpoints that are copied")

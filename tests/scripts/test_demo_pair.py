@@ -69,12 +69,12 @@ def test_speculative_gives_the_targets_own_distribution_and_mtad_does_not(demo: 
     assert p_value(pairs(replace(params, method="mtad", accept_threshold=0.1)), expected) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
+@pytest.mark.parametrize("method", ["speculative", "mtad"])
 def test_answers_are_right_far_more_often_than_chance(demo: LLM, method: str) -> None:
-    examples = dataset.load("development", "sql")[:80]
+    examples = dataset.load("development", "sql")[:40]
     params = [replace(BASE, method=method, seed=seed) for seed in range(len(examples))]
     results = demo.generate([example.prompt for example in examples], params)
-    assert sum(matches(e, r.text) for e, r in zip(examples, results, strict=True)) >= 40
+    assert sum(matches(e, r.text) for e, r in zip(examples, results, strict=True)) >= 20
     assert all(r.finish_reason == "stop" for r in results[:5])
 
 

@@ -1,94 +1,101 @@
-"""The demo's committed weights are the output of its committed recipe."""
+"""Training a pair: what a row teaches, cut off and gone on with, exported; and the committed pair is the recipe's."""
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from scripts.demo import batches, chat
-from scripts.demo.recipes import LONG, RECIPES
-from scripts.demo.schedule import Limit
-from scripts.demo.train import LOGGED, Material, Trainer, build, code_texts
+from export.options import ExportOptions
+from export.pair import export_pair
+from scripts.demo import batches, dataset, train
+from scripts.demo.tokenizer import SPECIAL, TEMPLATE, VOCABULARY
 from scripts.paths import DEMO
 
 ROLES = ("target", "auxiliary")
+WORDS = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
 
 
-@pytest.fixture(scope="module")
-def words() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
-
-
-@pytest.fixture(scope="module")
-def material(words: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return Material(words, batches.code_tokens(words, tmp_path_factory.mktemp("code"), code_texts()), {})
+@pytest.fixture
+def small() -> PreTrainedModel:
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(train.QUICK["target"].config)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ROLES)
-def test_the_recipes_first_steps_have_the_committed_losses(role: str, material: Material, tmp_path: Path) -> None:
-    recipe = RECIPES[role]
-    trainer = Trainer(recipe, material, tmp_path / "work", tmp_path, compiled=False)
-    found = [trainer.advance(Limit(recipe.steps), 0.0) for _ in range(LOGGED)]
-    first = json.loads((DEMO / "pair" / role / "training.jsonl").read_text().splitlines()[0])
-    assert first["step"] == LOGGED
-    for kind in ("sql", "code"):  # Python versions differ in their library's files, and machines in rounding
-        assert np.mean([step[kind] for step in found]) == pytest.approx(first[f"train_{kind}"], rel=0.03)
+def test_a_training_that_was_cut_off_goes_on_to_the_same_weights_and_they_can_be_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = batches.make
+
+    def cut_off(*args: Any) -> batches.Batch:
+        if args[-1] == 6:
+            raise KeyboardInterrupt
+        return make(*args)
+
+    monkeypatch.setattr(sys, "argv", ["train", "--quick", str(tmp_path / "pair")])
+    monkeypatch.setattr(train, "material", functools.cache(train.material))
+    monkeypatch.setattr(train, "SAVED", 4)
+    monkeypatch.setattr(batches, "make", cut_off)
+    with pytest.raises(SystemExit):
+        train.main()
+    assert [path.name for path in (tmp_path / "pair").iterdir()] == ["target.checkpoint"]
+    monkeypatch.setattr(batches, "make", make)
+    train.main()
+    target, auxiliary = (tmp_path / "pair" / role for role in ROLES)
+    train.fit(train.QUICK["target"], *train.material(40, 100), tmp_path / "whole", compiled=False)
+    weights, whole = (load_file(folder / "model.safetensors") for folder in (target, tmp_path / "whole"))
+    torch.testing.assert_close(weights, whole, rtol=0, atol=0)
+    for folder in (target, auxiliary):
+        last = json.loads((folder / "training.jsonl").read_text().splitlines()[-1])
+        assert last["development_sql"] < torch.tensor(VOCABULARY).log() - 0.1, "it has learnt"
+    export_pair(tmp_path / "exported", ExportOptions(str(target), str(auxiliary), rows=2, capacity=128, format="torch"))
+    assert (tmp_path / "exported" / "pair.json").exists()
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_committed_weights_have_the_recipes_shape_and_went_through_all_its_steps(role: str) -> None:
-    folder, recipe = DEMO / "pair" / role, RECIPES[role]
-    with safe_open(folder / "model.safetensors", "pt") as stored:
-        shapes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
-        kinds = {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
-    expected = {
-        name: list(value.shape) for name, value in build(recipe).state_dict().items() if name != "lm_head.weight"
-    }
-    assert shapes == expected
-    assert kinds == {"F16"}
-    lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(LOGGED, (recipe.steps or 0) + 1, LOGGED))
-
-
-def test_both_models_know_the_whole_context_and_the_turns_of_a_conversation() -> None:
-    assert sum(path.stat().st_size for path in (DEMO / "pair").rglob("*") if path.is_file()) < 26e6
-    for role in ROLES:
-        tokenizer = AutoTokenizer.from_pretrained(DEMO / "pair" / role, local_files_only=True)
-        assert tokenizer.convert_tokens_to_ids(list(chat.SPECIAL)) == [0, 1, 2, 3]
-        assert tokenizer.chat_template == chat.TEMPLATE
-        config = json.loads((DEMO / "pair" / role / "config.json").read_text())
-        assert config["max_position_embeddings"] == LONG
-        assert config["eos_token_id"] == 0
-
-
-@pytest.mark.slow
-def test_a_long_row_is_read_in_order_and_answers_weigh_most(material: Material) -> None:
-    batch = batches.make_long(material.words, material.code, seed=1, step=7, length=256)
-    np.testing.assert_array_equal(batch.tokens[:, 1:], batch.targets[:, :-1])
-    np.testing.assert_array_equal(batch.positions, np.arange(256)[None].repeat(2, 0))
-    talk = batch.weights[0]
-    ends = batch.targets[0] == material.words.eos_token_id
-    assert ends.sum() >= 2
-    assert set(talk[ends].tolist()) == {batches.ANSWER_WEIGHT}
-    said = batch.targets[0] == material.words.convert_tokens_to_ids(chat.ASSISTANT)
-    assert (talk[said] < batches.CODE_WEIGHT).all()
-    assert (batch.weights[1] == batches.CODE_WEIGHT).all()
-
-
-@pytest.mark.slow
-def test_text_far_back_does_not_confuse_the_target(words: PreTrainedTokenizerFast) -> None:
-    model = AutoModelForCausalLM.from_pretrained(DEMO / "pair" / "target", dtype=torch.float32)
-    batch = batches.make_long(words, np.zeros(3 * LONG, np.uint16), seed=99, step=0, length=LONG)
+def test_a_pair_in_a_row_is_read_as_if_the_schema_stood_in_front_of_it_alone(small: PreTrainedModel) -> None:
+    schema, pairs = next(dataset.training_groups(7))
+    row = batches._sql_row(WORDS, schema, pairs)
+    batch = batches._batch([row], batches.ROW)
     with torch.no_grad():
-        logits = model(input_ids=batch.tokens[:1]).logits[0]
-    losses = torch.nn.functional.cross_entropy(logits, batch.targets[0], reduction="none")
-    answers = batch.weights[0] == batches.ANSWER_WEIGHT
-    near, far = losses[:512][answers[:512]].mean(), losses[1536:][answers[1536:]].mean()
-    assert far < 1.5 * near + 0.1
+        together = small(**batch.inputs).logits[0]
+        for branch in (1, max(row.branches)):
+            at = torch.tensor([n for n, one in enumerate(row.branches) if one in (0, branch)])
+            alone = small(input_ids=batch.inputs["input_ids"][:, at]).logits[0]
+            torch.testing.assert_close(together[at], alone, rtol=1e-3, atol=1e-4)
+            text = WORDS(schema + pairs[branch - 1][0] + pairs[branch - 1][1])["input_ids"]
+            assert WORDS.decode(batch.inputs["input_ids"][0, at]) == WORDS.decode(text)
+
+
+def test_from_a_target_that_is_the_same_there_is_nothing_to_learn(small: PreTrainedModel) -> None:
+    batch = batches._batch([batches._sql_row(WORDS, *next(dataset.training_groups(7)))], batches.ROW)
+
+    def norm(guide: PreTrainedModel | None) -> float:
+        small.zero_grad()
+        train.backward(small, batch, guide)
+        return float(torch.nn.utils.get_total_norm([p.grad for p in small.parameters() if p.grad is not None]))
+
+    assert norm(guide=small) < 0.02 * norm(guide=None)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_committed_pair_has_the_recipes_shape_and_went_through_all_its_steps(role: str) -> None:
+    folder, recipe = DEMO / "pair" / role, train.RECIPES[role]
+    model = AutoModelForCausalLM.from_config(recipe.config, dtype=torch.float16)
+    weights = load_file(folder / "model.safetensors")
+    assert {name: value.dtype for name, value in weights.items()} == dict.fromkeys(weights, torch.float16)
+    assert model.load_state_dict(weights, strict=False).missing_keys == ["lm_head.weight"]
+    described = json.loads((folder / "config.json").read_text())
+    assert {**described, **recipe.config.to_diff_dict()} == described
+    steps = [json.loads(line)["step"] for line in (folder / "training.jsonl").read_text().splitlines()]
+    assert steps == list(range(train.LOGGED, recipe.steps + 1, train.LOGGED))
+    words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert words.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3]
+    assert words.chat_template == TEMPLATE

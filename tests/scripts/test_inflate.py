@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mtad.errors import InvalidInput
-from scripts.demo.inflate import inflate
+from scripts.demo import inflate
 from tests.support.checkpoints import make_checkpoint
 from tests.support.families import FAMILIES, write_model
 
 
-def test_a_copy_computes_the_same_with_more_parameters(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "small", seed=1)
-    assert 500_000 <= inflate(source, tmp_path / "large", 500_000) < 530_000
-    small, large = (AutoModelForCausalLM.from_pretrained(path) for path in (source, tmp_path / "large"))
+def test_a_copy_computes_the_same_with_more_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for role in ("target", "auxiliary"):
+        make_checkpoint(tmp_path / "small" / role, seed=1)
+    monkeypatch.setattr(inflate, "SIZES", {"larger": (500_000, 300_000)})
+    monkeypatch.setattr(sys, "argv", ["inflate", "larger", str(tmp_path / "large"), "--pair", str(tmp_path / "small")])
+    inflate.main()
+    source, copy = tmp_path / "small" / "target", tmp_path / "large" / "target"
+    small, large = (AutoModelForCausalLM.from_pretrained(path) for path in (source, copy))
+    assert 500_000 <= large.num_parameters() < 530_000
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
         theirs, ours = small(ids).logits, large(ids).logits
@@ -25,12 +31,12 @@ def test_a_copy_computes_the_same_with_more_parameters(tmp_path: Path) -> None:
     assert theirs.std() > 1, "logits that say nothing would be equal anyway"
     added = large.model.layers[0].mlp.up_proj.weight[small.config.intermediate_size :]
     assert added.std() > 0.01, "zeros could be skipped"
-    vocabularies = [AutoTokenizer.from_pretrained(path).get_vocab() for path in (source, tmp_path / "large")]
+    vocabularies = [AutoTokenizer.from_pretrained(path).get_vocab() for path in (source, copy)]
     assert vocabularies[0] == vocabularies[1]
 
 
 def test_what_cannot_be_inflated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="gate, up and down"):
-        inflate(write_model(tmp_path / "opt", FAMILIES["opt"](1)), tmp_path / "large", 10**6)
+        inflate.inflate(write_model(tmp_path / "opt", FAMILIES["opt"](1)), tmp_path / "large", 10**6)
     with pytest.raises(InvalidInput, match="ask for more"):
-        inflate(make_checkpoint(tmp_path / "small", seed=1), tmp_path / "large", 1000)
+        inflate.inflate(make_checkpoint(tmp_path / "small", seed=1), tmp_path / "large", 1000)
