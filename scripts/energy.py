@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from runtime.server.energy import NoCounters, gpu_counters
+
+Counters = dict[str, Callable[[], float]]
 
 
 class EnergyMeter:
     """All energy counters of the machine: whatever runs on it counts, this process or not.
 
     Counters advance every few (RAPL) to a hundred (NVML) milliseconds, so a single short answer may read as 0; sums
-    over many answers are right. Nothing is ever estimated. GPUs are read through nvidia-ml-py, processors through zeus
-    (both are in the extra `energy`), each if it is installed; they are loaded by the first look at the meter.
+    over many answers are right. GPUs are read through nvidia-ml-py, processors through zeus (extra `energy`). `name`
+    says what is measured, or `none` and why; `available`, whether `end` gives figures.
     """
 
     def __init__(self) -> None:
         self._window: list[float] = []
-        self._why: list[str] = []
-
-    @property
-    def name(self) -> str:
-        """What is measured, or `none`, and why."""
-        return ", ".join(self._counters) or f"none ({'; '.join(self._why)})"
-
-    @property
-    def available(self) -> bool:
-        """Whether `end` gives figures."""
-        return bool(self._counters)
+        self._counters: Counters = {}
+        why = []
+        for source in (_gpus, _processors):
+            try:
+                self._counters |= source()
+            except NoCounters as problem:
+                why.append(str(problem))
+        self.name, self.available = ", ".join(self._counters) or f"none ({'; '.join(why)})", bool(self._counters)
 
     def begin(self) -> None:
         """Start a window. What is to be measured must have ended when the window does, on the GPU as well."""
@@ -41,40 +39,27 @@ class EnergyMeter:
         now = [read() for read in self._counters.values()]
         return sum(b - a for a, b in zip(self._window, now, strict=True)) / 1000 if now else None
 
-    @cached_property
-    def _counters(self) -> Mapping[str, Callable[[], float]]:
-        """What reads each counter's millijoules, by its name."""
-        found: dict[str, Callable[[], float]] = {}
-        for source in (_gpus, _processors):
-            try:
-                found.update(source())
-            except NoCounters as problem:
-                self._why.append(str(problem))
-        return found
+
+def _gpus() -> Counters:
+    return {f"GPU {index} (NVML)": read for index, read in gpu_counters().items()}
 
 
-def _gpus() -> Iterator[tuple[str, Callable[[], float]]]:
-    for index, read in gpu_counters().items():
-        yield f"GPU {index} (NVML)", read
-
-
-def _processors() -> Iterator[tuple[str, Callable[[], float]]]:
-    """Those with RAPL that may be read."""
+def _processors() -> Counters:
     try:
-        zeus = importlib.import_module("zeus.device")
-        exceptions = importlib.import_module("zeus.device.exception")
+        zeus, problems = (importlib.import_module(f"zeus.device{part}") for part in ("", ".exception"))
     except ImportError:
         raise NoCounters("zeus is not installed (extra energy)") from None
     try:
         packages = zeus.get_cpus()
-    except exceptions.ZeusBaseCPUError as error:
+    except problems.ZeusBaseCPUError as error:
         raise NoCounters(f"RAPL: {error}") from None
 
     def read(index: int, part: str) -> float:
-        consumed: Any = packages.get_total_energy_consumption(index)
-        return float(getattr(consumed, part))
+        return float(getattr(packages.get_total_energy_consumption(index), part))
 
+    found: Counters = {}
     for index in range(len(packages)):
-        yield f"CPU package {index} (RAPL)", partial(read, index, "cpu_mj")
+        found[f"CPU package {index} (RAPL)"] = partial(read, index, "cpu_mj")
         if packages.supports_get_dram_energy_consumption(index):
-            yield f"memory of package {index} (RAPL)", partial(read, index, "dram_mj")
+            found[f"memory of package {index} (RAPL)"] = partial(read, index, "dram_mj")
+    return found

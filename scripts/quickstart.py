@@ -1,81 +1,53 @@
-"""Answer a few held-out questions with the demo pair, and compare mtad with sampling; at most 25 lines.
+"""Answers held-out questions with the demo pair, and compares mtad with sampling; at most 25 lines.
 
 python -m scripts.quickstart [--pair FOLDER]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import time
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from statistics import mean
 
-import torch
+from tqdm import tqdm
 
-from runtime import LLM
+from runtime import LLM, DecodingParams
 from runtime.commands.entry import Parser, command
-from scripts.bench.methods import BASE, methods
-from scripts.demo import dataset
-from scripts.demo.dataset import matches
-from scripts.evaluation import report
-from scripts.evaluation.measure import compare
-from scripts.evaluation.prompts import Demo
+from scripts.demo.dataset import load, matches
 from scripts.paths import ROOT
+from scripts.results import table
 
 SHOWN, COMPARED = 5, 80
+METHODS = ("sample", "block", "mtad")
 NEXT = """\
 mtad chat build/demo-pair --system 'Table singer, columns = [*, singer_id, name, age, city]'
-mtad generate build/demo-pair 'def largest(values):' --max-tokens 64 --seed 7
 mtad serve build/demo-pair   # a page to try it on, and OpenAI's API"""
 
 
 @command
 def main() -> None:
     parser = Parser(prog="scripts.quickstart", description="A first look at the demo pair.")
-    parser.add_argument(
-        "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    llm = LLM(options.pair)
-    tuned = methods("sql")
-    compared = {"sample": tuned["sample"], "block": replace(BASE, method="block"), "mtad": tuned["mtad"]}
-
+    parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
+    llm = LLM(parser.parse_args().pair)
+    examples, found = load("test", "sql")[:COMPARED], defaultdict[str, list[tuple[bool, float, float]]](list)
     print("Questions about databases that the pair has never seen, answered by mtad:")
-    examples = dataset.load("test", "sql")[:SHOWN]
-    params = [replace(compared["mtad"], seed=number) for number in range(SHOWN)]
-    for example, result in zip(examples, llm.generate([e.prompt for e in examples], params), strict=True):
-        question = example.prompt.splitlines()[-2].removeprefix("Question: ")
-        verdict = "right rows" if matches(example, result.text) else "wrong rows"
-        passes = f"{result.statistics.block_efficiency:.1f} tokens per pass"
-        print(f"{question}\n   {result.text.strip()}   [{verdict}; {passes}]")
-
-    rows = compare(llm, Demo("sql", "test", COMPARED), compared, label="comparing")
-    print(
-        f"\n{COMPARED} questions, one at a time; ± is one standard error:\n\n{table(rows)}\n\n{meaning(rows)}\n\n{NEXT}"
-    )
-
-
-def table(rows: Mapping[str, Any]) -> str:
-    """Accuracy, tokens per pass and speed of each setting, as a Markdown table."""
-    columns = {"accuracy": (100, ".0f"), "block_efficiency": (1, ".2f"), "tokens_per_second": (1, ".0f")}
-    lines = [["setting", "accuracy %", "tokens per pass", "tokens/s"]]
-    for label, row in rows.items():
-        figures = [(row[name], scale, form) for name, (scale, form) in columns.items()]
-        cells = [f"{f['value'] * scale:{form}} ± {f['error'] * scale:{form}}" for f, scale, form in figures]
-        lines.append([label, *cells])
-    return report.markdown(lines)
-
-
-def meaning(rows: Mapping[str, Any]) -> str:
-    """What the table says, paired over questions."""
-    points = rows["mtad"]["accuracy"]["vs"]["sample"]
-    faster = {name: rows[name]["tokens_per_second"]["vs"]["sample"] for name in ("block", "mtad")}
-    speed = {name: f"{one['ratio']:.2f} ± {one['error']:.2f} times as fast" for name, one in faster.items()}
-    return (
-        f"Against sampling, mtad is right {100 * points['difference']:+.0f} ± {100 * points['error']:.0f} points more "
-        f"often and {speed['mtad']}; block, which keeps sampling's distribution, is {speed['block']}."
-    )
+    for number, example in enumerate(tqdm(examples, leave=False, disable=None)):
+        for method in METHODS:
+            began = time.perf_counter()
+            result = llm.generate(example.prompt, DecodingParams(method=method, seed=number))[0]
+            speed = len(result.token_ids) / (time.perf_counter() - began)
+            right, efficiency = matches(example, result.text), result.statistics.block_efficiency
+            found[method].append((right, efficiency, speed))
+            if method == "mtad" and number < SHOWN:
+                question = example.prompt.splitlines()[-2].removeprefix("Question: ")
+                verdict = f"{'right' if right else 'wrong'} rows; {efficiency:.1f} tokens per pass"
+                tqdm.write(f"{question}\n   {result.text.strip()}   [{verdict}]")
+    rows = [("method", "right answers", "tokens per pass", "tokens/s")]
+    for method, answers in found.items():
+        right, efficiency, speed = (mean(values) for values in zip(*answers, strict=True))
+        rows.append((method, f"{right:.0%}", f"{efficiency:.2f}", f"{speed:.0f}"))
+    print(f"\n{COMPARED} questions, one at a time (by chance, 5 % more or less are right):\n\n{table(rows)}\n\n{NEXT}")
 
 
 if __name__ == "__main__":

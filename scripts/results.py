@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,11 +47,13 @@ def save(path: Path, made_by: str, figures: Mapping[str, Any]) -> None:
         made_by: the module that measured, such as `scripts.bench.overhead`; it has `tables`.
         figures: what was measured. Numbers that JSON does not know (NaN, infinities) become null.
     """
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command, found = ["git", "rev-parse", "HEAD"], None
+    if shutil.which("git"):
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     about = {
         "made_by": made_by,
         "command": " ".join(["python -m", made_by.removesuffix(".__main__"), *sys.argv[1:]]),
-        "commit": commit.stdout.strip() or None,
+        "commit": found or None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
     }

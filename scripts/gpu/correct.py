@@ -1,24 +1,27 @@
-"""Stages that compare: texts with graphs and without, logits of the smaller types, the attention kernels."""
+"""Checks of what the PyTorch engine computes: its attention, its logits, the texts of captured blocks, its pages."""
 
 from __future__ import annotations
 
-import importlib
-import math
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface, Gemma2Config, PreTrainedModel, Qwen3Config
 
-from engines.base import Step, mask_length
+from engines.base import KV_PAGE, Engine
+from engines.cache.paged import by_page, gathered
 from engines.graphs.capture import waits_are_errors
-from mtad.methods import METHODS as ALL
+from engines.pytorch.attention import require
+from engines.pytorch.hook import KERNEL, NAME
+from export.verification.verify import ancestors_of, expect, random_tree, verify
+from mtad.errors import InvalidInput
+from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime.scheduler.request import Result
-from scripts.gpu.models import demo_model, demo_tokenizer, engine_of, open_llm, pair_of
-from scripts.gpu.report import Found, Skip
-from scripts.gpu.setup import Setup
+from scripts.gpu.models import FromHost, demo_model, demo_pair, engine_of, open_llm, random_model
+from scripts.gpu.run import Run, Skip
 
 PROMPTS = (
     "SELECT name FROM singer WHERE age > 20",
@@ -29,142 +32,128 @@ PROMPTS = (
     "class Stack:\n    def push(self, value):\n",
     "for index in range(10):\n",
 )
-BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
-"""Largest difference of a logit that passes, in standard deviations of the logits."""
-METHODS = tuple(name for name, method in ALL.items() if method.captured)
-BASE = DecodingParams(speculation="fixed", ignore_eos=True, accept_threshold=0.3)
+CAPTURED = tuple(name for name, method in METHODS.items() if method.captured)
+"""Methods whose blocks are captured."""
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of attention: largest difference of an output, in units of 1 plus its size."""
+LOGITS = {"float32": 1e-3, "float16": 0.04, "bfloat16": 0.3}
+"""Of an engine: largest difference of a logit, in standard deviations of the logits."""
 
 
-def agreement(dtype: str, setup: Setup, found: Found) -> None:
-    """Texts of the demo pair: with CUDA graphs and without, alone and in mixed batches of odd sizes.
+STARTS, KV_HEADS, LENGTH = (900, 0, 333, 64), 2, 1024
+"""Of the attention that is compared: columns of each row up to the root of its tree, KV heads, columns of the mask."""
+ATTENTION = ((1, 64, 1), (2, 128, 5), (4, 128, 17), (8, 64, 65), (4, 96, 5), (2, 256, 17))
+"""Query heads of a KV head, their size, and a step's tokens."""
 
-    Without graphs, blocks run by the functions of the host, which draw the same numbers but round otherwise: of all
-    texts one may differ on a GPU. Then adaptive drafts, whose greedy texts are those of `sample`; graphs captured in
-    advance, which have to serve every block; and whether a prompt makes the host wait.
+
+def attention(run: Run) -> None:
+    """The attention kernels against torch's attention in float64; a second run gives the same bits."""
+    try:
+        require("triton", torch.device(run.device), 1)
+    except InvalidInput as refused:
+        raise Skip(refused.problem) from None
+    for group, size, steps in ATTENTION[:1] if run.quick else ATTENTION:
+        for dtype, allowed in TOLERANCE.items():
+            query, pool, more = random_step(STARTS[-1:] if run.quick else STARTS, group, size, steps)
+            query, pool = query.to(run.device, dtype), pool.to(run.device, dtype)
+            more = {name: value.to(run.device) for name, value in more.items()} | {"scaling": 0.3}
+            ours, again = (AttentionInterface()[KERNEL](None, query, *pool, **more)[0] for _ in range(2))
+            held = gathered(pool, more["page_table"]).nan_to_num(0.0).double()
+            exact = AttentionInterface()[NAME](None, query.double(), *held, more["mask"], more["scaling"])[0]
+            name = f"{dtype}, {KV_HEADS} x {group} heads of {size}, {steps} tokens"
+            run.compare(name, float(((ours - exact).abs() / (1 + exact.abs())).max()), allowed, "of 1 + size")
+            run.compare(f"{name}, once more", float((ours != again).sum()), 0, "outputs differ")
+
+
+def random_step(starts: Sequence[int], group: int, size: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Queries of random trees, keys and values in pages of any order, and what else attention is given.
+
+    What lies behind the rows' ends is NaN.
     """
-    few, texts = setup.sizes.few, 1 if setup.sizes.few else 3
-    exact = dtype == "float32"
-    engines = [
-        engine_of(demo_model(role, setup.device, getattr(torch, dtype)), len(PROMPTS) + 1, 256)
-        for role in ("target", "auxiliary")
-    ]
-    pair = pair_of(engines, demo_tokenizer())
-    on, off = open_llm(pair, graphs=True), open_llm(pair, graphs=False)
-    tokens = setup.sizes.tokens // 2
-    lengths = [tokens + number % (3 if few else len(METHODS)) for number in range(len(METHODS))]
-    asked = [
-        replace(BASE, method=method, accept_threshold=None, max_tokens=length)
-        for method, length in zip(METHODS, lengths, strict=True)
-    ]
-    cases = [(params.method, [replace(params, seed=row) for row in range(texts)]) for params in asked]
-    for size in (5,) if few else (1, 3, 5, 7):
-        params = [replace(asked[(size * row) % len(asked)], seed=100 + row) for row in range(size)]
-        cases.append((f"mixed, {size} rows", params))
-    for name, params in cases:
+    rows, made = len(starts), torch.Generator().manual_seed(0)
+    query = torch.randn(rows, steps, KV_HEADS * group, size, generator=made).transpose(1, 2)
+    columns = torch.randn(2, KV_HEADS, rows, LENGTH, size, generator=made)
+    mask = torch.zeros(rows, 1, steps, LENGTH, dtype=torch.bool)
+    tree = ancestors_of(random_tree(rows, steps - 1, made))
+    for row, start in enumerate(starts):
+        mask[row, :, :, : start + 1] = True
+        mask[row, 0, 1:, start + 1 : start + steps] = tree[row]
+        columns[:, :, row, start + steps :] = torch.nan
+    pool = torch.empty_like(ordered := columns.flatten(2, 3))
+    pages = torch.randperm(rows * LENGTH // KV_PAGE, generator=made)
+    by_page(pool)[:, :, pages] = by_page(ordered)
+    more = {"mask": mask, "write_at": torch.tensor(starts), "page_table": pages.int().view(rows, -1)}
+    return query, pool, more
+
+
+def engine(run: Run) -> None:
+    """Logits of the engine with its fused layers against the model's own on the CPU in float32, in every type.
+
+    The models are the demo target, and random ones with norms of queries and keys, soft caps, and a sliding window.
+    """
+    sizes: dict[str, Any] = {"vocab_size": 320, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "initializer_range": 0.1, "pad_token_id": 0}
+    models = {"Llama (demo)": demo_model("target")}
+    if not run.quick:
+        models["Qwen 3"] = random_model(Qwen3Config(**sizes, head_dim=128), 2, "cpu", torch.float32)
+        capped = Gemma2Config(**sizes, head_dim=256, sliding_window=64, attn_logit_softcapping=20.0)
+        models["Gemma 2"] = random_model(capped, 2, "cpu", torch.float32)
+    for name, model in models.items():
+        for dtype in TOLERANCE:
+            copied = copy.deepcopy(model).to(torch.device(run.device), dtype)
+            compare_logits(run, name, engine_of(copied, 3, 256), model)
+
+
+def compare_logits(run: Run, name: str, found: Engine, model: PreTrainedModel) -> None:
+    """Compare an engine's logits with those of its model in float32 on the CPU, which gets its own attention."""
+    model.set_attn_implementation("eager")
+    expected = expect(model, found.spec)
+    largest = verify(FromHost(found), expected, allowed=torch.inf) / float(expected[1].std())
+    run.compare(f"{name}, {found.spec.dtype}", largest, LOGITS[found.spec.dtype], "standard deviations of a logit")
+
+
+def blocks(run: Run) -> None:
+    """Texts of the demo pair by captured blocks: those of the host form, in a batch those that a request gets alone.
+
+    Batches are of one method each, and mixed ones of sizes that are padded. Then: greedy adaptive drafts give the
+    texts of `sample`, every block was captured, and a prompt is stored without a wait of the host.
+    """
+    pair = demo_pair(run.device)
+    captured, host = (open_llm(pair, kind) for kind in (True, False))
+    base = DecodingParams(speculation="fixed", ignore_eos=True, max_tokens=6 if run.quick else 64)
+    methods, sizes = (CAPTURED[1:4], (3,)) if run.quick else (CAPTURED, (1, 3, 5, 7))
+    batches = {method: [replace(base, method=method, seed=row) for row in range(3)] for method in methods}
+    for size in sizes:
+        mixed = [replace(base, method=methods[row % len(methods)], seed=9 + row) for row in range(size)]
+        batches[f"mixed, {size} rows"] = mixed
+    for name, params in batches.items():
         prompts = PROMPTS[: len(params)]
-        ours, theirs = (llm.generate(prompts, params) for llm in (on, off))
-        different = [_differ(a, b) for a, b in zip(ours, theirs, strict=True)]
-        found.check(
-            f"graphs on = off: {name}", sum(at is not None for at in different), int(setup.on_gpu), "texts differ"
-        )
-        if any(at is not None for at in different):
-            found.note(**{f"first different token, {name}": different})
-        alone = [on.generate(prompt, p)[0] for prompt, p in zip(prompts, params, strict=True)]
-        apart = sum(_differ(a, b) is not None for a, b in zip(alone, ours, strict=True))
-        found.check(f"alone = batched: {name}", apart, 0 if exact and not setup.on_gpu else math.inf, "texts differ")
-    greedy = replace(BASE, method="sample", temperature=0.0, max_tokens=tokens)
+        together = captured.generate(prompts, params)
+        run.compare_texts(f"{name}: captured = host", together, host.generate(prompts, params))
+        alone = [captured.generate(prompt, one)[0] for prompt, one in zip(prompts, params, strict=True)]
+        run.compare_texts(f"{name}: in a batch = alone", together, alone)
+    greedy = replace(base, method="sample", temperature=0.0)
     adaptive = replace(greedy, method="speculative", speculation="adaptive")
-    ours, theirs = (on.generate(PROMPTS[:3], own) for own in (adaptive, greedy))
-    apart = sum(_differ(a, b) is not None for a, b in zip(ours, theirs, strict=True))
-    found.check("adaptive = sample, greedy", apart, 0 if exact else math.inf, "texts differ")
-    assert on.blocks is not None
-    found.note(recorded=on.blocks.recorded, unrecorded=dict(on.blocks.unrecorded))
-    if setup.on_gpu:
-        found.check("blocks that could not be captured", sum(on.blocks.unrecorded.values()), 0, "blocks")
-    some = asked[1:3] if few else asked[:4]
-    prepared = open_llm(pair, graphs=True, record=some)
-    assert prepared.blocks is not None
-    before = prepared.blocks.recorded
-    for own in some:
-        prepared.generate(PROMPTS, own)
-    found.check("recorded in advance, and then again", prepared.blocks.recorded - before, 0, "graphs")
-    if setup.on_gpu:
-        try:
-            with waits_are_errors():
-                prepared.loop.caches.target.prefill(0, [1, 2, 3], 0)
-            waits = 0
-        except RuntimeError as error:
-            waits = 1
-            found.note(wait=str(error)[:200])
-        found.check("prompts make the host wait", waits, 0, "waits")
+    run.compare_texts("greedy adaptive = sample", *(captured.generate(PROMPTS, own) for own in (adaptive, greedy)))
+    if not run.on_gpu:
+        return
+    assert captured.blocks is not None
+    run.compare("not captured", captured.blocks.unrecorded.total(), 0, f"blocks {dict(captured.blocks.unrecorded)}")
+    with waits_are_errors():
+        captured.loop.caches.target.prefill(0, [1, 2, 3], 0)
 
 
-def _differ(ours: Result, theirs: Result) -> int | None:
-    """Number of the first token that is another; None if all are the same."""
-    pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
-    first = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-    if first is None and len(ours.token_ids) != len(theirs.token_ids):
-        return min(len(ours.token_ids), len(theirs.token_ids))
-    return first
-
-
-def precision(setup: Setup, found: Found) -> None:
-    """Logits of the demo target: float16 and bfloat16 against float32 on the device; that against others.
-
-    These are a CPU's, and those of the model's own layers, without the fused ones.
-    """
-    exact = _logits(setup.device, torch.float32)
-    host = _logits("cpu", torch.float32)
-    found.check("float32 against a CPU's", _difference(exact.cpu(), host), 1e-3, "standard deviations")
-    own = _logits(setup.device, torch.float32, fused=False)
-    found.check("fused layers against the model's own", _difference(exact, own), 1e-3, "standard deviations")
-    for dtype, allowed in BOUNDS.items():
-        name = str(dtype).removeprefix("torch.")
-        difference = _difference(_logits(setup.device, dtype), exact)
-        found.check(f"{name} against float32", difference, allowed, "standard deviations")
-
-
-def _difference(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours.double() - theirs.double()).abs().max() / theirs.double().std())
-
-
-def _logits(device: str, dtype: torch.dtype, fused: bool = True) -> Tensor:
-    """Logits float32 [R, S, V] of prompts of several lengths, and of a causal step behind them."""
-    engine = engine_of(demo_model("target", device, dtype), 3, 128, fused=fused)
-    made = torch.Generator().manual_seed(3)
-    tokens = torch.randint(engine.spec.vocab_size, (3, 60), generator=made)
-    for row, length in enumerate((50, 7, 33)):
-        engine.step(causal(tokens[row : row + 1, :length], [0], device, first_row=row))
-    return engine.step(causal(tokens[:, 55:], [50, 7, 33], device)).float()
-
-
-def causal(tokens: Tensor, write_at: Sequence[int], device: str, first_row: int = 0) -> Step:
-    """A step of rows [R, S] that continue what is in their first `write_at` columns."""
-    steps = tokens.shape[1]
-    start = torch.tensor(write_at)
-    positions = start[:, None] + torch.arange(steps)
-    length = mask_length(max(write_at) + steps, 1 << 20)
-    mask = (torch.arange(length) <= positions[:, :, None])[:, None]
-    return Step(
-        tokens=tokens.to(device),
-        positions=positions.to(device),
-        write_at=start.to(device),
-        mask=mask.to(device),
-        keep=torch.arange(steps, device=device),
-        first_row=first_row,
-    )
-
-
-def attention(setup: Setup, found: Found) -> None:
-    """The Triton kernels against float64, and their times."""
-    if not setup.on_gpu:
-        raise Skip("the kernels run on a GPU; test_attention.py has them in Triton's interpreter")
-    if find_spec("triton") is None:
-        raise Skip("triton is not installed")
-    if find_spec("scripts.gpu.attention_check") is None:
-        raise Skip("there are no such kernels here")
-    kernels = importlib.import_module("scripts.gpu.attention_check")
-
-    found.check("attention kernels against float64", kernels.check_attention(setup.device), math.inf, "of 1 + size")
-    for row in kernels.time_attention(setup.device):
-        found.row(**row)
+def pages(run: Run) -> None:
+    """Texts of requests that need more pages than there are, so that some give way: each is what it gets alone."""
+    requests, columns = (3, 192) if run.quick else (len(PROMPTS), 256)
+    pair = demo_pair(run.device, requests, columns)
+    params = DecodingParams(method="block", speculation="fixed", ignore_eos=True, max_tokens=columns - 112, seed=1)
+    llm = open_llm(pair, captured=True)
+    alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:requests]]
+    caches = [own.cache for own in (pair.target, pair.auxiliary)]
+    for cache in caches:
+        cache.allocate_pages(requests * columns // KV_PAGE // 2)
+    llm = open_llm(pair, captured=True)
+    run.compare_texts("few pages = alone", llm.generate(PROMPTS[:requests], params), alone)
+    run.compare("nobody gave way", float(llm.loop.scheduler.preemptions == 0), 0, "")
+    llm.loop.check_integrity()

@@ -1,4 +1,4 @@
-"""Models of random weights, made where they run, and pairs of them. No checkpoint is read but the demo pair's."""
+"""Pairs that are made where they run: the demo pair, and pairs of random weights with the shape of real ones."""
 
 from __future__ import annotations
 
@@ -8,166 +8,110 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from engines.base import KV_PAGE, EngineSpec
+from engines.base import INPUTS, KV_PAGE, Engine, EngineSpec, Step
 from engines.graphs.capture import NoRecorder
 from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.config import RuntimeConfig
-from runtime.pair import Pair
+from runtime.pair import ROLES, Pair, open_tokenizer
 from scripts.paths import DEMO
 
-NODES = 64
-"""Of the largest draft; rows that pad a batch write as many columns and one more behind the capacity."""
-
-VOCABULARY = 128256
-SHAPES: dict[str, dict[str, Any]] = {
-    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
-    "68M": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "tinier": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+SHAPES: dict[str, tuple[float, dict[str, Any]]] = {
+    "8B": (24.0, {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}),
+    "1B": (6.0, {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}),
+    "tiny": (0.0, {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}),
 }
-"""Llama-3.1-8B, Llama-3.2-1B, JackFram/llama-68m; and two to see on a CPU that all of it works. 8 KV heads and
-the vocabulary of Llama 3 in all of the first three, as a pair has one vocabulary: `68M` thus has 250 M parameters."""
+"""Gigabytes that a pair takes in bfloat16, and its target's sizes: those of Llama 3, and some for a quick look."""
+AUXILIARY_LAYERS, ACCEPTED = 2, 0.7
+"""Of a random pair: layers of its auxiliary, and the probability with which a drafted token is accepted, at least."""
 
 
-def shape(name: str) -> LlamaConfig:
-    """The configuration of a shape; no token ends a text."""
-    tiny = name in ("tiny", "tinier")
-    values = SHAPES[name]
-    heads = values["num_attention_heads"]
-    return LlamaConfig(
-        **values,
-        vocab_size=256 if tiny else VOCABULARY,
-        num_key_value_heads=heads if name == "68M" else min(8, heads // 2),
-        max_position_embeddings=16384,
-        tie_word_embeddings=name == "1B",
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
+def demo_model(role: str) -> PreTrainedModel:
+    """A model of the demo pair, on the CPU in float32."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(DEMO / "pair" / role, dtype=torch.float32)
+    return model.eval()
+
+
+def demo_pair(device: str, rows: int = 8, columns: int = 256) -> Pair:
+    """The demo pair in float32."""
+    engines = [engine_of(demo_model(role).to(torch.device(device)), rows, columns) for role in ROLES]
+    return pair_of(engines, open_tokenizer(DEMO / "pair" / "target"))
+
+
+def random_pair(name: str, device: str, rows: int, columns: int) -> Pair:
+    """A pair of random weights whose drafts are accepted about as often as a trained pair's.
+
+    The auxiliary is the target's embeddings, first layers, final norm and head, in weights of its own. What the
+    target's other layers add to the residual stream is halved until the two agree. The head is scaled by 4, so that
+    distributions have the entropy of a few tokens. Sizes, and so times, are those of the shape.
+    """
+    tiny, dtype = name == "tiny", torch.bfloat16 if device != "cpu" else torch.float32
+    sizes = {**SHAPES[name][1], "vocab_size": 256 if tiny else 128256, "max_position_embeddings": 16384}
+    sizes |= {"num_attention_heads": sizes["hidden_size"] // (64 if tiny else 128), "rms_norm_eps": 1e-5}
+    target, auxiliary = (
+        random_model(LlamaConfig(**sizes, num_key_value_heads=2 if tiny else 8), layers, device, dtype)
+        for layers in (sizes["num_hidden_layers"], AUXILIARY_LAYERS)
     )
+    weights = target.state_dict()
+    with torch.no_grad():
+        target.lm_head.weight.mul_(4.0)
+        for key, weight in auxiliary.state_dict().items():
+            weight.copy_(weights[key])
+        tokens = torch.randint(sizes["vocab_size"], (1, 64), device=device)
+        while True:
+            p, q = (model(input_ids=tokens).logits.float().softmax(-1) for model in (target, auxiliary))
+            if float(torch.minimum(p, q).sum(-1).mean()) >= ACCEPTED:
+                break
+            for layer in target.model.layers[AUXILIARY_LAYERS:]:
+                layer.self_attn.o_proj.weight.mul_(0.5)
+                layer.mlp.down_proj.weight.mul_(0.5)
+    words = {f"{number} ": number for number in range(sizes["vocab_size"])}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0 ")))
+    return pair_of([engine_of(model, rows, columns) for model in (target, auxiliary)], tokenizer)
 
 
-def random_model(config: LlamaConfig, device: str, dtype: torch.dtype, seed: int = 1) -> PreTrainedModel:
-    """A model initialised as transformers does for training, on the device: nothing passes through the host."""
-    torch.manual_seed(seed)
-    with torch.device(device), torch.no_grad():
+def random_model(config: Any, layers: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A model initialised as for training, on the device: nothing passes through the host."""
+    torch.manual_seed(1)
+    config.num_hidden_layers = layers
+    with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
 
 
-def demo_model(role: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A model of the trained demo pair."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        DEMO / "pair" / role, dtype=dtype, local_files_only=True
-    )
-    return model.to(torch.device(device)).eval()
-
-
-def engine_of(model: PreTrainedModel, rows: int, columns: int, fused: bool = True) -> TorchEngine:
-    """The torch engine of a Llama, with a cache of at least `columns` columns; on a GPU, `fused` or its own layers."""
+def engine_of(model: PreTrainedModel, rows: int, columns: int) -> TorchEngine:
+    """The PyTorch engine of a model where it is, which changes it; with a cache of at least `columns` columns."""
     config, dtype = model.config, str(model.dtype).removeprefix("torch.")
-    spec = EngineSpec(
-        architecture="LlamaForCausalLM",
-        layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        dtype=dtype,
-        rows=rows,
-        capacity=-(-columns // KV_PAGE) * KV_PAGE,
-        eos_token_ids=(0,),
-        format="torch",
-        checkpoint_hash="",
-        versions={},
-        precision=dtype,
-    )
-    return TorchEngine(model, spec, device=str(model.device), fused=fused)
+    shape = config.num_hidden_layers, config.num_key_value_heads, config.head_dim, config.vocab_size
+    rows_of = rows, -(-columns // KV_PAGE) * KV_PAGE
+    spec = EngineSpec(type(model).__name__, *shape, dtype, *rows_of, (0,), "torch", "", {}, precision=dtype)
+    return TorchEngine(model, spec, device=str(model.device))
 
 
-def bytes_read(model: PreTrainedModel) -> int:
-    """Bytes of weights that a step reads: all, but of an embedding that is no head as well only a few rows."""
-    every = sum(p.numel() * p.element_size() for p in model.parameters())
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
-    return int(every if head is table else every - table.numel() * table.element_size())
-
-
-def cache_bytes(engine: TorchEngine, rows: int, columns: int) -> int:
-    """Bytes of keys and values of so many rows and columns."""
-    spec = replace(engine.spec, rows=rows, capacity=columns)
-    return spec.kv_bytes
-
-
-def pair_of(engines: Sequence[TorchEngine], tokenizer: PreTrainedTokenizerFast) -> Pair:
+def pair_of(engines: Sequence[TorchEngine], tokenizer: Any) -> Pair:
     """A pair of opened engines, target and auxiliary."""
     target, auxiliary = engines
-    weights = sum(bytes_read(engine.model.model) for engine in (target, auxiliary))
-    size = target.spec.vocab_size
-    return Pair(target, auxiliary, tokenizer, size, target.spec.eos_token_ids, weights, DecodingParams(), 1)
+    weights = sum(p.numel() * p.element_size() for engine in engines for p in engine.model.parameters())
+    return Pair(target, auxiliary, tokenizer, target.spec.vocab_size, (0,), weights, DecodingParams(), threads=1)
 
 
-def demo_tokenizer() -> PreTrainedTokenizerFast:
-    """The demo pair's."""
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
-    return tokenizer
-
-
-def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """One whose tokens are numbers, for models that have no text."""
-    vocabulary = {f"{number} ": number for number in range(size)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="0 ")))
-
-
-def open_llm(pair: Pair, graphs: bool, record: Sequence[DecodingParams] = ()) -> LLM:
-    """The runtime of a pair on the engines' device; blocks of other parameters are recorded when they first come.
-
-    On a CPU, and without graphs, blocks run by the functions of the host.
-    """
+def open_llm(pair: Pair, captured: bool, record: Sequence[DecodingParams] = ()) -> LLM:
+    """The runtime of a pair, its blocks captured as CUDA graphs or run by the host; on a CPU, always by the host."""
     recorder = NoRecorder("cpu") if pair.device.type == "cpu" else None
-    config = RuntimeConfig(graphs=graphs, prefix_tokens=0)
-    return LLM(pair, config, record=record, recorder=recorder)
+    return LLM(pair, RuntimeConfig(graphs=captured, prefix_tokens=0), record=record, recorder=recorder)
 
 
-class MadePair:
-    """A pair of random weights whose drafts are accepted as often as one wants.
+class FromHost(Engine):
+    """An engine that is given steps on the host, and gives logits there."""
 
-    The auxiliary is the target's embeddings, first layers, final norm and head, in weights of its own. What the
-    target's other layers add to the residual stream (the outputs of attention and of the feed-forward) is scaled by
-    `later`, so the nearer that is to 0, the more the two agree; sizes, and so the times, stay those of the shape. The
-    head is scaled by 4, so that the target's distributions have the entropy of a few tokens and not of thousands.
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.spec, engine.cache)
+        self._engine = engine
 
-    Args:
-        name: of the target's shape.
-        layers: of the auxiliary.
-        device, dtype: of both.
-
-    Attributes:
-        target, auxiliary: the models.
-        later: the scale, 1 at first.
-    """
-
-    def __init__(self, name: str, layers: int, device: str, dtype: torch.dtype) -> None:
-        config = shape(name)
-        config.tie_word_embeddings = False
-        self.target = random_model(config, device, dtype)
-        small = LlamaConfig(**{**config.to_dict(), "num_hidden_layers": layers})
-        self.auxiliary = random_model(small, device, dtype)
-        self.layers, self.later = layers, 1.0
-        with torch.no_grad():
-            self.target.get_output_embeddings().weight.mul_(4.0)
-            theirs = self.target.state_dict()
-            for key, weight in self.auxiliary.state_dict().items():
-                weight.copy_(theirs[key])
-
-    def scale(self, factor: float) -> None:
-        """Multiply `later`; graphs that were recorded see it."""
-        self.later *= factor
-        with torch.no_grad():
-            for layer in self.target.model.layers[self.layers :]:
-                layer.self_attn.o_proj.weight.mul_(factor)
-                layer.mlp.down_proj.weight.mul_(factor)
+    def step(self, step: Step) -> Tensor:
+        placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
+        return self._engine.step(replace(step, **placed)).cpu()

@@ -1,100 +1,114 @@
-"""Stages that time memory and steps."""
+"""How fast: tokens per second and joules by method and load, and where a block's time goes."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable
+import statistics
+import time
+from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from engines.base import Step
-from engines.pytorch.engine import TorchEngine
-from scripts.gpu.correct import causal
-from scripts.gpu.models import (
-    bytes_read,
-    cache_bytes,
-    engine_of,
-    random_model,
-    shape,
-)
-from scripts.gpu.report import Found
-from scripts.gpu.setup import Setup
+from mtad.params import DecodingParams
+from runtime import LLM
+from runtime.pair import Pair
+from scripts.energy import EnergyMeter
+from scripts.gpu.models import SHAPES, open_llm, random_pair
+from scripts.gpu.run import Run, Skip
 
-LAUNCHES = 14
-"""Kernels of a step of a Llama per layer at most: 12, and what is outside the layers."""
+METHODS = ("sample", "block", "mtad")
+PROMPT = [*range(1, 128)]
+"""Tokens of a request behind its first, which is its own, so that nothing is shared."""
 
 
-def bandwidth(setup: Setup) -> float:
-    """Bytes read and written a second by a copy on the device; the median of 20."""
-    source = torch.ones(setup.sizes.copied, dtype=torch.uint8, device=setup.device)
-    to = torch.empty_like(source)
-    median = setup.timer.measure(lambda: to.copy_(source), 20).median
-    return 2 * setup.sizes.copied / (median / 1e3)
+def speed(run: Run) -> None:
+    """Tokens per second, prompts included, and joules per token, of the largest pair that fits.
 
-
-def memory(setup: Setup, found: Found) -> None:
-    """What a copy moves a second: the yardstick of the floors."""
-    found.row(what="copy, bytes read and written", terabytes_s=bandwidth(setup) / 1e12)
-
-
-def steps(name: str, setup: Setup, found: Found) -> None:
-    """A step's time and its floor: weights and keys and values read once, at the speed of a copy.
-
-    Steps of 1 and of 5 tokens a row (decoding; scoring of four drafted tokens), launched and as CUDA graphs.
+    Rounds go through all systems in turn; ratios to `sample` of the same load are paired by round. With one request,
+    blocks run by the host as well, to see what capturing them gains.
     """
-    sizes, speed = setup.sizes, bandwidth(setup)
-    model = random_model(shape(name), setup.device, setup.dtype)
-    engine = engine_of(model, max(sizes.rows), max(sizes.contexts) + 64)
-    found.note(parameters=sum(p.numel() for p in model.parameters()), bytes_read=bytes_read(model))
-    for context, rows, tokens in itertools.product(sizes.contexts, sizes.rows, (1, 5)):
-        step = random_step(engine, rows, tokens, context, setup.device)
-        engine.cache.reserve(step.spans)
-        work = partial(engine.enqueue, step)
-        floor = (bytes_read(model) + cache_bytes(engine, rows, context)) / speed * 1e3
-        if (context, rows, tokens) == (sizes.contexts[0], sizes.rows[0], 1):
-            work()  # compiles
-            launches = sum(event.count for event in launched(work, setup)) / model.config.num_hidden_layers
-            allowed = LAUNCHES if setup.on_gpu else math.inf
-            found.check("launches of a step, per layer", launches, allowed, "kernels")
-        off = setup.timer.measure(work, 20, seconds=sizes.seconds / 4)
-        recorder = setup.recorder()
-        with recorder.ordered():
-            on = setup.timer.measure(recorder.record(partial(_run, work)), 20, seconds=sizes.seconds / 4)
-        found.row(
-            rows=rows,
-            context=context,
-            tokens=tokens,
-            floor_ms=floor,
-            graph_ms=on.median,
-            of_floor=on.median / floor,
-            quartiles_ms=f"{on.low:.3f} .. {on.high:.3f}",
-            launched_ms=off.median,
-            launched_quartiles_ms=f"{off.low:.3f} .. {off.high:.3f}",
+    loads, tokens, rounds = ((1, 2), 5, 2) if run.quick else ((1, 4, 16), 128, 5)
+    pair = open_pair(run, max(loads), tokens)
+    base = DecodingParams(speculation="fixed", ignore_eos=True, max_tokens=tokens)
+    params = {name: replace(base, method=name) for name in METHODS}
+    captured, host = open_llm(pair, captured=True, record=list(params.values())), open_llm(pair, captured=False)
+    systems: list[tuple[int, str, LLM]] = [(load, name, captured) for load in loads for name in METHODS]
+    systems += [(loads[0], f"{name}, by the host", host) for name in METHODS]
+    meter, found = EnergyMeter(), defaultdict[tuple[int, str], list[tuple[float, float, float | None]]](list)
+    for turn, (load, name, llm) in itertools.product(range(rounds + 1), systems):
+        asked = replace(params[name.split(",")[0]], seed=turn)
+        meter.begin()
+        began = time.perf_counter()
+        results = llm.generate([[row, *PROMPT] for row in range(load)], asked)
+        seconds, joules = time.perf_counter() - began, meter.end()
+        made = sum(len(result.token_ids) for result in results)
+        if turn:  # the first round captures and warms up
+            efficiency = statistics.mean(result.statistics.block_efficiency for result in results)
+            found[load, name].append((made / seconds, efficiency, None if joules is None else joules / made))
+    for (load, name), measured in found.items():
+        rates, efficiencies, joules_each = zip(*measured, strict=True)
+        ratios = [rate / other[0] for rate, other in zip(rates, found[load, "sample"], strict=True)]
+        run.row(
+            requests=load,
+            method=name,
+            tokens_per_second=statistics.median(rates),
+            times_sample=f"{statistics.mean(ratios):.2f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.2f}",
+            tokens_per_pass=statistics.mean(efficiencies),
+            joules_per_token="no meter" if None in joules_each else statistics.mean(joules_each),
         )
 
 
-def launched(work: Callable[[], object], setup: Setup) -> list[Any]:
-    """What `work` launches, by kernel; on a CPU, torch's operators."""
-    kind = torch.profiler.ProfilerActivity.CUDA if setup.on_gpu else torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[kind]) as taken:
-        work()
-        setup.timer.wait()
-    wanted = DeviceType.CUDA if setup.on_gpu else DeviceType.CPU
-    return [event for event in taken.key_averages() if event.device_type == wanted]
+def open_pair(run: Run, rows: int, tokens: int) -> Pair:
+    """The largest pair of random weights that fits the GPU's free memory; the smallest on a CPU."""
+    free = torch.cuda.mem_get_info(run.device)[0] / 1e9 if run.on_gpu and not run.quick else 0.0
+    name = next(name for name, (gigabytes, _) in SHAPES.items() if gigabytes <= free)
+    run.findings.send(("facts", {"pair": f"{name}, random weights"}))
+    return random_pair(name, run.device, rows, 128 + tokens + 64)
 
 
-def _run(work: Callable[[], Tensor]) -> None:
-    work()
+def profile(run: Run) -> None:
+    """What the device does in one captured block of one request, by method; on a CPU, torch's operators.
 
-
-def random_step(engine: TorchEngine, rows: int, tokens: int, context: int, device: str) -> Step:
-    """A step behind `context` columns, whose mask is as long as a recorded block's: the whole capacity."""
-    ids = torch.randint(engine.spec.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(context))
-    step = causal(ids, [context - tokens] * rows, device)
-    return replace(step, mask=torch.nn.functional.pad(step.mask, (0, engine.spec.capacity - step.mask.shape[3])))
+    On a GPU a block is one launch of a graph and one wait.
+    """
+    pair = open_pair(run, 1, 256)
+    llm = open_llm(pair, captured=True)
+    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * run.on_gpu
+    for method in METHODS:
+        params = DecodingParams(method=method, speculation="fixed", ignore_eos=True, max_tokens=256, seed=1)
+        request = llm.add([0, *PROMPT], params)
+        for _ in range(6):  # stores the prompt, captures, warms up
+            llm.step()
+        with torch.profiler.profile(activities=kinds) as taken:
+            began = time.perf_counter()
+            llm.step()
+            whole = time.perf_counter() - began
+        llm.cancel(request)
+        events: list[Any] = list(taken.events() or ())
+        wanted = DeviceType.CUDA if run.on_gpu else DeviceType.CPU
+        kernels = [one for one in events if one.device_type == wanted and not one.cpu_children]
+        if not kernels:
+            raise Skip("the profiler sees no kernels here")
+        times: Counter[str] = Counter()
+        for one in kernels:
+            times[one.name[:80]] += one.time_range.elapsed_us()
+        span = max(one.time_range.end for one in kernels) - min(one.time_range.start for one in kernels)
+        names = Counter(one.name for one in events if one.device_type == DeviceType.CPU)
+        waits = names["cudaStreamSynchronize"] + names["cudaEventSynchronize"]
+        run.row(
+            method=method,
+            block_ms=1e3 * whole,
+            kernels=len(kernels),
+            kernels_ms=times.total() / 1e3,
+            gaps_ms=(span - times.total()) / 1e3,
+            graphs=names["cudaGraphLaunch"],
+            other_launches=sum(count for name, count in names.items() if "LaunchKernel" in name),
+            waits=waits,
+        )
+        if run.on_gpu:
+            run.compare(f"{method}: blocks that are no graph", abs(names["cudaGraphLaunch"] - 1), 0, "launches")
+            run.compare(f"{method}: waits", waits, 1, "waits")
+        run.findings.send(("facts", {f"microseconds of {method}": dict(times.most_common(12))}))
