@@ -1,1 +1,1 @@
-"""Decoding methods side by side on sets of prompts: quality, repetition, acceptance, speed, energy."""
+"""Decoding methods side by side on one set of prompts: how much faster, and at what price in quality."""

@@ -1,29 +1,136 @@
-"""Compare decoding methods on sets of prompts: quality, repetition, acceptance, speed, energy.
+"""Compare decoding methods on one set of prompts: how much faster, and at what price in quality.
 
-    python -m scripts.evaluation                                        the demo's test prompts, all settings
-    python -m scripts.evaluation --set spider=DIR,humaneval=FILE,jsonl=FILE --pair PAIR --checkpoints DIR --seeds 4
-    python -m scripts.evaluation --methods sample,speculative,mtad:accept_threshold=0.3 --baselines none
-    python -m scripts.evaluation --curve accept_threshold=0,0.1,0.3,0.5,0.7,0.9 --methods mtad,mmtad --split development
+    python -m scripts.evaluation code|sql|sql-ambiguous|jsonl=FILE --pair build/demo --answers FILE
+    python -m scripts.evaluation code --quick          one minute, to see that it works
 
-For each prompt and seed all settings run one after another, in an order that rotates. Speed is decoding alone: storing
-the prompt, tokenising and scoring are not in it. Perplexity is under the target, unprocessed, at temperature 1: exp of
-the mean over texts of their mean negative log-likelihood per token. Errors are standard errors over prompts
-(`scripts/evaluation/figures.py`); differences and ratios are paired. Energy is what meters say, or "none".
+Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
+four times, or eight times where answers are verified. Two tables are printed and written, as JSON with a plot:
 
-Prints Markdown tables; writes evaluation.json and .png, with --curve curves.json and .png, under build/results or the
-folder of --results. Sets of prompts: `scripts/evaluation/prompts.py`; settings: `settings.py` beside it.
+* `settings`: tokens per target pass and per second of decoding alone, also as a multiple of `block`'s (paired);
+  perplexity under the target, unprocessed (exp of the mean over texts of the negative log-likelihood per token);
+  distinct-2; self-BLEU over four answers to a prompt; pass@1 and pass@8; of lossless settings, the total variation per
+  token between the law they sample from and the target's own; how well a classifier tells the answers from `block`'s
+  (50 %: not at all; `block again` is the null); joules per token, where there is a meter.
+* `gain`: what remains of the speed beside `block` at a temperature of no worse figures, and whether that counts. The
+  auxiliary alone is the control (`scripts/evaluation/gain.py`).
+
+Errors are standard errors over prompts. With --answers, a run that was broken off goes on, and a finished one makes
+its tables again.
 """
 
 from __future__ import annotations
 
-from runtime.commands.entry import command
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.commands.entry import Parser, add_placement, command, placed_config
+from scripts.evaluation.report import plot, tables, verdict
+from scripts.evaluation.settings import BLOCK, DEFAULT, LONGEST, WIDEST, Setting, every_setting
+from scripts.paths import RESULTS, ROOT
+
+if TYPE_CHECKING:
+    from scripts.evaluation.answers import Answer
+
+__all__ = ["tables"]
+
+TIMED, MAX_TOKENS = 40, 128
+QUICK_PROMPTS, QUICK_TOKENS, QUICK_METHODS = 4, 16, "mtad,mmtad_sample"
+
+
+def parser() -> Parser:
+    own = Parser(prog="scripts.evaluation", description="Decoding methods side by side on one set of prompts.")
+    own.add_argument("set", help="code, sql, sql-ambiguous, or jsonl=FILE")
+    own.add_argument("--pair", type=Path, default=ROOT / "build" / "demo", help="pair folder (default: build/demo)")
+    own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
+    own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
+    own.add_argument("--results", type=Path, help=f"folder to write to (default: {RESULTS.relative_to(ROOT)})")
+    own.add_argument("--quick", action="store_true", help="few methods and prompts, into build/results")
+    add_placement(own)
+    return own
 
 
 @command
 def main() -> None:
-    from scripts.evaluation.command import parser, run
+    from scripts.results import save, table
 
-    run(parser().parse_args())
+    options = parser().parse_args()
+    figures = measured(options)
+    folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
+    path = folder / f"evaluation-{figures['set']}.json"
+    save(path, "scripts.evaluation.__main__", figures)
+    plot(figures, path.with_suffix(".png"))
+    for name, rows in tables(figures).items():
+        print(f"\n{name}\n\n{table(rows)}")
+    print(f"\n{verdict(figures)}\nwritten to {path} and .png")
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a run.
+
+    Raises:
+        InvalidInput: an option is not usable; nothing was measured.
+    """
+    from scripts.evaluation.prompts import open_set
+
+    task = open_set(options.set)
+    methods = options.methods or (QUICK_METHODS if options.quick else DEFAULT)
+    settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop)
+
+    import torch
+
+    from scripts.evaluation import measure
+    from scripts.evaluation.answers import Store
+
+    about = measure.describe(options.pair, task)
+    store = Store(options.answers, about)
+    torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
+    config = placed_config(options, max_draft_len=LONGEST, max_beam_width=WIDEST, prefix_tokens=0)
+    writers = measure.Writers(options.pair, config)
+    prompts = measure.fitting(writers.llm, task, settings)
+    left_out, development = len(task.prompts) - len(prompts), [writers.llm.tokenize(one) for one in task.development]
+    if options.quick:
+        prompts, development = dict(list(prompts.items())[:QUICK_PROMPTS]), development[:1]
+    settings = measure.choose_drafts(writers, settings, development, store)
+    written = measure.write_answers(writers, settings, prompts, task.answers, TIMED, store)
+    right = {label: measure.verify(task, list(prompts), answers) for label, answers in written.items()}
+    return {
+        "about": about,
+        "set": task.name,
+        "prompts": len(prompts),
+        "left_out": left_out,
+        "answers": task.answers,
+        "timed": min(TIMED, len(prompts)),
+        "energy": writers.meter.name,
+        **_compared(settings, written, right),
+    }
+
+
+def _compared(
+    settings: Sequence[Setting],
+    written: Mapping[str, Sequence[Sequence[Answer]]],
+    right: Mapping[str, Sequence[Sequence[bool]] | None],
+) -> dict[str, Any]:
+    """Figures and gains of all settings."""
+    from scripts.evaluation.figures import figures_of, summary
+    from scripts.evaluation.gain import control_failed, gains
+    from scripts.evaluation.two_samples import told_apart
+
+    known = {label: figures_of(answers, right[label]) for label, answers in written.items()}
+    for label, answers in written.items():
+        if label != BLOCK:
+            known[label]["told_apart"] = told_apart(answers, written[BLOCK])
+    rows = {
+        one.label: {
+            "parameters": one.description,
+            "draft": one.draft,
+            "figures": summary(known[one.label], known[BLOCK]),
+        }
+        for one in settings
+    }
+    gained = gains(settings, known)
+    return {"settings": rows, "gain": gained, "control_failed": control_failed(gained)}
 
 
 if __name__ == "__main__":

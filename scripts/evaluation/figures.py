@@ -1,209 +1,138 @@
-"""Figures of each setting with their errors, alone and paired with another setting's.
+"""Figures of each setting, with errors over prompts.
 
-Every figure is g(sum of N / sum of D) over answers, so one error serves all: the delete-one jackknife over groups of
-prompts (a single prompt, unless several are decoded at once), all seeds of a prompt together. For a mean that is the
-usual standard error over prompts; for ratios of sums (tokens/s, block efficiency) it is what the usual formula is not.
-Comparisons leave the same prompt out on both sides: they are paired. `seed_error` is the standard error over seeds with
-the prompts as they are: how far the figure moves when only the draws change.
+Every figure is N / D, or exp(N / D), of sums over prompts. A weight per prompt then gives a figure over any of them:
+over all, over all but one (delete-one jackknife: the errors, of comparisons too, which leave out the same prompt on
+both sides), or over a bootstrap's draw. All answers to a prompt stay together.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.tuning.measure import distinct, jackknife
-from scripts.evaluation.decoders import Answer
-from scripts.evaluation.humaneval import pass_at_k
+from scripts.evaluation.answers import Answer
 
 Floats = npt.NDArray[np.float64]
-Part = tuple[float, float] | None
-"""N and D of one answer; None where it has no such figure."""
-
-REFERENCES = ("sample", "speculative")
-"""Settings the others are compared with, as far as they take part."""
-
-REPEATED_SPAN = 16
-"""Tokens; a text in which a span this long comes again counts as repeating itself."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An answer, and whether it is right; None where nothing is right or wrong."""
-
-    answer: Answer
-    right: bool | None
+OF_SELF_BLEU = 4
+"""Answers per prompt that self-BLEU compares."""
+TRIES = (1, 8)
+"""k of pass@k."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
-
-    Attributes:
-        part: N and D of an answer.
-        against: how two settings are compared.
-        exponential: whether exp is taken of N / D.
-    """
-
-    part: Callable[[Scored], Part]
-    against: Literal["ratio", "difference"]
-    exponential: bool = False
-
-
-def longest_repeat(tokens: Sequence[int]) -> int:
-    """Tokens of the longest span that is in the text twice, perhaps overlapping; 0 if no token comes again."""
-    low, high = 0, max(len(tokens) - 1, 0)
-    while low < high:  # a repeated span's own spans are repeated too, so lengths can be halved
-        middle = (low + high + 1) // 2
-        spans = {tuple(tokens[at : at + middle]) for at in range(len(tokens) - middle + 1)}
-        low, high = (middle, high) if len(spans) < len(tokens) - middle + 1 else (low, middle - 1)
-    return low
-
-
-def _distinct(n: int) -> Callable[[Scored], Part]:
-    def part(one: Scored) -> Part:
-        value = distinct(one.answer.tokens, n)
-        return None if value is None else (value, 1.0)
-
-    return part
-
-
-FIGURES: dict[str, Figure] = {
-    "accuracy": Figure(lambda s: None if s.right is None else (float(s.right), 1.0), "difference"),
-    "perplexity": Figure(lambda s: (s.answer.nll, 1.0), "ratio", exponential=True),
-    "tokens_per_second": Figure(lambda s: (s.answer.timed_tokens, s.answer.seconds), "ratio"),
-    "block_efficiency": Figure(lambda s: (len(s.answer.tokens), s.answer.passes), "ratio"),
-    "acceptance_rate": Figure(
-        lambda s: None if s.answer.drafted is None else (float(s.answer.accepted or 0), s.answer.drafted), "difference"
-    ),
-    "tokens": Figure(lambda s: (len(s.answer.tokens), 1.0), "difference"),
-    "target_passes": Figure(lambda s: (s.answer.passes, 1.0), "ratio"),
-    "distinct_1": Figure(_distinct(1), "difference"),
-    "distinct_2": Figure(_distinct(2), "difference"),
-    "distinct_3": Figure(_distinct(3), "difference"),
-    "distinct_4": Figure(_distinct(4), "difference"),
-    "longest_repeat": Figure(lambda s: (longest_repeat(s.answer.tokens), 1.0), "difference"),
-    "repeated_share": Figure(lambda s: (float(longest_repeat(s.answer.tokens) >= REPEATED_SPAN), 1.0), "difference"),
-    "joules_per_token": Figure(
-        lambda s: None if s.answer.joules is None else (s.answer.joules, len(s.answer.tokens)), "ratio"
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Sums:
-    """N and D by group of prompts and seed, [groups, seeds]."""
+    """N and D of each prompt, [prompts]."""
 
     top: Floats
     bottom: Floats
-    exponential: bool
+    exponential: bool = False
 
-    def value(self) -> float:
-        """Over everything."""
-        return float(self._of(self.top.sum(), self.bottom.sum()))
-
-    def left_out(self) -> Floats:
-        """Without each group, [groups]."""
-        top, bottom = self.top.sum(1), self.bottom.sum(1)
-        found: Floats = self._of(top.sum() - top, bottom.sum() - bottom)
-        return found
-
-    def seed_error(self) -> float | None:
-        """Standard error over seeds; None where there is one only."""
-        bottom = self.bottom.sum(0)
-        if len(bottom) < 2 or not bottom.all():
-            return None
-        values = self._of(self.top.sum(0), bottom)
-        return _finite(values.std(ddof=1) / math.sqrt(len(values)))
-
-    def _of(self, top: Any, bottom: Any) -> Any:
+    def over(self, weights: Floats) -> Floats:
+        """The figure over prompts with these weights, [.., prompts]."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.divide(top, bottom)
+            ratio: Floats = (weights @ self.top) / (weights @ self.bottom)
         return np.exp(ratio) if self.exponential else ratio
 
+    def left_out(self) -> Floats:
+        """Without each prompt."""
+        return self.over(1 - np.eye(len(self.top)))
 
-def summarise(answers: Mapping[str, Sequence[Scored]], group: int = 1, ks: Sequence[int] = ()) -> dict[str, Any]:
-    """Figures of every setting.
+    def with_error(self) -> dict[str, float]:
+        """`value` and `error`."""
+        return {"value": float(self.over(np.ones(len(self.top)))), "error": jackknife(self.left_out())}
+
+    def relative(self, other: Figure) -> dict[str, float]:
+        """The ratio to another setting's, paired over prompts: `value` and `error`."""
+        every = np.ones(len(self.top))
+        value = float(self.over(every) / other.over(every))
+        return {"value": value, "error": jackknife(self.left_out() / other.left_out())}
+
+
+def figures_of(prompts: Sequence[Sequence[Answer]], right: Sequence[Sequence[bool]] | None) -> dict[str, Figure]:
+    """Figures of one setting, by name; those that it does not have are left out.
 
     Args:
-        answers: by label.
-        group: prompts decoded at once: consecutive ones make one unit of the errors.
-        ks: of pass@k; those above the number of seeds are left out.
-
-    Returns:
-        by label and figure: `value`, `error`, `seed_error` (or None) and `vs`, by reference: `ratio` or `difference`
-        and `error`. Figures a setting does not have are None.
+        prompts: answers to each prompt.
+        right: whether each answer is right; None where nothing is right or wrong.
     """
-    tables = {label: sums(scored, group, ks) for label, scored in answers.items()}
-    rows: dict[str, Any] = {}
-    for label, table in tables.items():
-        row = rows[label] = {}
-        for name, own in table.items():
-            if own is None:
-                row[name] = None
-                continue
-            row[name] = {
-                "value": _finite(own.value()),
-                "error": _finite(jackknife(own.left_out())),
-                "seed_error": own.seed_error(),
-            }
-            row[name]["vs"] = {
-                base: _compare(own, theirs, _against(name))
-                for base in REFERENCES
-                if base in tables and base != label and (theirs := tables[base].get(name)) is not None
-            }
-    return rows
+
+    def sums(top: Callable[[Answer], float], bottom: Callable[[Answer], float], exponential: bool = False) -> Figure:
+        parts = [[(top(one), bottom(one)) for one in own if bottom(one)] for own in prompts]
+        of = [np.array([sum(part[at] for part in own) for own in parts], np.float64) for at in (0, 1)]
+        return Figure(of[0], of[1], exponential)
+
+    def count(one: Answer) -> int:
+        return len(one.tokens)
+
+    def metered(one: Answer) -> int:
+        return count(one) * (one.joules is not None)
+
+    found = {
+        "tokens_per_pass": sums(count, lambda one: one.passes),
+        "tokens_per_second": sums(count, lambda one: one.seconds or 0.0),
+        "perplexity": sums(lambda one: one.nll, lambda _: 1.0, exponential=True),
+        "distinct_2": sums(lambda one: distinct(one.tokens, 2) or 0.0, lambda one: count(one) > 1),
+        "self_bleu": _mean([self_bleu([one.tokens for one in own[:OF_SELF_BLEU]]) for own in prompts]),
+        "law_change": sums(lambda one: one.changed or 0.0, lambda one: one.changed is not None),
+        "tokens": sums(count, lambda _: 1.0),
+        "joules_per_token": sums(lambda one: one.joules or 0.0, metered),
+    }
+    for k in TRIES if right else ():
+        tries = [[own[0]] * k if len(own) == 1 else own for own in right or ()]  # one answer stands for all its like
+        if all(len(own) >= k for own in tries):
+            found[f"pass@{k}"] = _mean([pass_at_k(len(own), sum(own), k) for own in tries])
+    return {name: figure for name, figure in found.items() if figure.bottom.any()}
 
 
-def _against(name: str) -> str:
-    return FIGURES[name].against if name in FIGURES else "difference"
+def _mean(values: Sequence[float]) -> Figure:
+    return Figure(np.array(values, np.float64), np.ones(len(values)))
 
 
-def _compare(own: Sums, theirs: Sums, against: str) -> dict[str, float | None]:
-    def joined(a: Any, b: Any) -> Any:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.divide(a, b) if against == "ratio" else np.subtract(a, b)
-
-    value = _finite(float(joined(own.value(), theirs.value())))
-    return {against: value, "error": _finite(jackknife(joined(own.left_out(), theirs.left_out())))}
+def pass_at_k(count: int, right: int, k: int) -> float:
+    """Chance that one of k answers is right, estimated without bias from `count`, at least k, of which `right` are."""
+    return 1.0 - math.comb(count - right, k) / math.comb(count, k)
 
 
-def sums(scored: Sequence[Scored], group: int, ks: Sequence[int] = ()) -> dict[str, Sums | None]:
-    """Sums of every figure; None for those that no answer has."""
-    prompts, seeds = (1 + max(getattr(s.answer, name) for s in scored) for name in ("prompt", "seed"))
-    groups = (prompts + group - 1) // group
-    table: dict[str, Sums | None] = {}
-    for name, figure in FIGURES.items():
-        sums = Sums(np.zeros((groups, seeds)), np.zeros((groups, seeds)), figure.exponential)
-        for one in scored:
-            part = figure.part(one)
-            if part is not None:
-                at = one.answer.prompt // group, one.answer.seed
-                sums.top[at] += part[0]
-                sums.bottom[at] += part[1]
-        table[name] = sums if sums.bottom.any() else None
-    if table["accuracy"] is not None:
-        table |= {f"pass@{k}": _pass_at(k, scored, group, groups) for k in ks}
-    return table
+def self_bleu(texts: Sequence[Sequence[int]]) -> float:
+    """Mean BLEU of each text against the others (Texygen, arXiv 1802.01886), over tokens; 1 for a single text.
+
+    The less the texts of a prompt differ, the higher. It is BLEU-4 of a sentence: n-grams that the text is long enough
+    for, precisions of two and more tokens smoothed by adding one (Lin and Och 2004), the closest reference's length.
+    """
+    if len(texts) == 1:
+        return 1.0
+    return sum(_bleu(text, [*texts[:at], *texts[at + 1 :]]) for at, text in enumerate(texts)) / len(texts)
 
 
-def _pass_at(k: int, scored: Sequence[Scored], group: int, groups: int) -> Sums | None:
-    tries: dict[int, list[bool]] = {}
-    for one in scored:
-        tries.setdefault(one.answer.prompt, []).append(bool(one.right))
-    sums = Sums(np.zeros((groups, 1)), np.zeros((groups, 1)), exponential=False)
-    for prompt, right in tries.items():
-        if len(right) < k:
-            return None
-        sums.top[prompt // group, 0] += pass_at_k(len(right), sum(right), k)
-        sums.bottom[prompt // group, 0] += 1
-    return sums
+def _bleu(text: Sequence[int], references: Sequence[Sequence[int]]) -> float:
+    logs = []
+    for n in range(1, min(4, len(text)) + 1):
+        own, most = _grams(text, n), Counter[tuple[int, ...]]()
+        for reference in references:
+            most |= _grams(reference, n)
+        hits, smooth = sum((own & most).values()), n > 1
+        if not hits and not smooth:
+            return 0.0
+        logs.append(math.log((hits + smooth) / (own.total() + smooth)))
+    closest = min((len(one) for one in references), key=lambda length: (abs(length - len(text)), length))
+    return math.exp(sum(logs) / len(logs) + min(0.0, 1 - closest / len(text)))
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _grams(text: Sequence[int], n: int) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(text[at : at + n]) for at in range(len(text) - n + 1))
+
+
+def summary(figures: Mapping[str, Figure], reference: Mapping[str, Figure]) -> dict[str, Any]:
+    """All figures of a setting with their errors, and its speed as a multiple of the reference's."""
+    found: dict[str, Any] = {name: figure.with_error() for name, figure in figures.items()}
+    speed = "tokens_per_second"
+    if speed in figures:
+        found["speedup"] = figures[speed].relative(reference[speed])
+    return found

@@ -1,140 +1,116 @@
-"""What a method gains at equal quality: its speed divided by that of `block` at the temperature of the same quality.
+"""What a method gains, at what quality: its speed divided by that of `block` at the temperature that matches it.
 
-A lower temperature makes text likelier and less diverse, and drafts easier to guess, without any loss: every point of
-the curve of `block` over temperatures is the target's own distribution at one of them. So a lossy method has gained
-only what it has beyond that curve.
+A lower temperature makes text likelier, less diverse and easier to draft without any loss: each point of the curve of
+`block` is the target's own law at one temperature. So a method has gained only what it has beyond that curve.
 
-* Where nothing is right or wrong, a method is compared with `block` at the temperature of equal perplexity, and at that
-  of equal distinct-2; the smaller gain counts. Between two temperatures of the curve, the logarithm of the perplexity,
-  distinct-2 and the speed are taken to be linear.
-* Where answers are right or wrong, it is compared with the fastest temperature at which `block` is as accurate. Low
-  temperatures are taken to be at least as accurate as higher ones.
-* A method that the curve does not reach has no match. What is within two standard errors of an end of it counts as the
-  end.
-* Of a lossless method the quality is known: that of `block` at the method's own temperature. It is not measured.
+* Open-ended text: the method is compared at the temperature of equal perplexity, and at that of equal distinct-2; the
+  smaller gain is its gain. It *holds* if one temperature of `block` is neither likelier nor more diverse: that of equal
+  perplexity must not be above that of equal distinct-2, by two standard errors.
+* Verified answers: it is compared with the fastest temperature at which `block` has at least its pass@1. It holds if it
+  is shown, at a level of 5 %, to be not more than a point below lossless decoding of its own kind (`greedy` at
+  temperature 0, else `sample`) in pass@1 and in pass@8.
+* Of a lossless method the law is known: it is compared with `block` at its own temperature, and holds.
+* What the curve does not reach has no match. Within two standard errors of an end of the curve counts as the end.
 
-Errors are from a bootstrap over prompts, all settings and seeds of a prompt together.
+This is not equal quality: the auxiliary alone, which is worse than the target, must not hold at any temperature. That
+is the control. Where it holds, the comparison proves nothing, and no gain of the run counts.
+Errors are from a bootstrap over prompts, all settings and all answers to a prompt together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mtad.params import DecodingParams
-from scripts.evaluation.figures import Scored, sums
-from scripts.evaluation.settings import undrafted
+from scripts.evaluation.figures import Figure, Floats
+from scripts.evaluation.settings import BLOCK, TEMPERATURES, Setting, curve_label
 
-Floats = npt.NDArray[np.float64]
+Figures = Mapping[str, Figure]
 
-TEMPERATURES = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
-CURVES = ("block", "speculative")
-"""Lossless settings whose curve over the temperatures is drawn; the first one's is compared with."""
-SPEEDS = ("block_efficiency", "tokens_per_second")
-MARGINS = {"accuracy": ("greedy", 0.02), "perplexity": ("sample", 0.03)}
-"""What a method must not be worse than, and by how much at most: points of accuracy, a share of the perplexity."""
+SPEEDS = ("tokens_per_pass", "tokens_per_second")
+MARGIN = 0.01
+"""How much lower pass@k may be."""
+LEVEL, ONE_SIDED = 0.05, 1.645
 REPLICATES = 1000
 GRID = np.linspace(TEMPERATURES[0], TEMPERATURES[-1], 81)
 BLEND = np.stack([np.interp(GRID, TEMPERATURES, point) for point in np.eye(len(TEMPERATURES))], 1)
-"""Between the points of a curve it is linear: [steps, points]."""
+"""Between its points the curve is linear: [steps, points]."""
 
 
-def curve_settings() -> list[str]:
-    """Entries of `--methods` that the curves are made of."""
-    return [f"{base}:temperature={temperature}" for base in CURVES for temperature in TEMPERATURES]
-
-
-def on_curve(label: str) -> bool:
-    """Whether a setting's label is that of a point of the curves."""
-    return label in {f"{base} temperature={temperature:g}" for base in CURVES for temperature in TEMPERATURES}
-
-
-def known(params: Mapping[str, DecodingParams]) -> dict[str, float]:
-    """Of settings whose texts are distributed as those of `block` at some temperature of the curve: which one it is."""
-
-    def filters(own: DecodingParams) -> DecodingParams:
-        return replace(undrafted(own), temperature=1.0, branching=(1,), replacement=False)
-
-    curve, low = filters(params[_label(TEMPERATURES[0])]), TEMPERATURES[0]
-    same = {label: own for label, own in params.items() if own.spec.lossless and filters(own) == curve}
-    return {label: own.temperature for label, own in same.items() if low <= own.temperature <= TEMPERATURES[-1]}
-
-
-def gains(
-    answers: Mapping[str, Sequence[Scored]], group: int = 1, lossless: Mapping[str, float] | None = None, seed: int = 0
-) -> dict[str, Any]:
-    """Gains of every setting that is not part of the curves.
+def gains(settings: Sequence[Setting], tables: Mapping[str, Figures], seed: int = 0) -> dict[str, Any]:
+    """Gains of every setting that is not part of the curve.
 
     Args:
-        answers: by label, those of the curves among them.
-        group: prompts decoded at once, which the bootstrap keeps together.
-        lossless: temperatures by label, of settings with the distribution that `block` has at this temperature.
+        settings: all that were measured.
+        tables: their figures by label.
         seed: of the bootstrap.
 
     Returns:
-        by label: `at`, by the quality that is held equal, None for no match, or else `temperature` of the curve and,
-        by speed, `value` and `error`; `gain`, by speed, the smaller one of these or None; and `not_inferior`, by
-        figure, `yes`, `no` or `open`, within `MARGINS` at a level of 5 %.
+        by label: `at`, by the quality that is held equal, the `temperature` of the curve and by speed the gain, or None
+        for no match; `gain`, by speed, the smaller one or None; `pass`, by k, `yes`, `no` or `open`; `holds`; whether
+        it is the `control`. Values have `value` and `error`.
     """
-    tables = {label: sums(own, group) for label, own in answers.items()}
-    tables = {label: own for label, own in tables.items() if own["block_efficiency"]}
-    any_sums = tables[_label(TEMPERATURES[0])]["block_efficiency"]
-    assert any_sums is not None, "settings without it have been left out"
-    units = len(any_sums.top)
-    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), REPLICATES)
-    weights = np.concatenate([np.ones((1, units)), drawn])
-
-    def figure(name: str, label: str) -> Floats:
-        """Over all prompts, and over those of each replicate: [1 + replicates]."""
-        own = tables[label][name]
-        assert own is not None, "every answer has it"
-        ratio: Floats = (weights @ own.top.sum(1)) / (weights @ own.bottom.sum(1))
-        if name == "perplexity":
-            ratio = np.exp(ratio)
-        return ratio
-
-    def curve(name: str) -> Floats:
-        """That of the curve's points: [points, 1 + replicates]."""
-        return np.stack([figure(name, _label(temperature)) for temperature in TEMPERATURES])
-
-    scored = tables[_label(TEMPERATURES[0])]["accuracy"] is not None
-    speeds = {speed: BLEND @ curve(speed) for speed in SPEEDS}
+    points = [curve_label(temperature) for temperature in TEMPERATURES]
+    curve = [tables[label] for label in points]
+    (block,) = (setting for setting in settings if setting.label == BLOCK)
+    prompts = len(curve[0]["perplexity"].top)
+    draws = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), REPLICATES)
+    weights = np.concatenate([np.ones((1, prompts)), draws])  # the first is over all prompts as they are
+    verified = "pass@1" in curve[0]
+    speeds = {name: BLEND @ np.stack([point[name].over(weights) for point in curve]) for name in SPEEDS}
     found: dict[str, Any] = {}
-    for label in tables:
-        if on_curve(label):
+    for setting in settings:
+        if setting.label in points:
             continue
+        own = tables[setting.label]
         at: dict[str, Any] = {}
-        for quality in ("accuracy",) if scored else ("perplexity", "distinct_2"):
-            qualities = figure(quality, label), curve(quality)
-            if quality == "perplexity":
-                qualities = np.log(qualities[0]), np.log(qualities[1])
-            own = (lossless or {}).get(label)
-            if own is None:
-                fits = matching(*qualities, at_least=scored)
-            else:
-                fits = (own + 1e-9 >= GRID if scored else np.abs(GRID - own) == np.abs(GRID - own).min())[:, None]
-            at[quality] = None
-            if fits is not None:
-                best = np.where(fits, speeds[SPEEDS[0]], 0.0).argmax(0)
-                at[quality] = {"temperature": _value(GRID[best])} | {
-                    speed: _value(figure(speed, label) / np.where(fits, speeds[speed], 0.0).max(0)) for speed in SPEEDS
-                }
-        gain = {
-            speed: None if None in at.values() else min((one[speed] for one in at.values()), key=lambda f: f["value"])
-            for speed in SPEEDS
-        }
-        name = "accuracy" if scored else "perplexity"
-        base, margin = MARGINS[name]
-        not_inferior = {}
-        if base in tables and base != label:
-            mine, theirs = figure(name, label), figure(name, base)
-            not_inferior[name] = _verdict(mine - theirs if scored else 1 - mine / theirs, margin)
-        found[label] = {"at": at, "gain": gain, "not_inferior": not_inferior}
+        for quality in ("pass@1",) if verified else ("perplexity", "distinct_2"):
+            fits = _fits(_known(setting, block), quality, own, curve, weights)
+            at[quality] = None if fits is None else _gain_where(fits, own, speeds, weights)
+        gain = {name: _smaller([one and one[name] for one in at.values()]) for name in SPEEDS}
+        row: dict[str, Any] = {"at": at, "gain": gain, "control": setting.alone}
+        if verified:
+            base = tables["greedy" if setting.deterministic else "sample"]
+            row["pass"] = {k: _not_inferior(own[k], base[k], weights) for k in own if k.startswith("pass@")}
+            row["holds"] = setting.lossless or set(row["pass"].values()) == {"yes"}
+        else:
+            row["holds"] = None not in at.values() and (setting.lossless or _one_temperature(at))
+        for one in (one for one in at.values() if one):
+            one["temperature"] = _value(one["temperature"])
+        found[setting.label] = row
     return found
+
+
+def control_failed(gained: Mapping[str, Any]) -> bool:
+    """Whether the auxiliary alone holds at no temperature, as it must."""
+    return not any(row["holds"] for row in gained.values() if row["control"])
+
+
+def _fits(
+    known: float | None, quality: str, own: Figures, curve: Sequence[Figures], weights: Floats
+) -> npt.NDArray[np.bool_] | None:
+    """Which temperatures of the grid match in a quality, [steps, 1 or replicates]; None if none does.
+
+    Args:
+        known: the temperature of the curve whose law it is, if it is one.
+    """
+    if known is not None:
+        near = np.abs(GRID - known)
+        exact: npt.NDArray[np.bool_] = (near == near.min())[:, None]
+        return exact
+    scale = np.log if quality == "perplexity" else np.asarray
+    values, points = own[quality].over(weights), np.stack([point[quality].over(weights) for point in curve])
+    return matching(scale(values), scale(points), at_least=quality == "pass@1")
+
+
+def _known(setting: Setting, block: Setting) -> float | None:
+    """The temperature at which `block` has a setting's law, where the curve has it."""
+    filters = [(one.params.top_k, one.params.top_p, one.params.min_p) for one in (setting, block)]
+    own = setting.params.temperature
+    return own if setting.lossless and filters[0] == filters[1] and own >= TEMPERATURES[0] else None
 
 
 def matching(own: Floats, curve: Floats, at_least: bool) -> npt.NDArray[np.bool_] | None:
@@ -159,19 +135,38 @@ def matching(own: Floats, curve: Floats, at_least: bool) -> npt.NDArray[np.bool_
     return fits
 
 
+def _gain_where(
+    fits: npt.NDArray[np.bool_], own: Figures, speeds: Mapping[str, Floats], weights: Floats
+) -> dict[str, Any]:
+    """Gains over the fastest of the temperatures that match, and that temperature, [1 + replicates]."""
+    found: dict[str, Any] = {"temperature": GRID[np.where(fits, speeds[SPEEDS[0]], 0.0).argmax(0)]}
+    for name, curve in speeds.items():
+        ratio = own[name].over(weights) / np.where(fits, curve, 0.0).max(0) if name in own else None
+        found[name] = None if ratio is None else _value(ratio)
+    return found
+
+
+def _smaller(gains: Sequence[dict[str, float] | None]) -> dict[str, float] | None:
+    known = [one for one in gains if one]
+    return min(known, key=lambda one: one["value"]) if len(known) == len(gains) else None
+
+
+def _one_temperature(at: Mapping[str, Any]) -> bool:
+    """Whether the temperature of equal perplexity is not clearly above that of equal distinct-2."""
+    return not _beyond(at["perplexity"]["temperature"] - at["distinct_2"]["temperature"])
+
+
+def _not_inferior(own: Figure, base: Figure, weights: Floats) -> str:
+    lead = own.over(weights) - base.over(weights)
+    unseen = 1 - LEVEL ** (1 / len(own.top))  # where no prompt differs, so large a share of others might
+    error = max(ONE_SIDED * lead[1:].std(), unseen)
+    return "yes" if lead[0] - error > -MARGIN else "no" if lead[0] + error < -MARGIN else "open"
+
+
 def _beyond(gap: Floats) -> bool:
     """Whether a gap is clearly above 0."""
     return bool(gap[0] > 2 * gap[1:].std())
 
 
-def _verdict(lead: Floats, margin: float) -> str:
-    error = 1.645 * lead[1:].std()
-    return "yes" if lead[0] - error > -margin else "no" if lead[0] + error < -margin else "open"
-
-
 def _value(replicates: Floats) -> dict[str, float]:
     return {"value": float(replicates[0]), "error": float(replicates[1:].std())}
-
-
-def _label(temperature: float) -> str:
-    return f"{CURVES[0]} temperature={temperature:g}"

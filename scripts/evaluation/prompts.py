@@ -1,80 +1,99 @@
-"""Sets of prompts, each with its own way to score an answer.
+"""Sets of prompts, each with texts that drafts are chosen on, and a way to verify answers where there is one.
 
-sql               the demo's held-out questions: the rows of the answer in SQLite
-code              the demo's source code: open-ended, nothing is right or wrong
-spider=FOLDER     Spider's development set: execution match
-humaneval=FILE    HumanEval (jsonl, or jsonl.gz): its tests, run in a process of their own
-jsonl=FILE        lines with `prompt` and perhaps `answer`, which the text must equal
+code            source code of the demo's test split, open-ended
+sql             the demo's plain questions: a query must give the rows of the gold query
+sql-ambiguous   the demo's questions that can be read in two ways, verified likewise
+jsonl=FILE      lines with `prompt` and, for all or none, `answer`, which the text must equal, or `tests`: Python that
+                must run to its end, in a sandbox, behind the prompt and the text. Drafts are chosen on the first lines
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
-from scripts.demo import dataset
-from scripts.demo.dataset import matches
-from scripts.evaluation.prompt_set import Prompt, PromptSet
+
+DEMO = {"code": ("test", "code"), "sql": ("test", "sql"), "sql-ambiguous": ("ambiguous", "sql")}
+"""The demo's sets: split and kind."""
+DEVELOPMENT = 12
+"""Prompts that drafts are chosen on."""
+FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+"""Where a completed function ends (HumanEval, Chen et al. 2021)."""
 
 
-class Demo(PromptSet):
-    """The demo's SQL questions or source code of a split."""
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts, and how an answer to one of them is verified.
 
-    def __init__(self, kind: str, split: str, limit: int | None = None) -> None:
-        self.name = kind
-        self._examples = dataset.load(split, kind)[:limit]
-        self.prompts = [Prompt(example.id, example.prompt) for example in self._examples]
-        self.scored = kind == "sql"
-        self.how = "rows of the query equal the gold query's" if self.scored else ""
+    Attributes:
+        name: in tables and files.
+        prompts: in order; a prompt's place is its number.
+        development: prompts of the same kind that are not measured.
+        verify: whether a text answers the prompt of a number; None where nothing is right or wrong.
+        stop: strings that end a text.
+    """
 
-    def right(self, number: int, text: str) -> bool | None:
-        return matches(self._examples[number], text) if self.scored else None
+    name: str
+    prompts: Sequence[str]
+    development: Sequence[str]
+    verify: Callable[[int, str], bool] | None = None
+    stop: tuple[str, ...] = ()
 
-
-class JsonLines(PromptSet):
-    """A file of prompts; see `engines.prompts`."""
-
-    def __init__(self, path: Path, limit: int | None = None) -> None:
-        self.name = path.stem
-        self._examples = read_prompts(path)[:limit]
-        self.prompts = [Prompt(f"{path.stem}-{n:04d}", example.prompt) for n, example in enumerate(self._examples, 1)]
-        self.scored = self._examples[0].answer is not None
-        self.how = "text equals the answer" if self.scored else ""
-
-    def right(self, number: int, text: str) -> bool | None:
-        return self._examples[number].right(text)
+    @property
+    def answers(self) -> int:
+        """Answers to each prompt: pass@8 needs eight, self-BLEU four."""
+        return 8 if self.verify else 4
 
 
-def open_sets(specs: Sequence[str], split: str, limit: int | None = None) -> list[PromptSet]:
-    """Sets by their names on the command line, `NAME` or `NAME=PATH`.
-
-    Args:
-        specs: see the module's description.
-        split: of the demo's sets, see `scripts.demo.dataset`.
-        limit: prompts of each set; None: all.
+def open_set(name: str) -> PromptSet:
+    """A set by its name on the command line.
 
     Raises:
-        InvalidInput: unknown, given twice, or its files are missing or damaged.
+        InvalidInput: unknown, its file is unusable, or there is no sandbox for what it asks for.
     """
-    from scripts.evaluation.humaneval import HumanEval
-    from scripts.evaluation.spider import Spider
+    if name.startswith("jsonl="):
+        return _file(Path(name.removeprefix("jsonl=")))
+    if name not in DEMO:
+        raise InvalidInput("set", name, f"give one of {', '.join(DEMO)}, or jsonl=FILE")
+    from scripts.demo import dataset
 
-    if limit is not None and limit < 1:
-        raise InvalidInput("limit", limit, "give at least 1")
-    files = {"spider": Spider, "humaneval": HumanEval, "jsonl": JsonLines}
-    found: list[PromptSet] = []
-    for spec in specs:
-        name, _, path = spec.partition("=")
-        if name in ("sql", "code") and not path:
-            found.append(Demo(name, split, limit))
-        elif name in files and path:
-            found.append(files[name](Path(path), limit))
-        else:
-            known = "sql, code, spider=FOLDER, humaneval=FILE, jsonl=FILE"
-            raise InvalidInput("set", spec, f"give sets separated by commas: {known}")
-    names = [one.name for one in found]
-    if len(set(names)) < len(names):
-        raise InvalidInput("set", ",".join(specs), f"two sets are called the same: {', '.join(names)}")
-    return found
+    split, kind = DEMO[name]
+    examples = dataset.load(split, kind)
+    development = [example.prompt for example in dataset.load("development", kind)[:DEVELOPMENT]]
+
+    def verify(number: int, text: str) -> bool:
+        return dataset.matches(examples[number], text)
+
+    return PromptSet(name, [e.prompt for e in examples], development, verify if kind == "sql" else None)
+
+
+def _file(path: Path) -> PromptSet:
+    examples = read_prompts(path)
+    count = min(DEVELOPMENT, len(examples) // 4)
+    if count < 1:
+        raise InvalidInput("set", str(path), f"has {len(examples)} prompts; give at least 4")
+    own, prompts = examples[count:], [example.prompt for example in examples]
+    tests = [json.loads(line).get("tests") for line in path.read_text("utf-8").splitlines() if line.strip()][count:]
+
+    def same(number: int, text: str) -> bool:
+        return bool(own[number].right(text))
+
+    if own[0].answer is not None:
+        return PromptSet(path.stem, prompts[count:], prompts[:count], same)
+    if not any(tests):
+        return PromptSet(path.stem, prompts[count:], prompts[:count])
+    if not all(isinstance(test, str) and test for test in tests):
+        raise InvalidInput("set", str(path), "some prompts have no `tests`; give all of them some, or none")
+    from scripts.scoring.sandbox import Sandbox
+
+    sandbox = Sandbox()
+    sandbox.check()
+
+    def passes(number: int, text: str) -> bool:
+        return sandbox.passes(f"{own[number].prompt}{text}\n{tests[number]}\n")
+
+    return PromptSet(path.stem, prompts[count:], prompts[:count], passes, FUNCTION_ENDS)

@@ -1,97 +1,148 @@
-"""The labelled settings that can be compared, and how the command line asks for them.
+"""The settings that are compared: a table of labels, and the drafts that each of them is tried with.
 
-`TABLE` has every method of `mtad.methods.METHODS` under its own name, with its defaults, and a few more. A label may be
-followed by changes, `mtad:accept_threshold=0.3:beam_width=2`, and is then shown with them. Of several values for one
-parameter the first of these counts: the changes; the table; what is given for all settings; the pair's defaults
-(`mtad tune` writes them), those of drafting and accepting for the method they are for only; `DecodingParams`.
+An entry is a method of `mtad.methods`, or `greedy`, and perhaps changes: `mtad:accept_threshold=0.1`. What an entry
+does not fix is the package's default, but for the draft: each setting gets the length and the width that are fastest on
+development texts (`scripts/evaluation/measure.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime.tuning.search import GRID
 
-TABLE: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
-    "greedy": {"method": "sample", "temperature": 0.0},
+DEFAULT = (
+    "speculative,block:temperature=0,mtad,mtad:accept_threshold=0.1,mtad:temperature=0,"
+    "mmtad,mmtad:accept_threshold=0.1,mmtad_sample,mmtad_sample:accept_threshold=0.1"
+)
+LOSSLESS = ("sample", "greedy")
+"""What others must not be inferior to; measured always."""
+TEMPERATURES = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
+"""Of the curve of `block`, which every method is compared with."""
+CONTROL_TEMPERATURES = TEMPERATURES[1:]
+"""At which the auxiliary writes alone; this must not count as a gain."""
+BLOCK, AGAIN = "block", "block again"
+DRAFTS: dict[str, tuple[Any, ...]] = {
+    "draft_len": (2, 3, 4, 6, 8),
+    "beam_width": (2, 4, 8),
+    "branching": ((2, 1, 1, 1), (2, 2, 1, 1), (4, 2, 1, 1), (2, 2, 2, 1, 1, 1)),
 }
+"""Values that are tried."""
+LONGEST, WIDEST = 8, 8
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One entry of the command line: a label of the table, and changes."""
+class Setting:
+    """One row of the tables.
 
-    base: str
-    changes: Mapping[str, Any]
+    Attributes:
+        label: in tables.
+        params: all decoding parameters; their seed is replaced.
+        fixed: names of the parameters that the user gave, which are not searched.
+        alone: the auxiliary writes, without the target.
+        again: with other random numbers than all other settings.
+    """
+
+    label: str
+    params: DecodingParams
+    fixed: tuple[str, ...] = ()
+    alone: bool = False
+    again: bool = False
 
     @property
-    def label(self) -> str:
-        """In tables."""
-        return " ".join([self.base, *(f"{name}={_short(value)}" for name, value in self.changes.items())])
+    def deterministic(self) -> bool:
+        """Whether every answer to a prompt is the same."""
+        return self.params.temperature == 0
+
+    @property
+    def lossless(self) -> bool:
+        """Whether its texts are distributed as the target's samples of the same temperature and filters."""
+        return self.params.spec.lossless and not self.alone
+
+    @property
+    def drafts(self) -> list[DecodingParams]:
+        """The parameters with every draft that is tried."""
+        used = [name for name in DRAFTS if self.params.spec.uses(name) and name not in self.fixed]
+        if "branching" in used:
+            used = ["branching"]
+        tried = itertools.product(*(DRAFTS[name] for name in used))
+        return [replace(self.params, **_whole(dict(zip(used, values, strict=True)))) for values in tried]
+
+    @property
+    def draft(self) -> str:
+        """Length and width of the draft, for tables."""
+        if not self.params.drafts:
+            return "-"
+        return " x ".join(map(str, self.params.widths if self.params.spec.form == "branches" else self._size))
+
+    @property
+    def _size(self) -> tuple[int, ...]:
+        wide = self.params.spec.form == "beams"
+        return (self.params.draft_len, self.params.beam_width) if wide else (self.params.draft_len,)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What decides its answers: the parameters that differ from the defaults."""
+        plain, values = asdict(DecodingParams()), asdict(self.params)
+        changed = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v != plain[name]}
+        return {**changed, "method": self.params.method, "alone": self.alone, "again": self.again}
 
 
-def parse(names: Sequence[str]) -> list[Asked]:
-    """Entries of the command line.
+def curve_label(temperature: float) -> str:
+    """Of `block` at a temperature of the curve."""
+    return BLOCK if temperature == 1 else f"{BLOCK} temperature={temperature:g}"
+
+
+def every_setting(methods: str, max_tokens: int, stop: Sequence[str]) -> list[Setting]:
+    """`sample`, `greedy`, the entries, `block` at all temperatures and once more, and the auxiliary alone.
+
+    Args:
+        methods: entries of the command line, separated by commas.
+        max_tokens, stop: of all settings.
 
     Raises:
-        InvalidInput: a label or field is unknown, or a label is given twice.
+        InvalidInput: a method, a parameter or a value is unusable, or a setting is given twice.
     """
-    found = []
-    for name in names:
-        base, *parts = name.split(":")
-        if base not in TABLE:
-            raise InvalidInput("methods", base, f"unknown; choose from {', '.join(TABLE)}")
-        found.append(Asked(base, dict(_change(part) for part in parts)))
+    base = DecodingParams(max_tokens=max_tokens, stop=tuple(stop))
+    found = [_parse(entry, base) for entry in [*LOSSLESS, *filter(None, methods.split(","))]]
+    block = replace(base, method="block")
+    found += [Setting(curve_label(t), replace(block, temperature=t), ("temperature",)) for t in TEMPERATURES]
+    found.append(Setting(AGAIN, block, again=True))
+    for t in CONTROL_TEMPERATURES:
+        params = replace(base, method="sample", temperature=t)
+        found.append(Setting(f"auxiliary alone temperature={t:g}", params, alone=True))
     labels = [one.label for one in found]
-    if len(set(labels)) < len(labels):
-        raise InvalidInput("methods", ",".join(labels), "a setting is given twice")
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise InvalidInput("methods", ",".join(twice), "is measured already; give each setting once")
     return found
 
 
-def resolve(asked: Asked, defaults: DecodingParams, common: Mapping[str, Any]) -> DecodingParams:
-    """Parameters of an entry for one set.
-
-    Args:
-        asked: the entry.
-        defaults: the pair's.
-        common: for all settings: `max_tokens`, `stop` and what the user gives for all.
-
-    Raises:
-        InvalidInput: a value is not usable.
-    """
-    row = TABLE[asked.base]
-    own = defaults if defaults.method == row["method"] else undrafted(defaults)
-    values = {**common, **row, **asked.changes}
-    return DecodingParams.from_dict(values, own)
-
-
-def undrafted(defaults: DecodingParams) -> DecodingParams:
-    """`defaults` with the standard values of everything that belongs to their method: what is true for any decoder."""
-    plain = DecodingParams()
-    return replace(defaults, method=plain.method, **{name: getattr(plain, name) for name in (*GRID, "speculation")})
-
-
-def number(text: str) -> int | float | str:
-    """A value of the command line: an integer, a number, or else text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _parse(entry: str, base: DecodingParams) -> Setting:
+    name, *parts = entry.split(":")
+    start = {"method": "sample", "temperature": 0.0} if name == "greedy" else {"method": name}
+    if start["method"] not in METHODS:
+        raise InvalidInput("methods", name, f"unknown; choose from greedy, {', '.join(METHODS)}")
+    changes = dict(_change(part) for part in parts)
+    label = " ".join([name, *(f"{field}={value}" for field, value in changes.items())])
+    return Setting(label, DecodingParams.from_dict({**start, **changes}, base), tuple(changes))
 
 
 def _change(part: str) -> tuple[str, Any]:
-    name, equals, value = part.partition("=")
-    if not equals or name not in {field.name for field in fields(DecodingParams)} - {"method", "seed"}:
+    name, equals, text = part.partition("=")
+    if not equals or name not in {field.name for field in fields(DecodingParams)} - {"method", "seed", "n"}:
         raise InvalidInput("methods", part, "give changes as field=value, with a decoding parameter")
-    return name, number(value)
+    for kind in (int, float):
+        try:
+            return name, kind(text)
+        except ValueError:
+            continue
+    return name, text
 
 
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _whole(values: dict[str, Any]) -> dict[str, Any]:
+    return values | ({"draft_len": len(values["branching"])} if "branching" in values else {})

@@ -80,10 +80,6 @@ class Sandbox:
             return "passed"
         return said or (f"signal {code - 128}" if code > 128 else "ended early")
 
-    def __str__(self) -> str:
-        limits = f"{self.seconds:g} s, {self.cpu_seconds} s CPU, {self.memory >> 20} MiB"
-        return f"{limits}, alone in namespaces of its own (bubblewrap)"
-
 
 def _start(folder_size: int, seconds: float, given: int, out: int) -> subprocess.CompletedProcess[bytes]:
     """Run the guest in namespaces of its own; when the time is over, all that is in them is killed."""

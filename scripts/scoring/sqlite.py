@@ -1,43 +1,58 @@
-"""One predicted query on a database, within limits, and whether two results are the same."""
+"""One predicted query on a question's database, within limits, and whether two results are the same.
+
+A query runs in this process: SQLite's authorizer lets it read and nothing else, and its progress handler ends it.
+"""
 
 from __future__ import annotations
 
 import re
 import sqlite3
 import time
-from collections import Counter
 from typing import Any
 
 ROW_LIMIT = 2000
 """Rows read of a result."""
 TIME_LIMIT = 0.5
 """Seconds of CPU time a query may take: what else the machine does decides nothing."""
+READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 
 Rows = list[tuple[Any, ...]]
 
 
 class QueryError(ValueError):
-    """A query that SQLite refuses, that runs too long, or that returns too much."""
+    """A query that SQLite refuses, that does not only read, that runs too long, or that returns too much."""
 
 
-def fetch(connection: sqlite3.Connection, sql: str, time_limit: float = TIME_LIMIT, row_limit: int = ROW_LIMIT) -> Rows:
-    """Rows of one query; the connection is good for nothing else afterwards.
+def run(database: dict[str, Any], sql: str) -> Rows:
+    """Rows of one query on a fresh in-memory database (`{"schema": ..., "rows": {table: [row, ...]}}`).
 
     Raises:
-        QueryError: anything that is not one bounded, read-only query: bad SQL, several statements, a write, more than
-            `row_limit` rows, or more than `time_limit` seconds of CPU time.
+        QueryError: anything that is not one bounded, read-only query: bad SQL, several statements, a write, a file,
+            more than `ROW_LIMIT` rows, or more than `TIME_LIMIT` seconds of CPU time.
     """
+    connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)  # one huge string would escape the row limit
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a file
-        connection.execute("PRAGMA query_only = ON")
-        stop = time.thread_time() + time_limit
-        connection.set_progress_handler(lambda: int(time.thread_time() > stop), 1000)
-        rows: Rows = connection.execute(sql).fetchmany(row_limit + 1)
+        connection.executescript(database["schema"])
+        for table, rows in database["rows"].items():
+            if rows:
+                marks = ",".join("?" * len(rows[0]))
+                connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+        return _fetch(connection, sql)
+    finally:
+        connection.close()
+
+
+def _fetch(connection: sqlite3.Connection, sql: str) -> Rows:
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)  # one huge string would escape the row limit
+    connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY)
+    stop = time.thread_time() + TIME_LIMIT
+    connection.set_progress_handler(lambda: int(time.thread_time() > stop), 1000)
+    try:
+        rows: Rows = connection.execute(sql).fetchmany(ROW_LIMIT + 1)
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
         raise QueryError(f"{type(error).__name__}: {error}") from error
-    if len(rows) > row_limit:
-        raise QueryError(f"more than {row_limit} rows")
+    if len(rows) > ROW_LIMIT:
+        raise QueryError(f"more than {ROW_LIMIT} rows")
     return rows
 
 
@@ -56,36 +71,6 @@ def same_result(gold: Rows, predicted: Rows, ordered: bool) -> bool:
     if ordered:
         return gold == predicted
     return sorted(map(repr, gold)) == sorted(map(repr, predicted))
-
-
-def same_in_some_column_order(gold: Rows, predicted: Rows, ordered: bool) -> bool:
-    """Whether some order of the predicted columns makes the results the same; multiplicity of rows counts.
-
-    Two empty results are the same whatever their columns.
-    """
-    gold, predicted = _rounded(gold), _rounded(predicted)
-    if len(gold) != len(predicted) or (gold and len(gold[0]) != len(predicted[0])):
-        return False
-    width = len(gold[0]) if gold else 0
-    chosen: list[int] = []
-
-    def fits(columns: list[int]) -> bool:
-        ours = [row[: len(columns)] for row in gold]
-        theirs = [tuple(row[at] for at in columns) for row in predicted]
-        return ours == theirs if ordered else Counter(ours) == Counter(theirs)
-
-    def search() -> bool:  # column by column: few orders survive the first ones
-        if len(chosen) == width:
-            return True
-        for at in range(width):
-            if at not in chosen:
-                chosen.append(at)
-                if fits(chosen) and search():
-                    return True
-                chosen.pop()
-        return False
-
-    return search()
 
 
 def _rounded(rows: Rows) -> Rows:

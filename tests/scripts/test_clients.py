@@ -1,26 +1,25 @@
-"""The clients' environments: exact versions, those that the documentation names, and nothing for a GPU."""
+"""Clients of other projects: the runner checks one that is installed here against a server."""
 
 from __future__ import annotations
 
-import re
+import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from scripts.clients.__main__ import HERE, PACKAGES, version
-from scripts.paths import ROOT
+from scripts.clients import __main__ as clients
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_every_requirement_is_an_exact_version_and_none_is_for_a_gpu(name: str) -> None:
-    lines = (HERE / "requirements" / f"{name}.txt").read_text().splitlines()
-    for line in lines:
-        assert line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.+]+", line), line
-        assert not re.match(r"nvidia-(?!ml-py)|triton", line, re.IGNORECASE), line
-        assert not line.startswith("torch==") or line.endswith("+cpu"), line
-    assert (HERE / "checks" / f"check_{name.replace('-', '_')}.py").is_file()
-
-
-def test_the_documentation_names_the_versions_that_are_checked() -> None:
-    table = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    for name, package in PACKAGES.items():
-        assert f"| {package} | {version(name)} |" in table
+@pytest.mark.slow
+def test_a_client_gets_what_it_must_and_the_results_say_so(
+    demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "environment", lambda name: Path(sys.executable))
+    monkeypatch.setattr(clients, "BUILD", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["clients", "openai", "--pair", str(demo_pair), "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        clients.main()
+    assert ended.value.code == 0
+    (found,) = json.loads((tmp_path / "clients.json").read_text())["figures"].values()
+    assert (found[0], found[-1]) == ("openai", "passed")

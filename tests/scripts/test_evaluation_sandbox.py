@@ -1,7 +1,8 @@
-"""Programs of a model run within limits: what is right passes, nothing else does, and nothing gets out."""
+"""What a model wrote runs within limits: what is right passes, nothing else does, and nothing gets out."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from mtad.errors import InvalidInput
-from scripts.evaluation.humaneval import HumanEval
+from scripts.evaluation.prompts import open_set
 from scripts.scoring import sandbox, system_calls
 from scripts.scoring.sandbox import Sandbox
+from scripts.scoring.sqlite import QueryError, run
 
 LIMITS = Sandbox(seconds=120.0, cpu_seconds=10, memory=256 << 20, file_size=1 << 16)
 
@@ -187,6 +189,23 @@ def test_the_interpreter_is_the_one_that_runs_the_tests() -> None:
     assert LIMITS.passes(f"import sys\nassert sys.version_info[:2] == {sys.version_info[:2]!r}")
 
 
+def functions(folder: Path) -> str:
+    """A set of functions with tests."""
+    prompt = 'def largest(values):\n    """The largest value."""\n'
+    line = json.dumps({"prompt": prompt, "tests": "assert largest([1, 3, 2]) == 3"})
+    (folder / "functions.jsonl").write_text(f"{line}\n" * 4)
+    return f"jsonl={folder / 'functions.jsonl'}"
+
+
+@sandboxed
+def test_a_function_is_right_if_its_tests_pass(tmp_path: Path) -> None:
+    own = open_set(functions(tmp_path))
+    assert own.verify
+    assert own.verify(0, "    return max(values)\n")
+    assert not own.verify(0, "    return values[0]\n")
+    assert not own.verify(1, "    import sys\n    sys.exit(0)\n")
+
+
 @pytest.mark.parametrize("missing", ["bubblewrap", "namespaces", "known calls"])
 def test_where_there_is_no_sandbox_nothing_is_evaluated(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,13 +217,26 @@ def test_where_there_is_no_sandbox_nothing_is_evaluated(
     monkeypatch.setattr(shutil, "which", lambda _: found[missing])
     if missing == "known calls":
         monkeypatch.setattr(sandbox, "seccomp_filter", lambda: system_calls.seccomp_filter("riscv64"))
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text('{"task_id": "0", "prompt": "p", "entry_point": "f", "test": "t"}\n')
+    problems = functions(tmp_path)
     sandbox._problem.cache_clear()
     try:
         with pytest.raises(InvalidInput, match={"bubblewrap": "apt-get install bubblewrap"}.get(missing, missing)):
             LIMITS.run("raise SystemExit")
         with pytest.raises(InvalidInput):
-            HumanEval(problems)
+            open_set(problems)
     finally:
         sandbox._problem.cache_clear()
+
+
+def test_a_query_reads_and_does_nothing_else(tmp_path: Path) -> None:
+    database, file = {"schema": "CREATE TABLE t (a);", "rows": {"t": [[1], [2]]}}, tmp_path / "escaped.db"
+    assert run(database, "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) SELECT i FROM n, t")
+    forever = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+    for query in (
+        *("DELETE FROM t", "DROP TABLE t", "PRAGMA query_only = OFF", f"VACUUM INTO '{file}'", f"ATTACH '{file}' AS x"),
+        *("SELECT 1; SELECT 2", "SELECT load_extension('x')", "SELECT randomblob(10000000)", "SELEC", forever),
+        "SELECT * FROM t a, t b, t c, t d, t e, t f, t g, t h, t i, t j, t k",
+    ):
+        with pytest.raises(QueryError):
+            run(database, query)
+    assert not file.exists()

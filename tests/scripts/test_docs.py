@@ -1,0 +1,20 @@
+"""Commands of scripts on a page are ones that their parsers take."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import EVERY_PAGE, assert_parses, commands
+from tests.support.paths import ROOT
+
+
+@EVERY_PAGE
+def test_every_option_that_a_page_gives_a_script_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = (["bench", *words] for words in commands(page, "mtad bench "))
+    for module, *arguments in (*commands(page, "python -m scripts."), *bench):
+        name = f"scripts.{module}"
+        found = importlib.import_module(f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name)
+        assert_parses(found.main, arguments, monkeypatch)
