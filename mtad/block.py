@@ -115,7 +115,9 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
         kept = max(kept, min(rows[r].top_k, vocab))
     ids, log_p = np.empty((places, kept), np.int32), np.empty((places, kept), np.float32)
     counts, numbers = np.empty(places, np.int64), np.zeros(max(places, 1), np.float32)
-    bonus = Bonus(np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(1))
+    bonus = Bonus(
+        np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(places), np.zeros(1)
+    )
     for r in range(first, last):
         row, count = rows[r], scored.counts[r]
         counts[:], decisions.lengths[r] = -1, 0
@@ -140,11 +142,11 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
             if own.drafted[node] and not filter_after(own.p, own.parents[node], row):
                 decisions.finite[r] = False
         if decisions.finite[r]:
-            bonus.count[0], bonus.nats[0] = 0, math.inf
+            bonus.count[0], bonus.nats[0], bonus.spent[:] = 0, math.inf, 0.0
             node = judge(row, own, bonus)
             decisions.finite[r] = filter_after(own.p, node, row)
             token = draw_bonus(row, own.p, node, bonus, bonus_noise[r])
-            emit(decisions, r, own, node, token, logits[r])
+            emit(decisions, r, own, node, token, bonus.spent, logits[r])
 
 
 @compiled
@@ -172,8 +174,9 @@ def judge(row, scored, bonus):
 
 
 @compiled
-def emit(decisions, r, scored, node, bonus, logits):
-    """Write down a row's tokens, and their log-probabilities."""
+def emit(decisions, r, scored, node, bonus, spent, logits):
+    """Write down a row's tokens, their log-probabilities, and how far their laws were moved."""
+    decisions.spent[r] = 0.0
     length, at = 0, node
     while at >= 0:
         length += 1
@@ -187,5 +190,6 @@ def emit(decisions, r, scored, node, bonus, logits):
         before = decisions.paths[r, depth - 1] if depth else -1
         log_prob = log_likelihood(logits[before + 1], decisions.tokens[r, depth])
         decisions.log_probs[r, depth] = log_prob
+        decisions.spent[r] += spent[before + 1]
         if not math.isfinite(log_prob):
             decisions.finite[r] = False

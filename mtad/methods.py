@@ -25,6 +25,7 @@ class Method:
         source: where the rule is defined.
         tree: the target scores the whole draft rather than its best path.
         lossless: the output is distributed as the target's own samples.
+        bounded: it is distributed as samples of a law that lies within `divergence` of the target's.
         drawn: what is kept is drawn, so that temperature 0 needs a definition of its own: the likeliest.
         reads_draft: the rule looks at the distributions that the draft was drawn from, not at its tokens alone.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
@@ -38,11 +39,17 @@ class Method:
     source: str
     tree: bool = False
     lossless: bool = False
+    bounded: bool = False
     drawn: bool = False
     reads_draft: bool = False
     threshold: float | None = None
     confidence: float = 0.0
     captured: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether drafts change nothing of a known law, at temperature 0 that of greedy decoding."""
+        return self.lossless or self.bounded
 
     def uses(self, name: str) -> bool:
         """Whether a field of `DecodingParams` does anything for it."""
@@ -53,6 +60,8 @@ class Method:
             "replacement": self.form == "branches",
             "relaxed_topk": self.rule == "chain.relaxed",
             "fly_window_size": self.rule == "chain.fly",
+            "divergence": self.bounded,
+            "plausible": self.bounded,
             "accept_threshold": self.threshold is not None,
             "draft_confidence": self.form is not None,
         }
@@ -102,6 +111,24 @@ METHODS: dict[str, Method] = {
         "arXiv 2305.09781, algorithm 2",
         tree=True,
         lossless=True,
+        reads_draft=True,
+    ),
+    "budget": Method(
+        "chain",
+        "budget.budget",
+        "Block verification against a target moved towards the auxiliary, within a total variation per token.",
+        "docs/methods.md",
+        bounded=True,
+        reads_draft=True,
+        captured=True,
+    ),
+    "budget_tree": Method(
+        "branches",
+        "budget.budget_tree",
+        "The same on a tree, by traversal verification.",
+        "docs/methods.md",
+        tree=True,
+        bounded=True,
         reads_draft=True,
     ),
     "mtad": Method(

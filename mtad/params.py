@@ -44,6 +44,10 @@ class DecodingParams:
             fly, the entropy in nats from which the target counts as undecided (vLLM's fly_entropy_threshold). For
             modal, how many nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at
             least this probable is always accepted. For bild, the target takes over at a token with -log p above this.
+        divergence: How far budget and budget_tree may move the law of a token from the target's, in total variation,
+            times 1 - max p, which is small where the target is sure; from 0 to 1. 0 is lossless.
+        plausible: They move it towards tokens alone that are at least this times as likely under the target as its most
+            likely one; from 0 to 1.
         relaxed_topk: How many of the target's most likely tokens relaxed accepts, at least 1.
         fly_window_size: How many drafted tokens behind a rejected one must be accepted for fly to accept it as well, at
             least 1. A draft must be longer than that for fly to differ from speculative; vLLM's default is 6.
@@ -51,8 +55,8 @@ class DecodingParams:
             likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
             never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
             than this.
-        temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods decode
-            greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
+        temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods and budgets
+            decode greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
             target's most likely token.
         top_k: Both models keep their top_k most likely tokens; 0 keeps all.
         top_p: Both models then keep the fewest tokens whose probability reaches top_p, from 0 to 1; 1 keeps all, 0 the
@@ -87,8 +91,8 @@ class DecodingParams:
         regex: Regular expression that the whole text must match.
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
         speculation: fixed always drafts as requested. adaptive lets the runtime shorten or skip drafts when
-            that is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method without a
-            seed (its distribution does not depend on the drafts, but its samples do), otherwise fixed.
+            that is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method or a
+            budget without a seed (its law does not depend on the drafts, but its samples do), otherwise fixed.
     """
 
     method: str = "mtad"
@@ -97,6 +101,8 @@ class DecodingParams:
     branching: tuple[int, ...] = (2, 2, 1, 1)
     replacement: bool = False
     accept_threshold: float | None = None
+    divergence: float = 0.1
+    plausible: float = 0.2
     relaxed_topk: int = 10
     fly_window_size: int = 2
     draft_confidence: float | None = None
@@ -154,6 +160,8 @@ class DecodingParams:
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
+        _real("divergence", self.divergence, 0.0, 1.0, "from 0 to 1")
+        _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
         _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
         _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
         for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
@@ -259,7 +267,7 @@ class DecodingParams:
     def adaptive(self) -> bool:
         """Whether the runtime may draft less than asked."""
         if self.speculation is None:
-            return self.spec.lossless and self.flexible and (self.seed is None or self.temperature == 0)
+            return self.spec.exact and self.flexible and (self.seed is None or self.temperature == 0)
         return self.speculation == "adaptive" and self.flexible
 
     @classmethod

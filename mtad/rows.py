@@ -29,6 +29,8 @@ ROW = np.dtype(
         ("rule", np.int64),
         ("threshold", np.float64),
         ("rule_count", np.int64),
+        ("divergence", np.float64),
+        ("plausible", np.float64),
         ("form", np.int64),
         ("draft_len", np.int64),
         ("width", np.int64),
@@ -46,6 +48,7 @@ ROW = np.dtype(
 * temperature, top_k, top_p, min_p: the filter of both models' logits; top_k is V for all, top_p 1 for all.
 * greedy: nothing is random; what would be drawn is the likeliest.
 * rule: an index of `RULES`. threshold: what it bounds, for `RATIOS` the logarithm. rule_count: what it counts.
+* divergence, plausible: of `mtad.rules.budget.move`.
 * form, draft_len, width: of the draft; draft_len 0 drafts nothing. width: nodes of its widest level.
 * tree: the target scores the whole draft rather than its best path. replacement: of branches.
 * log_confidence: a path that is less likely is not continued. log_fallback: of `bild`, see `mtad.rules.chain.bild`.
@@ -53,8 +56,8 @@ ROW = np.dtype(
 
 
 def top_k_of(params: DecodingParams, vocab_size: int) -> int:
-    """Tokens a request's filter keeps at most: a lossless method at temperature 0 keeps one."""
-    if params.temperature == 0 and params.spec.lossless:
+    """Tokens a request's filter keeps at most: a method that is exact keeps one at temperature 0."""
+    if params.temperature == 0 and params.spec.exact:
         return 1
     return min(params.top_k or vocab_size, vocab_size)
 
@@ -62,8 +65,8 @@ def top_k_of(params: DecodingParams, vocab_size: int) -> int:
 def stack_rows(params: Sequence[DecodingParams], vocab_size: int) -> npt.NDArray[np.record]:
     """The records of a batch's rows, `ROW` [R].
 
-    A lossless method at temperature 0 becomes top-k 1; the others keep the distributions of temperature 1, and draw
-    nothing.
+    At temperature 0 a method that is exact becomes top-k 1; the others keep the distributions of temperature 1, and
+    draw nothing.
     """
     return np.array([_record(p, vocab_size) for p in params], dtype=np.dtype((np.record, ROW)))
 
@@ -79,6 +82,8 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
         RULES.index(rule),
         _log(p.threshold) if rule in RATIOS else p.threshold,
         p.fly_window_size if rule == "chain.fly" else p.relaxed_topk,
+        p.divergence,
+        p.plausible,
         FORMS.index(p.spec.form) if p.spec.form else CHAIN,
         p.drafted,
         p.draft_width,

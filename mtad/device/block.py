@@ -14,6 +14,7 @@ from mtad.device.tables import Given, Step, Tables, Tree, draw
 from mtad.rows import RULES
 
 BLOCKWISE, SAMPLED = RULES.index("block.block"), RULES.index("joint.joint_sample")
+BUDGET = RULES.index("budget.budget")
 
 
 class Results(NamedTuple):
@@ -25,6 +26,7 @@ class Results(NamedTuple):
         lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
         paths: int64 [R, D], the scored node of each accepted token.
         longest: int64 [R], tokens of the longest path that was drafted.
+        spent: float32 [R], how far the laws of the tokens were moved, in total variation, added up over them.
         finite: bool [R], whether all logits that were looked at are distributions.
     """
 
@@ -33,6 +35,7 @@ class Results(NamedTuple):
     lengths: Tensor
     paths: Tensor
     longest: Tensor
+    spent: Tensor
     finite: Tensor
 
 
@@ -100,7 +103,14 @@ def target_inputs(scored: Scored | None, given: Given, length: int, capacity: in
 
 
 def decide(
-    scored: Scored | None, p: Tables, q: Tables | None, given: Given, finite: Tensor, levels: int, blockwise: bool
+    scored: Scored | None,
+    p: Tables,
+    q: Tables | None,
+    given: Given,
+    finite: Tensor,
+    levels: int,
+    blockwise: bool,
+    budget: bool,
 ) -> Results:
     """Accept drafts and add the target's own token: `mtad.block.decide`.
 
@@ -109,8 +119,9 @@ def decide(
         p: of the target [R, 1 + M]. q: [R, D], what chains were drawn from; None where no rule reads it.
         finite: bool [R], whether the draft's logits are.
         levels: D.
-        blockwise: whether some row verifies by blocks.
+        blockwise: whether some row verifies by blocks. budget: whether some row's rule is `budget`.
     """
+    spent = torch.zeros_like(given.bonus)
     if scored is None:
         node = torch.full_like(given.committed, -1)
         lengths, paths = node + 1, node.new_zeros((len(node), 0))
@@ -126,9 +137,11 @@ def decide(
         node = torch.where((given.rule == SAMPLED) & ~given.greedy, drawn, best)
         weights = None
         if q is not None:
-            by_block = given.rule == BLOCKWISE if blockwise else None
-            kept, weights = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_block)
-            node = torch.where(given.reads_draft, kept, node)
+            own = given.rule == BUDGET
+            by_block = (given.rule == BLOCKWISE) | own if blockwise else None
+            limits = (given.divergence * own, given.plausible) if budget else None
+            kept, weights, far = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_block, limits)
+            node, spent = torch.where(given.reads_draft, kept, node), torch.where(given.reads_draft, far, spent)
             # rows of other rules draw from p itself
             weights = torch.where(given.reads_draft[:, None], weights, p.probabilities(node + 1))
         else:
@@ -147,7 +160,7 @@ def decide(
     log_probs = p.log_likelihood(pad(paths + 1, (1, 0)), tokens)
     emitted = torch.arange(levels + 1, device=node.device) <= lengths[:, None]
     finite = finite & (log_probs.isfinite() | ~emitted).all(1)
-    return Results(tokens, log_probs, lengths, paths, longest, finite)
+    return Results(tokens, log_probs, lengths, paths, longest, spent, finite)
 
 
 def kept_columns(results: Results, scored: Scored, given: Given) -> tuple[Tensor, Tensor, Tensor]:

@@ -67,24 +67,93 @@ def joint_log_p(scored: Scored, p: Tables) -> Tensor:
     return whole.masked_fill(~scored.drafted, -math.inf)
 
 
+class Chances(NamedTuple):
+    """The target's distributions along chains, some of them moved, and the auxiliary's.
+
+    Attributes:
+        p: [R, 1 + M]. q: [R, levels], what each token of the chain was drawn from.
+        moved: float32 [R, levels, V], p~ of `mtad.rules.budget` for the rows of `bounded`; None where there are none.
+        bounded: bool [R].
+        spent: float32 [R, levels], total variation of p~ and p.
+    """
+
+    p: Tables
+    q: Tables
+    moved: Tensor | None
+    bounded: Tensor
+    spent: Tensor
+
+    @classmethod
+    def of(cls, p: Tables, q: Tables, count: Tensor, budget: tuple[Tensor, Tensor] | None) -> Chances:
+        """Those of rows that have drafted `count` [R] tokens; `budget`: divergence and plausible, float32 [R] each."""
+        levels, moved = torch.arange(q.logits.shape[1], device=count.device), None
+        bounded, spent = torch.zeros_like(count), torch.zeros((len(count), len(levels)), device=count.device)
+        if budget is not None:
+            bounded, places = budget[0] > 0, levels[:, None].expand(-1, len(count))
+            each = [move(p.probabilities(at), q.probabilities(at), *budget) for at in places]
+            moved = torch.stack([own for own, _ in each], 1)
+            spent = torch.stack([far for _, far in each], 1) * (levels < count[:, None])
+        return cls(p, q, moved, bounded.bool(), spent)
+
+    def log_prob(self, tokens: Tensor) -> Tensor:
+        """Log-probability of the chains' tokens [R, levels], float64."""
+        at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        plain = self.p.log_prob(at, tokens)
+        if self.moved is None:
+            return plain
+        return torch.where(self.bounded[:, None], self.moved.gather(2, tokens[..., None])[..., 0].double().log(), plain)
+
+    def after(self, at: Tensor, count: Tensor) -> Tensor:
+        """All probabilities after the first `at` [R] of `count` [R] tokens, float32 [R, V]."""
+        plain = self.p.probabilities(at)
+        if self.moved is None:
+            return plain
+        own = self.moved[torch.arange(len(at), device=at.device), at.clamp(max=self.moved.shape[1] - 1)]
+        return torch.where((self.bounded & (at < count))[:, None], own, plain)
+
+    def residual(self, at: Tensor, weight: Tensor, count: Tensor) -> Tensor:
+        """max(weight p - q, 0) after the first `at` [R] tokens of chains, float32 [R, V]."""
+        own_q = self.q.probabilities(at.clamp(max=self.q.logits.shape[1] - 1))
+        return (weight.float()[:, None] * self.after(at, count) - own_q).clamp(min=0)
+
+
+def move(p: Tensor, q: Tensor, divergence: Tensor, plausible: Tensor) -> tuple[Tensor, Tensor]:
+    """`mtad.rules.budget.move` of probabilities [R, V]: p~, and how far it is from p, float32 [R]."""
+    most, more = p.amax(1), (q - p).double()
+    likely = (p > 0) & (p >= (plausible * most)[:, None])
+    gains, losses = (more * (likely & (more > 0))), (-more).clamp(min=0)
+    spent = torch.minimum(divergence.double() * (1.0 - most.double()), gains.sum(1))[:, None]
+    change = spent * (gains / gains.sum(1, keepdim=True) - losses / losses.sum(1, keepdim=True))
+    return (p + torch.where(spent > 0, change, 0.0)).float(), spent[:, 0].float()
+
+
 def verify(
-    scored: Scored, p: Tables, q: Tables, accept: Tensor, levels: int, blockwise: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`token_wise` and `block` of chains, the first `levels` nodes of each row.
+    scored: Scored,
+    p: Tables,
+    q: Tables,
+    accept: Tensor,
+    levels: int,
+    blockwise: Tensor | None,
+    budget: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`token_wise`, `block` and `budget` of chains, the first `levels` nodes of each row.
 
     Args:
         q: [R, levels], what each token of the chain was drawn from.
         accept: float32 [R, levels].
         blockwise: bool [R], rows that verify by blocks; None where none does.
+        budget: divergence, 0 but for rows of `budget`, and plausible, float32 [R] each; None where no row has one.
 
     Returns:
-        the last kept node, int64 [R], -1 for none, and the weights of the bonus token, float32 [R, V].
+        the last kept node, int64 [R], -1 for none; the weights of the bonus token, float32 [R, V]; and how far the laws
+        of the kept tokens and of the bonus token were moved, float32 [R].
     """
     drafted, log_q = scored.drafted[:, :levels], scored.log_q[:, :levels]
-    log_p = p.log_prob(scored.parents[:, :levels] + 1, scored.tokens[:, :levels])
+    count = drafted.sum(1)
+    chances = Chances.of(p, q, count, budget)
+    log_p = chances.log_prob(scored.tokens[:, :levels])
     own_q = log_q - pad(log_q[:, :-1], (1, 0))
     ratio = torch.where(drafted, (log_p - own_q).clamp(max=700), 0.0).exp()
-    count = drafted.sum(1)
     kept = ((accept < ratio) & drafted).long().cumprod(1).sum(1)
     weight = torch.ones_like(ratio[:, 0])
     if blockwise is not None:
@@ -93,17 +162,13 @@ def verify(
             w = (w * ratio[:, i - 1]).clamp(max=1.0)
             bound = w
             if i < levels:
-                s = _residual(p, q, count.clamp(max=i), w).sum(1, dtype=torch.float64)
+                s = chances.residual(count.clamp(max=i), w, count).sum(1, dtype=torch.float64)
                 bound = torch.where(count == i, w, torch.where(s > 0, s / (s + 1.0 - w), 0.0))
             here = (accept[:, i - 1] < bound) & (count >= i)
             at, scale = torch.where(here, i, at), torch.where(here, w, scale)
         kept, weight = torch.where(blockwise, at, kept), torch.where(blockwise, scale, weight)
-    rest = _residual(p, q, kept, weight)
+    rest = chances.residual(kept, weight, count)
     whole = (kept == count) | ~(rest.sum(1) > 0)
-    return kept - 1, torch.where(whole[:, None], p.probabilities(kept), rest)
-
-
-def _residual(p: Tables, q: Tables, at: Tensor, weight: Tensor) -> Tensor:
-    """max(weight p - q, 0) after the first `at` [R] tokens of chains, float32 [R, V]."""
-    own_q = q.probabilities(at.clamp(max=q.logits.shape[1] - 1))
-    return (weight.float()[:, None] * p.probabilities(at) - own_q).clamp(min=0)
+    emitted = torch.arange(levels, device=kept.device) <= kept[:, None]
+    weights = torch.where(whole[:, None], chances.after(kept, count), rest)
+    return kept - 1, weights, (chances.spent * emitted).sum(1)

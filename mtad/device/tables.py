@@ -23,7 +23,7 @@ class Given(NamedTuple):
     """What a block of R rows is given: the rows' parameters as `mtad.rows.ROW` has them, and what changes every block.
 
     Attributes:
-        inverse_temperature, top_p, min_p: float32 [R].
+        inverse_temperature, top_p, min_p, divergence, plausible: float32 [R].
         top_k, draft_len, width, rule: int64 [R].
         greedy, tree, reads_draft, stops_at_eos: bool [R].
         threshold, log_confidence: float64 [R].
@@ -37,6 +37,8 @@ class Given(NamedTuple):
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    divergence: Tensor
+    plausible: Tensor
     greedy: Tensor
     rule: Tensor
     threshold: Tensor

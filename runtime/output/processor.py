@@ -79,6 +79,8 @@ class OutputProcessor:
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
+            request.statistics.divergence_spent += block.spent[row]
+            self.totals.divergence_spent += block.spent[row]
             self.totals.add(drafted, accepted, count)
 
     def record_prefill(self, request: Request, began: float) -> None:

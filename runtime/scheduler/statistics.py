@@ -33,6 +33,8 @@ class Counts:
         target_passes: forward passes of the target that scored a request (prefill not counted).
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
+        divergence_spent: how far `budget` moved the laws of its tokens from the target's, in total variation, added up;
+            divided by `tokens` it is the mean.
         accepted_lengths: blocks with a draft, by how many of its tokens were accepted: at index 0 those with none.
         prefill_seconds, draft_seconds, score_seconds, commit_seconds: see the classes.
     """
@@ -44,6 +46,7 @@ class Counts:
     target_passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    divergence_spent: float = 0.0
     accepted_lengths: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0

@@ -72,7 +72,7 @@ def block_on_device(
     step = block.target_inputs(scored, given, key.length, CAPACITY)
     depths = step.positions - given.committed[:, None] + 1
     p = launches.filtered(logits_after(target, depths, step.tokens), given)
-    return tree, scored, block.decide(scored, p, q, given, finite, key.levels, key.blockwise)
+    return tree, scored, block.decide(scored, p, q, given, finite, key.levels, key.blockwise, key.budget)
 
 
 def block_on_host(

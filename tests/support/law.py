@@ -78,7 +78,7 @@ def filtered(
     Top-p keeps the fewest of the tokens that top-k left which have `top_p` of their mass; min-p is relative to the
     likeliest token. At temperature 0, lossless methods keep the likeliest token, and others count as at temperature 1.
     """
-    greedy = params.temperature == 0 and params.spec.lossless
+    greedy = params.temperature == 0 and params.spec.exact
     scaled = (logits.astype(np.float64) - float(logits.max())) / (params.temperature or 1.0)
     order = np.argsort(-logits, kind="stable")[: 1 if greedy else params.top_k or None]
     weights = np.exp(scaled[order])

@@ -120,7 +120,11 @@ class OneRow:
         """The path that the rule keeps, and the distribution of the bonus token."""
         scored = self.scored(tree, accept)
         bonus = mtad.rules_scored.Bonus(
-            np.zeros(self.vocab, np.int32), np.zeros(self.vocab), np.zeros(1, int), np.full(1, math.inf)
+            np.zeros(self.vocab, np.int32),
+            np.zeros(self.vocab),
+            np.zeros(1, int),
+            np.zeros(1 + len(scored.tokens)),
+            np.full(1, math.inf),
         )
         node = self.rule(self.row, scored, bonus)
         path: Tokens = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tests.support.law import (
     Distribution,
@@ -70,6 +71,35 @@ def block(request: Request, draft: Draft) -> Iterator[Outcome]:
         found = [(chance * (1 - passes), path, after) for chance, path, after in found]
         found.append((passes, chain[:at], bonus))
     yield from found
+
+
+def moved(request: Request, path: Tokens) -> Distribution:
+    """p~: p moved towards q, by at most a share of `divergence`, onto plausible tokens of which q has more."""
+    p, q = request.p(path), request.q(path)
+    most = max(p.values())
+    least = request.params.plausible * most
+    gains = {one: q[one] - value for one, value in p.items() if value >= least and q.get(one, 0.0) > value}
+    losses = {one: value - q.get(one, 0.0) for one, value in p.items() if value > q.get(one, 0.0)}
+    far = min(request.params.divergence * (1 - most), sum(gains.values()))
+    shares = {one: far * value / sum(gains.values()) for one, value in gains.items()}
+    shares |= {one: -far * value / sum(losses.values()) for one, value in losses.items()}
+    return {one: value + shares.get(one, 0.0) for one, value in p.items()}
+
+
+def budget_of(request: Request, draft: Draft) -> Request:
+    """The request whose target is p~ wherever something was drafted, and p elsewhere."""
+    above = {path.tokens[:-1] for level in draft for path in level}
+    return replace(request, p=lambda path: moved(request, path) if path in above else request.p(path))
+
+
+def budget(request: Request, draft: Draft) -> Iterator[Outcome]:
+    """Block verification against p~."""
+    yield from block(budget_of(request, draft), draft)
+
+
+def budget_tree(request: Request, draft: Draft) -> Iterator[Outcome]:
+    """Traversal verification against p~."""
+    yield from traversal(budget_of(request, draft), draft)
 
 
 def children(draft: Draft, at: Path) -> list[Path]:

@@ -186,7 +186,9 @@ def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:
 
 def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[float, float, float]) -> Block:
     """The block of its rows; its results are on the host, its logits on the device."""
-    tokens, log_probs, lengths, paths, longest, finite = (values[: len(given.params)].tolist() for values in read)
+    tokens, log_probs, lengths, paths, longest, spent, finite = (
+        values[: len(given.params)].tolist() for values in read
+    )
 
     def logits_of(row: int) -> npt.NDArray[np.float32]:
         at = [0, *(1 + node for node in paths[row][: lengths[row]])]
@@ -197,6 +199,7 @@ def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[floa
         tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
         log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
         drafted_levels=longest,
+        spent=spent,
         finite=finite,
         logits_of=logits_of,
         began=times[0],

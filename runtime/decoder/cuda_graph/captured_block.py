@@ -26,7 +26,8 @@ class Key(NamedTuple):
         rows, length: rows, padded, and columns of the masks.
         levels, width: D and W, of the largest draft; 0 and 0 where nothing is drafted.
         tree: some row's whole draft is scored.
-        reads_draft, blockwise: some row's rule reads what its tokens were drawn from, or verifies by blocks.
+        reads_draft, blockwise, budget: some row's rule reads what its tokens were drawn from, verifies by blocks, or
+            does so against a target that it moves.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class Key(NamedTuple):
     tree: bool
     reads_draft: bool
     blockwise: bool
+    budget: bool
 
     @classmethod
     def of(cls, given: BlockInput, buckets: Buckets) -> Key:
@@ -52,7 +54,8 @@ class Key(NamedTuple):
             width,
             tree,
             any(p.spec.reads_draft for p in drafting),
-            any(p.spec.rule == "block.block" for p in drafting),
+            any(p.spec.rule in ("block.block", "budget.budget") for p in drafting),
+            any(p.spec.rule == "budget.budget" for p in drafting),
         )
 
     @property
@@ -75,7 +78,7 @@ class Key(NamedTuple):
         number, flag, real = torch.float32, torch.bool, torch.float64
         noise = like(self.levels, self.width, dtype=number)
         return Given(
-            *(like(dtype=number), like(), like(dtype=number), like(dtype=number), like(dtype=flag), like()),
+            *(like(dtype=number), like(), *(like(dtype=number) for _ in range(4)), like(dtype=flag), like()),
             *(like(dtype=real), like(), like(), like(dtype=flag), like(dtype=flag), like(dtype=real), like(dtype=flag)),
             *(like(2), like(), like(dtype=flag), noise, noise, like(dtype=number)),
         )
@@ -120,7 +123,7 @@ class CapturedBlock:
 
         found = Results(
             *(like(levels + 1), like(levels + 1, dtype=torch.float32), like(), like(levels), like()),
-            like(dtype=torch.bool),
+            *(like(dtype=torch.float32), like(dtype=torch.bool)),
         )
         self.out = out.bytes(size_of(found))
         self.results: Results = views(found, self.out)
@@ -140,7 +143,7 @@ class CapturedBlock:
         inputs = block.target_inputs(scored, given, key.length, target.spec.capacity)
         logits = self._step(target, inputs, self._keep[: 1 + key.nodes])
         p = launches.filtered(self.logits.copy_(logits), given)
-        results = block.decide(scored, p, q, given, finite, key.levels, key.blockwise)
+        results = block.decide(scored, p, q, given, finite, key.levels, key.blockwise, key.budget)
         if scored is not None and key.width > 1:
             of_target, of_auxiliary, to = block.kept_columns(results, scored, given)
             if key.tree:

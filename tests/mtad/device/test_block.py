@@ -31,6 +31,8 @@ def pick(chance: random.Random, method: str) -> DecodingParams:
         method=method,
         draft_len=chance.randint(1, 4),
         beam_width=chance.randint(1, 4),
+        divergence=chance.choice([0.0, 0.1, 0.6]),
+        plausible=chance.choice([0.0, 0.2]),
         accept_threshold=chance.choice([0.0, 0.3, 0.8]) if METHODS[method].threshold is not None else None,
         draft_confidence=chance.choice([0.0, 0.0, 0.05]),
         temperature=chance.choice([0.0, 0.7, 1.0]),
@@ -84,6 +86,7 @@ def compare(params: Sequence[DecodingParams], auxiliary: Tensor, target: Tensor)
         assert found.log_probs[row, : length + 1].tolist() == pytest.approx(
             expected.log_probs[row, : length + 1].tolist(), abs=1e-4
         )
+        assert float(found.spent[row]) == pytest.approx(expected.spent[row], abs=1e-5), p
     return int(expected.lengths.sum())
 
 

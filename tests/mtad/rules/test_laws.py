@@ -36,7 +36,7 @@ def request_of(seed: int, params: DecodingParams, eos: Tokens = ()) -> Request:
             found.append(dict(zip(chance.permutation(VOCAB).tolist(), shape, strict=False)))
         if chance.random() < 0.3:
             found[1] = found[0]
-        if params.temperature == 0 and params.spec.lossless:
+        if params.temperature == 0 and params.spec.exact:
             found = [{first_of(own): 1.0} for own in found]
         return found[0], found[1]
 
@@ -88,6 +88,8 @@ def params_of(method: str, seed: int) -> DecodingParams:
         branching=pick((2, 2), (3, 1), (2, 1, 2), (1, 3), (4,)),
         replacement=pick(False, True),
         accept_threshold=pick(*known) if known else None,
+        divergence=pick(0.0, 0.1, 0.5, 1.0),
+        plausible=pick(0.0, 0.3, 0.6, 1.0),
         relaxed_topk=pick(1, 2, 3),
         fly_window_size=pick(1, 2),
         draft_confidence=pick(0.0, 0.0, 0.25, 0.5),
@@ -111,7 +113,7 @@ def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
             expected = [(chance, path, {first_of(bonus): 1.0}) for chance, path, bonus in expected]
         assert kept(found) == pytest.approx(kept(expected), abs=1e-6), (seed, params)
         assert emitted(found) == pytest.approx(emitted(expected), abs=1e-6), (seed, params)
-        if METHODS[method].lossless:  # whatever number is drawn, also 0
+        if METHODS[method].exact:  # whatever number is drawn, also 0
             assert all(request.log_p(path) > -math.inf for _, path, _ in found)
         accepted += sum(chance * len(path) for chance, path, _ in found)
     assert accepted > 30

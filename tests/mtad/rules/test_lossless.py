@@ -13,6 +13,7 @@ import pytest
 from mtad.params import DecodingParams
 from tests.support.law import Distribution, Outcome, Request, Tokens, paths_of
 from tests.support.one_row import OneRow
+from tests.support.rule_laws import moved
 
 SHAPES: tuple[Sequence[float], ...] = (
     (0.5, 0.3, 0.2),
@@ -86,6 +87,20 @@ def name_of(params: DecodingParams) -> str:
 def test_a_lossless_rule_emits_the_targets_law(params: DecodingParams) -> None:
     for pair, eos in zip((*PAIRS, "random"), ((1,), (), (1,), (), ()), strict=True):
         assert distance(request_of(pair, params, eos)) < 1e-6, (pair, eos)
+
+
+@pytest.mark.parametrize("branching", [None, (2, 1), (1, 2)])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_budget_moves_the_first_tokens_law_as_far_as_it_says(pair: str, branching: tuple[int, ...] | None) -> None:
+    for divergence, plausible in ((0.0, 0.0), (0.2, 0.0), (0.6, 0.5), (1.0, 0.0)):
+        method = "budget" if branching is None else "budget_tree"
+        params = DecodingParams(method=method, draft_len=2, divergence=divergence, plausible=plausible)
+        request = request_of(pair, replace(params, branching=branching or (1, 1)))
+        p, expected = request.p(()), moved(request, ())
+        assert emitted_first(request) == pytest.approx(expected, abs=1e-6)
+        far = sum(abs(expected[token] - p[token]) for token in p) / 2
+        assert far <= divergence * (1 - max(p.values())) + 1e-9
+        assert far > 0.01 or divergence < 1 or pair != "random"
 
 
 @pytest.mark.parametrize("method", ["specinfer", "traversal"])
