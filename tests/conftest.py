@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
+import io
 import os
 import sys
 from collections import Counter
@@ -18,8 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 from filelock import FileLock
 
-from scripts.paths import DEMO, ROOT
 from tests.support.once import once
+from tests.support.paths import PAIR, ROOT
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from engines.placement import Placement
     from export.checkpoint.checkpoint import Checkpoint
     from runtime import LLM
+    from tests.support.commands import Run
     from tests.support.live_server import LiveServer
 
 
@@ -35,8 +38,8 @@ SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
 
 
 LONGEST = (
-    *("test_cluster.py", "test_tensorrt.py", "test_server_grammars.py", "test_gpu_check.py", "test_install.py"),
-    *("test_llm.py", "test_parallel.py", "test_families.py", "test_texts.py"),
+    *("test_cluster.py", "test_tensorrt.py", "test_parallel.py", "test_families.py", "test_gpu_check.py"),
+    *("test_block.py", "test_block_runner.py", "test_install.py", "test_llm.py", "test_docs.py"),
     *("test_demo_training.py", "test_model_optimizer.py", "test_triton.py"),
 )
 """Files that take more than half a minute, or wait for processes of their own; the longest first."""
@@ -243,10 +246,10 @@ def demo_pair() -> Path:
     from export.options import ExportOptions
     from export.pair import export_pair
 
-    folder, checkpoints = ROOT / "build" / "demo-pair", DEMO / "pair"
+    folder = ROOT / "build" / "demo-pair"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # tests run in several processes
-        target, auxiliary = (str(checkpoints / name) for name in ("target", "auxiliary"))
+        target, auxiliary = (str(PAIR / name) for name in ("target", "auxiliary"))
         # writes nothing where it is up to date
         export_pair(folder, ExportOptions(target, auxiliary), overwrite=True)
     return folder
@@ -282,6 +285,26 @@ def server(plain: LLM) -> Iterator[LiveServer]:
 
     with live(LLM(plain.pair, RuntimeConfig(max_waiting=64))) as running:
         yield running
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process."""
+    from runtime.commands.main import COMMANDS
+    from tests.support.commands import Outcome
+
+    def call(name: str, *arguments: object, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "argv", [f"mtad {name}", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capfd.readouterr()
+        code = 0
+        try:
+            importlib.import_module(COMMANDS[name][0]).main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

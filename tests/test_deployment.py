@@ -21,7 +21,7 @@ from runtime.scheduler.scheduler import Scheduler
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import config
 from runtime.triton.tensors import BLS
-from scripts.paths import ROOT
+from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 

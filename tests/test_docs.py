@@ -6,7 +6,6 @@ import ast
 import importlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -25,22 +23,14 @@ from engines.kinds import Kind
 from mtad.methods import METHODS, REMOVED, markdown
 from mtad.params import DecodingParams
 from runtime.commands import generate
-from runtime.commands.entry import Parser
 from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest
-from scripts.evaluation.tables import write
-from scripts.paths import DEMO, ROOT
+from tests.support.pages import EVERY_PAGE, PAGES, TOP, assert_parses, blocks, commands
+from tests.support.paths import ROOT
 from tests.support.steps import make_step, some_tokens
 
 DOCS = ROOT / "docs"
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [DEMO / "README.md"]
-PAGES = [*TOP, *sorted(DOCS.glob("*.md"))]
 ROOMS = "docs|engines|export|mtad|runtime|scripts|tests"
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-NO_PARSER = {"scripts.demo.dataset", "scripts.demo.tokenizer"}
-"""Scripts without arguments."""
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -49,27 +39,21 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=config.parent, env=environment, capture_output=True, text=True, check=False)
 
 
-def blocks(page: Path, language: str = "") -> list[str]:
-    """The fenced blocks of a page, of one language or of all."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    return [text for name, text in found if language in ("", name)]
-
-
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
     ran = build(ROOT / "mkdocs.yml", tmp_path / "site")
     assert ran.returncode == 0, ran.stderr
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in (tmp_path / "site").glob("*.html")}
 
 
-@pytest.mark.parametrize("link", ["[page](nowhere.md)", "[place](methods.md#nowhere)"])
-def test_a_dead_link_fails_the_build(link: str, tmp_path: Path) -> None:
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     shutil.copytree(DOCS, tmp_path / "docs")
     with (tmp_path / "docs" / "index.md").open("a") as index:
-        index.write(f"\n{link}\n")
+        index.write("\n[page](nowhere.md) [place](methods.md#no-such-place)\n")
     ran = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert ran.returncode != 0
-    assert "nowhere" in ran.stderr
+    assert "nowhere.md" in ran.stderr
+    assert "#no-such-place" in ran.stderr
 
 
 def test_the_readme_is_one_page() -> None:
@@ -95,39 +79,11 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
     assert not missing, f"{page.name} names what is not there: {', '.join(missing)}"
 
 
-class Parsed(Exception):
-    """A command line was understood."""
-
-
-def commands(page: Path) -> list[str]:
-    """Each command of a page that is one of ours, comments aside."""
-    text = "".join(blocks(page, "bash")) + "".join(blocks(page, "console")).replace("\n$ ", "\n")
-    lines = re.sub(r"\\\n *", "", text.removeprefix("$ ")).splitlines()
-    return [line for line in lines if re.match(r"(mtad|python -m scripts[\w.]*)( |$)", line)]
-
-
 @EVERY_PAGE
 def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = Parser.parse_args
-
-    def only_parse(parser: Parser, args: Any = None, namespace: Any = None) -> Any:
-        parse(parser, args, namespace)
-        raise Parsed
-
-    monkeypatch.setattr(Parser, "parse_args", only_parse)
-    for line in commands(page):
-        name, *arguments = shlex.split(line, comments=True)
-        if name == "python":
-            module, arguments = arguments[1], arguments[2:]
-        else:
-            module, arguments = COMMANDS[arguments[0]][0], arguments[1:]
-        if module in NO_PARSER:
-            assert not arguments, line
-            continue
-        found = importlib.import_module(module + (".__main__" if (ROOT / module.replace(".", "/")).is_dir() else ""))
-        monkeypatch.setattr(sys, "argv", [module, *arguments])
-        with pytest.raises(Parsed):
-            found.main()
+    for name, *arguments in commands(page, "mtad "):
+        if name != "bench":  # a script's
+            assert_parses(importlib.import_module(COMMANDS[name][0]).main, arguments, monkeypatch)
 
 
 @EVERY_PAGE
@@ -158,11 +114,8 @@ def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
     assert {name: ast.literal_eval(rows[name]) for name in defaults} == defaults
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "methods.md"], ids=lambda page: page.name)
-def test_the_table_of_methods_on_a_page_is_the_one_table(page: Path) -> None:
-    text = page.read_text()
-    assert write(text) == text, f"python -m scripts.evaluation.tables {page.relative_to(ROOT)}"
-    assert f"\n\n{markdown()}\n" in text
+def test_the_page_of_methods_has_the_one_table() -> None:
+    assert f"\n\n{markdown()}\n" in (DOCS / "methods.md").read_text(), "python -m scripts.results docs/methods.md"
 
 
 def test_every_front_door_describes_every_method(
@@ -208,7 +161,13 @@ def run_test(test: str, folder: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "NUMBA_CACHE_DIR": str(folder),
+            "NUMBA_OPT": "0",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from runtime.tensorrt_llm.compat import ENGINES, WORKER
-from scripts.paths import ROOT
+from tests.support.paths import ROOT
 
 THEIRS = (
     *("h5py==3.12.1", "numpy<2", "nvidia-modelopt[torch]~=0.37.0", "onnx>=1.18,<1.20", "setuptools<80"),

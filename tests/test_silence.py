@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from scripts.paths import ROOT
+from mtad.compiled import cache_folder
+from tests.support.paths import ROOT
 
 PACKAGES = ("engines", "export", "runtime")
 VARIABLES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
@@ -24,6 +25,7 @@ def alone(code: str, folder: Path) -> dict[str, Any]:
     if subprocess.run([*ALONE, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces for users here")
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment["NUMBA_CACHE_DIR"] = str(cache_folder().parent)  # what is compiled is not what it is about
     command = [*ALONE, sys.executable, "-m", "tests.support.silent", code, str(folder)]
     ended = subprocess.run(
         command, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True

@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -30,7 +29,7 @@ from export.pair import export_pair
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
-from tests.support.families import FAMILIES, GROUPED, MULTI_HEAD, WINDOW, write_model
+from tests.support.families import FAMILIES, GROUPED, MULTI_HEAD, WINDOW, shallow, write_model
 from tests.support.steps import alone_and_together, make_step, more_tokens, some_tokens
 
 
@@ -40,7 +39,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Call
 
     @functools.cache
     def write(family: str) -> tuple[Path, Path]:
-        folder, config = tmp_path_factory.mktemp(family), FAMILIES[family](2)
+        folder, config = tmp_path_factory.mktemp(family), shallow(family)
         return write_model(folder / "target", config), write_model(folder / "auxiliary", config, noise=0.1)
 
     return write
@@ -66,33 +65,22 @@ OPENVINO_REFUSES = {"gemma-2": "caps its attention scores", "gemma-3": "sliding 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
-    family: str, format: str, exported: Callable[[str, str], Path], sources: Callable[[str], tuple[Path, Path]]
-) -> None:
-    engine = open_engine(exported(family, format) / "target")
-    reference = AutoModelForCausalLM.from_pretrained(
-        sources(family)[0], dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_openvino_computes_what_the_checkpoint_computes_or_refuses_it_by_name(
+def test_ragged_rows_have_the_checkpoints_logits_also_on_openvino_or_it_refuses_the_family_by_name(
     family: str, exported: Callable[[str, str], Path], sources: Callable[[str], tuple[Path, Path]]
 ) -> None:
     folder, placement = exported(family, "onnx") / "target", Placement(provider="openvino", compute="float32")
+    engines = [open_engine(folder)]
     if family in OPENVINO_REFUSES:
         with pytest.raises(InvalidInput, match=OPENVINO_REFUSES[family]):
             open_engine(folder, placement)
-        return
-    engine = open_engine(folder, placement)
+    else:
+        engines.append(open_engine(folder, placement))
     reference = AutoModelForCausalLM.from_pretrained(
         sources(family)[0], dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
+    expected = expect(reference, engines[0].spec, seed=1)
+    assert all(verify(engine, expected) <= TOLERANCE["float32"] for engine in engines)
 
 
 PROMPTS = [some_tokens(1, 90).tolist(), some_tokens(2, 7).tolist()]
@@ -159,13 +147,6 @@ def test_what_lies_behind_the_window_has_no_influence(exported: Callable[[str, s
     assert torch.equal(engine.step(step), first)
     engine.cache.kv[:, :, 0, :, length - WINDOW + 1] += 1.0
     assert not torch.equal(engine.step(step), first)
-
-
-def test_weights_of_the_older_kind_of_file_are_read(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "checkpoint", FAMILIES["opt"](1))
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert export_pair(tmp_path / "pair", ExportOptions(str(folder), str(folder), rows=1, capacity=128, format="torch"))
 
 
 class TestRefusal:

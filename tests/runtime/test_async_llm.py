@@ -16,7 +16,6 @@ from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
-from runtime.scheduler.scheduler import QueueFull
 from tests.support.waiting import PATIENCE, Gate, own, until
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
@@ -186,30 +185,6 @@ def test_options_of_what_is_made_already_are_refused(llm: LLM) -> None:
         with pytest.raises(InvalidInput) as caught:
             LLM(llm.pair, RuntimeConfig(**{name: value}))  # type: ignore[arg-type]
         assert caught.value.field == name
-
-
-def test_a_full_queue_says_when_to_try_again(llm: LLM) -> None:
-    gate, rows = Gate(llm), llm.pair.target.spec.rows
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            accepted = [await engine.submit_many([PROMPTS[0]] * rows, LONG)]
-            await asyncio.to_thread(until, lambda: engine.statistics()["running"] == rows)
-
-            async def flood() -> None:
-                while len(accepted) < 40:
-                    accepted.append(await engine.submit(PROMPTS[0], LONG))
-
-            with pytest.raises(QueueFull) as caught:
-                await flood()
-            assert caught.value.retry_after > 0
-            assert len(accepted) == 1 + 8
-            assert engine.statistics()["waiting"] == 8
-            for stream in accepted:
-                stream.cancel()
-            gate.open()
-
-    run(test())
 
 
 def test_a_request_whose_prompt_is_being_stored_runs_and_the_queue_is_never_longer_than_its_limit(llm: LLM) -> None:

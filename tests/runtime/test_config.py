@@ -29,6 +29,7 @@ def test_every_option_is_described_once(config: type) -> None:
         ({"rows": True}, "rows"),
         ({"rows": "2"}, "rows"),
         ({"threads": 0}, "threads"),
+        ({"max_beam_width": 0}, "max_beam_width"),
         ({"max_waiting": 1.5}, "max_waiting"),
         ({"prefix_tokens": -1}, "prefix_tokens"),
         ({"graphs": None}, "graphs"),

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines import Step
-from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.errors import CapacityExceeded
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request
@@ -24,29 +24,20 @@ PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where d
 ONE_TOKEN = [7]
 EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
 METHODS = (
-    "sample",
-    "speculative",
-    "block",
-    "specinfer",
-    "mtad",
-    "mmtad",
-    "modal",
-    "typical",
-    "threshold",
+    *("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold"),
     "mmtad_sample",
 )
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
 DAILY = ("sample", "speculative", "specinfer", "mtad", "mmtad", "mmtad_sample")
-"""One of each form of draft, and the paper's; a rule alone has tests of its own."""
-FOLDERS = [("onnx", name) for name in DAILY] + [
-    pytest.param(*one, marks=pytest.mark.slow)
-    for one in (*(("onnx", name) for name in METHODS if name not in DAILY), *(("torch", name) for name in DAILY))
+"""One of each form of draft, and the paper's; a rule alone has tests of its own, which know no engine."""
+FOLDERS = [
+    *(("onnx", name) for name in DAILY),
+    *(pytest.param("torch", name, marks=pytest.mark.slow) for name in ("speculative", "mmtad")),
 ]
 every_method = pytest.mark.parametrize(("pair_folder", "method"), FOLDERS, indirect=["pair_folder"])
-"""Of the engines. Rules know none: those that are not daily are tried on the first, to whose tokens the second's are
-equal (`test_both_engines_give_the_same_tokens`)."""
+"""Few on the second engine, whose tokens are the first's (`test_both_engines_give_the_same_tokens`)."""
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +84,7 @@ def test_a_requests_tokens_do_not_depend_on_the_batch(
         assert result.logprobs == pytest.approx(expected.logprobs, abs=tolerance, rel=0)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     llm: LLM, alone: list[tuple[str, DecodingParams, Result]], seed: int
 ) -> None:
@@ -166,8 +157,7 @@ def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method:
         assert result.text == llm.pair.tokenizer.decode(tokens, skip_special_tokens=True)
         statistics = result.statistics
         cut += statistics.accepted + statistics.target_passes > statistics.tokens
-        # an ended beam leaves room for others, and block verification looks at what is drafted behind a token
-        if params.spec.form != "beams" and method != "block":
+        if params.spec.form != "beams":  # an ended beam leaves room for others
             assert result.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
     assert cut or not params.drafts, "no text ended inside a block, so nothing was tested"
 
@@ -187,16 +177,6 @@ def test_a_stop_string_anywhere_cuts_the_text_before_its_first_occurrence(llm: L
         assert stop not in before, "a token follows the stop string"
     if params.drafts:
         assert any(r.statistics.accepted + r.statistics.target_passes > r.statistics.tokens for r in results)
-
-
-@every_method
-def test_of_several_stop_strings_the_earliest_counts(llm: LLM, method: str) -> None:
-    params = replace(BASE, method=method, max_tokens=30)
-    free = llm.generate(PROMPTS[2], params)[0]
-    size = len(free.text)
-    late, early = free.text[size // 2 : size // 2 + 4], free.text[size // 4 : size // 4 + 2]
-    result = llm.generate(PROMPTS[2], replace(params, stop=(late, "never in it", early)))[0]
-    assert result.text == free.text[: min(free.text.index(late), free.text.index(early))]
 
 
 def test_prompts_as_token_ids_equal_prompts_as_text(llm: LLM) -> None:
@@ -266,22 +246,6 @@ def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
         values = torch.tensor([[value for _, value in top] for top in result.top_logprobs])
         assert torch.equal(ids, expected.indices)
         torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
-
-
-@pytest.mark.slow
-@every_method
-def test_choices_differ_share_the_prompt_and_repeat_by_their_seeds(llm: LLM, method: str) -> None:
-    params = replace(BASE, method=method, n=3, top_k=0, top_p=1.0)
-    results = llm.generate([PROMPTS[4], PROMPTS[0]], params)  # the first is long enough to be shared
-    assert [result.index for result in results] == [0, 1, 2] * 2
-    assert [result.prompt_token_ids for result in results[:3]] == [results[0].prompt_token_ids] * 3
-    assert len({tuple(result.token_ids) for result in results[:3]}) == 3
-    assert [r.statistics.reused_tokens for r in results[1:3]] == [len(results[0].prompt_token_ids) - 1] * 2
-    for result in results:
-        alone = llm.generate([result.prompt_token_ids], replace(params, n=1, seed=result.seed))[0]
-        assert result.token_ids == alone.token_ids
-    with pytest.raises(InvalidInput, match="n = 3"):
-        llm.add(PROMPTS[0], params)
 
 
 def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_turn(llm: LLM) -> None:

@@ -1,6 +1,6 @@
 """A Python in which this project is not installed, nor much else but torch and transformers.
 
-Runs a module or command in it: `python -m tests.support.bare_checkout scripts.gpu A --device cpu`.
+Runs a module or command in it: `python -m tests.support.bare_checkout scripts.gpu --device cpu`.
 """
 
 from __future__ import annotations

@@ -62,6 +62,11 @@ MULTI_HEAD = ("opt", "opt-350m", "gpt-neox", "gpt-2")
 """Those with one KV head per query head."""
 
 
+def shallow(family: str) -> PretrainedConfig:
+    """A family's configuration with as few layers as have all its kinds."""
+    return FAMILIES[family](2 if family.startswith("gemma") else 1)
+
+
 def write_model(folder: Path, config: PretrainedConfig, noise: float = 0.0) -> Path:
     """A random checkpoint; those of one configuration are alike up to `noise`."""
     torch.manual_seed(1)

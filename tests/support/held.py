@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scripts.paths import ROOT
+from tests.support.paths import ROOT
 
 FILE = "MTAD_TEST_HOLD"
 """The environment variable with the file's path."""

@@ -24,12 +24,6 @@ def multiply_bfloat16(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle
     return multiply(self, wide(a), wide(b), *more)
 
 
-def topk(x: tl.tensor, k: int) -> tl.tensor:
-    """Triton's own compares one pair of entries after the other in Python."""
-    largest = np.sort(x.handle.data, axis=-1)[..., : -int(k) - 1 : -1]
-    return tl.tensor(TensorHandle(largest, x.dtype.scalar), tl.block_type(x.dtype.scalar, list(largest.shape)))
-
-
 _patch_lang = interpreter._patch_lang
 _patched: set[str] = set()
 """Names of the modules of Triton's language that are replaced for the kernel that runs."""

@@ -1,17 +1,11 @@
 """Compiles the kernels that filter and draw for GPUs that need not be here; one JSON line each.
 
-    python -m tests.support.level_compiler        each kernel for some capabilities, as the tests do
-    python -m tests.support.level_compiler all    each for all, and the levels that spill registers
-
 Run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 from triton.compiler import ASTSource
@@ -24,17 +18,11 @@ from tests.support.attention_compiler import compile_source, resources
 LEVEL = {"WIDTH": 4, "SLOTS": 4, "BEAMS": 4, "FIRST": False}
 CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("scan_tables", 90, {}),
-    ("settle_tables", 80, {}),
     ("settle_tables", 120, {}),
-    ("draw_level", 80, LEVEL),
     ("draw_level", 90, LEVEL | {"BEAMS": 1, "FIRST": True}),
     ("draw_level", 100, LEVEL | {"WIDTH": 16, "SLOTS": 16, "BEAMS": 16}),
-    ("draw_level", 120, LEVEL | {"WIDTH": 1, "SLOTS": 1, "BEAMS": 1}),
 )
 """Kernel, compute capability times 10, constants that are not a vocabulary's of 128,256 tokens."""
-CAPABILITIES = (80, 89, 90, 100, 120)
-SPILLING = tuple(("draw_level", LEVEL | {"WIDTH": width, "SLOTS": width, "BEAMS": width}) for width in (32, 64))
-"""Levels that may not fit into registers."""
 TYPES = {
     "*i64": "scratch last tokens ways step_tokens positions write_at committed draft_len width top_k",
     "*i1": "greedy drafted growing ended mask real_row is_end stops_at_eos",
@@ -67,13 +55,6 @@ def compile_kernel(name: str, capability: int, constants: dict[str, Any]) -> dic
     return {"name": name, "capability": capability, **constants, **found}
 
 
-def every_case() -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Each kernel of `CASES` for each capability, and the levels that spill."""
-    kernels = {str(case[::2]): case[::2] for case in CASES}
-    for (name, constants), capability in product((*kernels.values(), *SPILLING), CAPABILITIES):
-        yield name, capability, constants
-
-
 if __name__ == "__main__":
-    for case in every_case() if sys.argv[1:] == ["all"] else CASES:
+    for case in CASES:
         print(json.dumps(compile_kernel(*case)), flush=True)

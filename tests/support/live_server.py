@@ -21,7 +21,7 @@ from runtime import LLM, AsyncLLM
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import DrainingServer, configure
-from scripts.paths import ROOT
+from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE, STARTING, until
 
 MODEL = "small"

@@ -21,8 +21,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from scripts.paths import ROOT
 from tests.support.held import FILE, Hold
+from tests.support.paths import ROOT
 
 INSTALLED = Path(sys.prefix) / "triton"
 """Where `scripts/triton.txt` is installed."""

@@ -26,7 +26,6 @@ from engines.openvino.run import Run
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig, pair
-from runtime.pair import _draft_seconds
 from runtime.tuning.measure import answer
 from tests.support.schedules import run_schedule
 from tests.support.steps import make_step, some_tokens
@@ -152,31 +151,6 @@ def test_a_run_that_fails_leaves_prompts_to_the_next(folder: Path, monkeypatch: 
         with pytest.raises(AttributeError):
             engine.step(step)
     torch.testing.assert_close(engine.step(step), expected)
-
-
-def test_nothing_is_run_where_no_prompt_waits(folder: Path) -> None:
-    engine = open_engine(folder / "auxiliary", Placement(provider="openvino", compute="float32"), rows=2)
-    engine.run_deferred()
-    assert not engine.deferred_rows
-
-
-def test_what_is_timed_to_choose_a_runtime_is_a_draft_behind_a_prompt(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(folder / "auxiliary", Placement(provider="openvino", compute="float32"), rows=2)
-    assert isinstance(engine, OpenVinoEngine)
-    runs, plan = list[Run](), engine.cache.columns.plan
-
-    def record(*arguments: Any) -> Run:
-        runs.append(plan(*arguments))
-        return runs[-1]
-
-    monkeypatch.setattr(engine.cache.columns, "plan", record)
-    assert _draft_seconds(engine) > 0
-    drafts = [(sorted({*run.past.tolist()}), len(run.past), run.tokens.shape[1]) for run in runs[4:8]]  # the second
-    assert drafts == [([114], 1, 2), ([116], 4, 4), ([117], 4, 4), ([118], 4, 4)]
-    assert [len(run.past) for run in runs[-4:]] == [2, 8, 8, 8], "all rows draft as well"
-    engine.cache.columns.check_integrity()
 
 
 def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,17 +78,17 @@ def test_one_rank_prints_and_all_end(pair_folders: PairFolders) -> None:
 
 @sharding
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "problem"), [(signal.SIGKILL, "Signal 9"), (signal.SIGSTOP, "RankFailed")])
-def test_a_rank_that_is_gone_ends_the_job(pair_folders: PairFolders, sent: signal.Signals, problem: str) -> None:
+def test_a_rank_that_does_not_answer_ends_the_job(pair_folders: PairFolders) -> None:
+    """One that has died torchrun notices itself."""
     job = torchrun("tests.support.parallel_job", "patient", pair_folders("torch"))
     assert job.stdout is not None
     assert job.stdout.readline() == "decoded\n"
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     (other,) = (int(child) for child in children if "\0RANK=1\0" in Path(f"/proc/{child}/environ").read_text())
-    os.kill(other, sent)
+    os.kill(other, signal.SIGSTOP)
     _, errors = job.communicate(timeout=120)
     assert job.returncode == 1
-    assert problem in errors
+    assert "RankFailed" in errors
 
 
 @pytest.mark.parametrize(

@@ -224,15 +224,3 @@ def test_queries_and_keys_are_rotated_as_they_are_stored(
         assert torch.equal(cache[1, row, :, at : at + 3], value[row])
         cache[:, row, :, at : at + 3] = 7.0
     assert (cache == 7.0).all(), "nothing else is written"
-
-
-def test_finding_parts_runs_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[str] = []
-
-    def noted(model: PreTrainedModel, attention: str) -> object:
-        runs.append(attention)
-        return run_once(model, attention)
-
-    monkeypatch.setattr("engines.pytorch.fusion.run_once", noted)
-    fuse(random_model("opt", 1))
-    assert len(runs) == 1

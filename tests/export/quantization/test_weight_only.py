@@ -229,13 +229,6 @@ class TestPair:
         assert not (mixed / "auxiliary" / "quantization.json").exists()
 
     @pytest.mark.slow
-    def test_it_decodes(self, mixed: Path) -> None:
-        params = DecodingParams(max_tokens=9, ignore_eos=True, seed=1, draft_len=3)
-        result = LLM(mixed, RuntimeConfig(threads=1, max_draft_len=4, max_beam_width=4)).generate("SELECT", params)[0]
-        assert len(result.token_ids) == 9
-        assert result.statistics.accepted > 0
-
-    @pytest.mark.slow
     def test_a_check_wants_to_be_told_what_it_may_differ_by(self, mixed: Path) -> None:
         with pytest.raises(InvalidInput, match=r"tolerance.*int4.*quantization\.json"):
             check(mixed / "target")

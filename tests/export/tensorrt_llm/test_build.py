@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from export.tensorrt_llm import engine_plan as executor_plan
 from export.tensorrt_llm.build import ExecutorPairPlan, build_pair, plan_pair
 from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
 from mtad.errors import InvalidInput
-from runtime.commands.export import main
+from tests.support.commands import Run
 from tests.support.fake_trtllm_build import MODEL, OPTIONS, FakeLlama, fake_build, install, opt_logits
 
 
@@ -227,32 +226,19 @@ def test_without_the_library_nothing_is_built_and_the_plan_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtad export", *arguments])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
 def test_the_command_prints_the_plan_as_one_json_and_writes_nothing(
-    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoints: tuple[Path, Path], tmp_path: Path, run: Run
 ) -> None:
     pair = ("--target", str(checkpoints[0]), "--auxiliary", str(checkpoints[1]), "--capacity", "256")
     folder = tmp_path / "pair"
     arguments = (str(folder), *pair, "--to", "tensorrt-llm", "--precision", "bfloat16", "--draft-len", "5", "--plan")
-    assert run_command(monkeypatch, *arguments) == 0
-    captured = capsys.readouterr()
-    engines = json.loads(captured.out)["engines"]
+    outcome = run("export", *arguments)
+    engines = json.loads(outcome.out)["engines"]
     assert engines["target"]["engine"]["max_draft_len"] == 5
-    assert "trtllm-build" in captured.err
-    assert not folder.exists()
-    assert run_command(monkeypatch, *arguments[:-1], "--dry-run") == 0
-    assert capsys.readouterr().out == ""
-    assert not folder.exists()
+    assert (outcome.code, "trtllm-build" in outcome.err) == (0, True)
+    assert run("export", *arguments[:-1], "--dry-run")[:2] == (0, "")
     for extra in (["--to", "tensorrt-llm"], ["--draft-len", "5"], ["--plan"]):
-        assert run_command(monkeypatch, str(folder), *pair, *extra) == 2
+        assert run("export", folder, *pair, *extra).code == 2
     assert not folder.exists()
 
 

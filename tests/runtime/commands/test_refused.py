@@ -29,6 +29,8 @@ BAD = [
     ("max_tokens", "S", {"max_tokens": 192}),
     ("draft_len", "S", {"draft_len": 9}),
     ("beam_width", "S", {"beam_width": 9}),
+    ("regex", "S", {"regex": "(unclosed", "ignore_eos": False}),
+    ("logit_bias", "S", {"logit_bias": {100_000: 1.0}}),
 ]
 
 
@@ -47,11 +49,13 @@ def test_bad_input_is_refused_by_field_and_nothing_of_its_batch_runs(
     assert torch.equal(llm.pair.target.cache.kv, before)
 
 
-def test_parameters_must_be_one_or_one_for_each_prompt(llm: LLM) -> None:
+def test_parameters_must_be_one_or_one_for_each_prompt_and_a_single_request_has_one_choice(llm: LLM) -> None:
     for count in (0, 1, 3):
         with pytest.raises(InvalidInput, match="params"):
             llm.generate(["S", "S"], [BASE] * count)
-        assert llm.loop.scheduler.idle
+    with pytest.raises(InvalidInput, match="n = 3"):
+        llm.add("S", replace(BASE, n=3))
+    assert llm.loop.scheduler.idle
 
 
 @pytest.mark.parametrize(

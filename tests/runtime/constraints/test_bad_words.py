@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, models, normalizers
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime import LLM
 from runtime.constraints.bad_words import BadWords
 from runtime.constraints.constraint import Constrainer, ConstraintFailed
 from tests.support.constrained import FREE, Running, finish, letters
@@ -92,22 +91,3 @@ def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmles
     with pytest.raises(ConstraintFailed, match="no other token can follow the first 2") as failed:
         constraint.advance([1, 2, 0])
     assert failed.value.field == "bad_words"
-
-
-@pytest.mark.parametrize("method", ["sample", "speculative", "mmtad", "specinfer"])
-@pytest.mark.slow
-def test_real_engines_never_write_one_and_lossless_drafts_change_nothing(plain: LLM, method: str) -> None:
-    params = DecodingParams(method=method, max_tokens=24, temperature=0.0, ignore_eos=True, accept_threshold=0.1)
-    tokenizer = plain.pair.tokenizer.backend_tokenizer
-    words: list[str] = []
-    for _ in range(4):
-        asked = replace(params, bad_words=tuple(words))
-        (result,) = plain.generate("SELECT name FROM", asked)
-        for word in words:
-            ids = tokenizer.encode(word, add_special_tokens=False).ids
-            found = [at for at in range(24) if result.token_ids[at : at + len(ids)] == ids]
-            assert not found, word
-        if METHODS[method].lossless:
-            expected = plain.generate("SELECT name FROM", replace(asked, method="sample"))[0]
-            assert result.token_ids == expected.token_ids
-        words += [tokenizer.decode(result.token_ids[at : at + 2]) for at in (2, 9)]

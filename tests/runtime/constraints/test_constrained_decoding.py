@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RequestFailed, RuntimeConfig
 from runtime.constraints.constraint import ConstraintFailed
 
@@ -53,27 +51,6 @@ def test_a_text_under_a_schema_is_json_of_that_schema(llm: LLM, method: str) -> 
 
 
 @every_method
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_text_under_a_regular_expression_matches_it(llm: LLM, method: str, temperature: float) -> None:
-    expression = "(SELECT|DELETE) [a-z]{3,6}( WHERE [a-z] > [0-9]{2})?;"
-    params = replace(BASE, method=method, regex=expression, temperature=temperature)
-    for result in llm.generate(PROMPTS, params):
-        assert re.fullmatch(expression, result.text), result.text
-
-
-@every_method
-def test_a_text_under_a_grammar_follows_it(llm: LLM, method: str) -> None:
-    grammar = 'start: "(" (start | WORD) ")"\nWORD: /[a-c]{1,3}/'
-    params = [replace(BASE, method=method, grammar=grammar, seed=seed, max_tokens=64) for seed in range(3)]
-    for result in llm.generate(PROMPTS, params):
-        if result.finish_reason == "stop":
-            assert re.fullmatch(r"(\(+)([a-c]{1,3})(\)+)", result.text), result.text
-            assert result.text.count("(") == result.text.count(")")
-        else:
-            assert re.fullmatch(r"\(+([a-c]{0,3}\)*)?", result.text), result.text
-
-
-@every_method
 def test_tokens_biased_away_are_never_written_and_those_biased_to_always(llm: LLM, method: str) -> None:
     params = replace(BASE, method=method, ignore_eos=True, max_tokens=20)
     banned = set(llm.generate(PROMPTS[0], params)[0].token_ids)
@@ -81,17 +58,6 @@ def test_tokens_biased_away_are_never_written_and_those_biased_to_always(llm: LL
         assert not banned & set(result.token_ids)
     for result in llm.generate(PROMPTS, replace(params, logit_bias={77: 1e6})):
         assert result.token_ids == [77] * 20
-
-
-@every_method
-def test_no_end_of_sequence_comes_before_min_tokens(llm: LLM, method: str) -> None:
-    for token in dict.fromkeys(llm.generate(PROMPTS[0], replace(BASE, method=method))[0].token_ids[:4]):
-        ending = LLM(replace(llm.pair, eos=(token,)))
-        for least in (1, 6, 11):
-            params = replace(BASE, method=method, min_tokens=least)
-            for result in ending.generate(PROMPTS, params):
-                assert token not in result.token_ids[: least - 1]
-                assert len(result.token_ids) >= least
 
 
 @every_method
@@ -125,16 +91,6 @@ def test_greedy_decoding_under_constraints_is_the_checkpoints(
         assert result.token_ids == expected[0, prompt.shape[1] :].tolist()
 
 
-@every_method
-def test_a_frequency_penalty_ends_repetition(llm: LLM, method: str) -> None:
-    params = replace(BASE, method=method, ignore_eos=True, temperature=0.0, logit_bias={77: 15.0, 78: 14.0})
-    plain = llm.generate(PROMPTS[0], params)[0].token_ids
-    fewer = llm.generate(PROMPTS[0], replace(params, frequency_penalty=2.0))[0].token_ids
-    assert plain.count(77) + plain.count(78) == len(plain)
-    assert max(fewer.count(77), fewer.count(78)) <= 10
-    assert len(set(fewer)) > 5
-
-
 def test_constrained_requests_do_not_depend_on_the_batch(llm: LLM) -> None:
     params = [
         replace(BASE, method="mtad", json_schema=SCHEMA),
@@ -162,25 +118,6 @@ def test_log_probabilities_are_the_unconstrained_targets(llm: LLM, reference: Ll
         torch.testing.assert_close(torch.tensor(result.logprobs), own, rtol=0, atol=1e-4)
         best = torch.tensor([[value for _, value in top] for top in result.top_logprobs])
         torch.testing.assert_close(best, expected.topk(2).values, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("json_schema", {"json_schema": "{"}),
-        ("json_schema", {"json_schema": '{"type": "unheard of"}'}),
-        ("regex", {"regex": "(unclosed"}),
-        ("grammar", {"grammar": "start: missing"}),
-        ("logit_bias", {"logit_bias": {100_000: 1.0}}),
-    ],
-)
-def test_a_constraint_that_cannot_be_kept_is_refused_by_field_before_anything_runs(
-    llm: LLM, field: str, values: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        llm.generate(PROMPTS[:2], [BASE, replace(BASE, **values)])
-    assert caught.value.field == field
-    assert llm.loop.scheduler.idle
 
 
 def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(llm: LLM) -> None:

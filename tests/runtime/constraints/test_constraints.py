@@ -7,13 +7,10 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from llguidance import LLTokenizer
 from tokenizers import Tokenizer, models
 
 from mtad.errors import InvalidInput
@@ -21,12 +18,10 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.adjust import Constraints
 from runtime.constraints.constraint import Constrainer, ConstraintFailed
-from runtime.constraints.follower import Follower
-from runtime.constraints.trial_process import compile_grammar
-from scripts.soak.attacks import AMBIGUOUS
 from tests.support.checkpoints import make_tokenizer
-from tests.support.constrained import FREE, Asked, Running, finish, letters, run_block
-from tests.support.mock_models import Tokens, mock_pair
+from tests.support.constrained import FREE, Asked, Running, finish, letters
+from tests.support.hostile import AMBIGUOUS
+from tests.support.mock_models import mock_pair
 
 SCHEMA = {
     "type": "object",
@@ -107,39 +102,6 @@ def test_texts_satisfy_their_grammar(
     assert len(set(texts)) > 4
 
 
-def test_a_grammar_is_kept_with_the_demo_pairs_tokenizer(demo_pair: Path) -> None:
-    folder = demo_pair / "target"
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    vocab = tokenizer.get_vocab_size()
-    demo = Constrainer(tokenizer, vocab, json.loads((folder / "engine.json").read_text())["eos_token_ids"])
-    running = []
-    for seed in range(4):
-        params = replace(FREE, method="mmtad", json_schema=json.dumps(SCHEMA), accept_threshold=0.01)
-        pair = mock_pair(seed, vocab, peak=1.0, noise=0.3)
-        running.append(Running(pair, params, seed, demo.constraint(seed, params, ())))
-    finish(running, vocab, [0])
-    assert all(is_record(tokenizer.decode(r.text)) for r in running)
-
-
-def test_a_node_is_computed_once_a_block_though_both_models_ask(
-    constrainer: Constrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Tokens] = []
-    compute = Follower._compute
-
-    def counted(self: Follower, path: Tokens) -> np.ndarray:
-        asked.append(path)
-        return compute(self, path)
-
-    monkeypatch.setattr(Follower, "_compute", counted)
-    params = replace(FREE, method="mmtad", accept_threshold=0.1, regex="[a-c]{40,60}")
-    request = Running(mock_pair(1, 300, 2.0, 0.3), params, 1, constrainer.constraint("one", params, ()))
-    for index in range(6):
-        asked.clear()
-        run_block([request], 300, [0], index)
-        assert len(set(asked)) == len(asked) > params.draft_len
-
-
 def mixed(constrainer: Constrainer) -> Iterator[Running]:
     """Requests of all methods that ask for all kinds of things, some for nothing."""
     asks: list[Asked] = [
@@ -168,25 +130,6 @@ def test_a_request_is_the_same_alone_and_among_others(constrainer: Constrainer) 
         finish([request], constrainer.vocab_size, [0])
     assert [r.text for r in together] == [r.text for r in alone]
     assert len({tuple(r.text) for r in alone}) == len(alone)
-
-
-def test_logits_of_a_row_are_bit_equal_alone_and_among_others(constrainer: Constrainer) -> None:
-    members = [r for r in mixed(constrainer) if r.params.json_schema is None]
-    for r in members:
-        if r.constraint is not None:
-            r.constraint.advance([65, 66, 67])  # abc
-    shape = len(members), 4, constrainer.vocab_size
-    logits = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    logits[:, :, :50] = -0.0
-    tokens = torch.tensor([[0, 0], [68, 0], [68, 69], [69, 0]]).expand(len(members), 4, 2)
-    valid = torch.tensor([[False, False], [True, False], [True, True], [True, False]]).expand(len(members), 4, 2)
-    together = Constraints([r.constraint for r in members]).adjust(logits, tokens, valid)
-    for row, member in enumerate(members):
-        at = slice(row, row + 1)
-        alone = logits[at]
-        if member.constraint is not None:
-            alone = Constraints([member.constraint]).adjust(alone, tokens[at], valid[at])
-        assert alone.tobytes() == together[at].tobytes()
 
 
 def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> None:
@@ -304,29 +247,6 @@ def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constraine
 def test_a_request_without_constraints_costs_nothing(constrainer: Constrainer) -> None:
     assert constrainer.constraint("x", DecodingParams(stop=";", ignore_eos=True), (1, 2)) is None
     assert Constraints.of([None, None]) is None
-
-
-def test_the_tokenizer_is_prepared_for_the_first_grammar_only_and_a_grammar_is_compiled_once(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-
-    def counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: object, **options: object) -> object:
-            calls.append(name)
-            return made(*args, **options)
-
-        return make
-
-    monkeypatch.setattr("llguidance.LLTokenizer", counted("tokenizer", LLTokenizer))
-    monkeypatch.setattr("runtime.constraints.grammar.compile_grammar", counted("grammar", compile_grammar))
-    maker = Constrainer(tokenizer, 300, [0])
-    maker.check(replace(FREE, min_tokens=2))
-    assert calls == []
-    for _ in range(3):
-        maker.check(replace(FREE, regex="ab*"))
-        maker.constraint("x", replace(FREE, regex="ab*", min_tokens=3), ())
-    assert calls == ["tokenizer", "grammar"]
 
 
 @pytest.mark.parametrize(

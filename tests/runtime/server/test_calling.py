@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mtad.params import DecodingParams
 from runtime.constraints.trial_process import compile_grammar
 from runtime.server.calling import FORMS, HERMES, LLAMA, Calling, CallReader, Form
 from runtime.server.messages import Function
-from runtime.server.schema import ChatCompletionRequest
 
 UNIT = {"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"], "additionalProperties": False}
 FUNCTIONS = [Function.model_validate({"name": name, "parameters": UNIT}) for name in ("weather", "heat")]
@@ -97,19 +94,6 @@ def follows(calling: Calling, tokenizer: Tokenizer, *texts: str) -> bool:
         if matcher.try_consume_tokens(ids) < len(ids) or not matcher.is_accepting():
             return False
     return True
-
-
-def test_tools_that_ask_for_nothing_change_nothing() -> None:
-    asked = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "Hi"}],
-        "tools": [],
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
-    }
-    body = ChatCompletionRequest.model_validate_json(json.dumps(asked))
-    assert body.parameters(DecodingParams()) == DecodingParams()
-    assert Calling.of(body.chat, "") is None
 
 
 # how the templates of released models show their form; the tests have no such model

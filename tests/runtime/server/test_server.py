@@ -145,15 +145,6 @@ def test_the_clients_own_accumulation_and_parsing_work(plain: LLM, server: LiveS
     assert parsed.choices[0].message.parsed.age in (7, 42)
 
 
-def test_what_a_prompt_reuses_is_reported_as_cached(server: LiveServer) -> None:
-    prompt = "where do they live? " * 6
-    for _ in range(2):
-        answer = server.client.completions.create(model=MODEL, prompt=prompt, max_tokens=1)
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 64 < answer.usage.prompt_tokens
-
-
 def test_a_token_that_is_one_byte_is_told_as_that_byte() -> None:
     names = TokenNames(make_tokenizer().backend_tokenizer, (0,))
     names.prepare()
@@ -196,15 +187,6 @@ def test_log_probabilities_have_both_shapes_and_the_engines_values(plain: LLM, s
     ]
     values = [entry.logprob for piece in streamed if piece for entry in piece.content or []]
     assert values == pytest.approx(rendered.logprobs)
-
-
-def test_an_echo_repeats_the_prompt(plain: LLM, server: LiveServer) -> None:
-    text = plain.generate(PROMPTS[1], BASE)[0].text
-    for prompt in (PROMPTS[1], plain.pair.tokenizer(PROMPTS[1]).input_ids):
-        answer = server.client.completions.create(model=MODEL, prompt=prompt, echo=True, **ASKED)
-        assert answer.choices[0].text == PROMPTS[1] + text
-        chunks = server.client.completions.create(model=MODEL, prompt=prompt, echo=True, stream=True, **ASKED)
-        assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPTS[1] + text
 
 
 def test_every_field_of_the_decoder_is_taken_advertised_and_explained(plain: LLM, server: LiveServer) -> None:

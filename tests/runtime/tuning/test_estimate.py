@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 import torch
 
 from mtad.params import DecodingParams
-from runtime.commands import tune as tune_command
 from runtime.tuning.estimate import expected_passes, filtered
 from tests.support.checkpoints import TEXT
+from tests.support.commands import Run
 
 
 def after_filters(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -54,11 +53,7 @@ def test_the_expected_passes_are_those_of_a_simulation(draft_len: int) -> None:
 
 @pytest.mark.parametrize("answer", [None, TEXT[0][20:]])
 def test_two_checkpoints_and_some_prompts_are_enough(
-    checkpoints: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answer: str | None,
+    checkpoints: tuple[Path, Path], tmp_path: Path, run: Run, answer: str | None
 ) -> None:
     """A model that drafts for itself is accepted always."""
     prompts = tmp_path / "prompts.jsonl"
@@ -66,10 +61,7 @@ def test_two_checkpoints_and_some_prompts_are_enough(
     prompts.write_text((json.dumps(one) + "\n") * 2)
     target, auxiliary = map(str, checkpoints)
     for other in (target, auxiliary):
-        given = ["--prompts", str(prompts), "--target", target, "--auxiliary", other]
-        monkeypatch.setattr(sys, "argv", ["mtad tune", "--estimate", *given])
-        tune_command.main()
-        out = capsys.readouterr().out
+        out = run("tune", "--estimate", "--prompts", prompts, "--target", target, "--auxiliary", other).out
         assert out.startswith("2 texts, ")
         assert ("probability 1.000 ± 0.000" in out) == (other == target)
         assert [line.split()[0] for line in out.splitlines()[-8:]] == [str(length) for length in range(1, 9)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +23,15 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
-from runtime.commands import tune as tune_command
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
 from runtime.tuning.measure import FIGURES, Point, Texts, measure, with_error
 from tests.support.checkpoints import TEXT
+from tests.support.commands import Run
 
 EXAMPLES = [Example(text[:20], "x") for text in TEXT] + [Example(text[8:24], "x") for text in TEXT]
 EXPORTED: dict[str, Any] = {"method": "mtad", "accept_threshold": 0.4, "top_k": 7}
 LLM_OF_A_FAKE: Any = None
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -247,29 +246,19 @@ def test_a_damaged_tuning_is_refused_by_name(pair: Path, damage: dict[str, Any])
 
 
 @pytest.fixture
-def run(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def tune(run: Run, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command, with a small grid."""
     small = {"draft_len": (4, 2), "beam_width": (4,), "accept_threshold": (1.0,), "draft_confidence": (0.0,)}
     monkeypatch.setattr(tuning, "GRID", small)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": example.prompt}) + "\n" for example in EXAMPLES[:3]))
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        own = [str(pair), "--prompts", str(prompts), "--threads", "1", "--params", '{"max_tokens": 6}']
-        own += ["--method", "mtad"]
-        monkeypatch.setattr(sys, "argv", ["mtad tune", *own, *arguments])
-        code = 0
-        try:
-            tune_command.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
+    own = [pair, "--prompts", prompts, "--threads", 1, "--params", '{"max_tokens": 6}', "--method", "mtad"]
+    return functools.partial(run, "tune", *own)
 
 
 def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothing(
-    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was tuned before is replaced, not built upon."""
     write_tuning(pair, {"temperature": 0.5, "draft_len": 8}, {})
@@ -281,10 +270,10 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
         return [replace(point(speed=10 - own["draft_len"]), values=own) for own in values]
 
     monkeypatch.setattr(tuning, "measure", measured)
-    code, out, err = run("--dry-run")
+    code, out, err = tune("--dry-run")
     assert (code, (pair / "pair.json").read_bytes()) == (0, before), err
     assert out.splitlines()[-1].startswith("would change to method=mtad draft_len=2 ")
-    code, out, err = run()
+    code, out, err = tune()
     assert code == 0, err
     assert out.splitlines()[-1].startswith("changed to method=mtad draft_len=2 ")
     assert all(base == DecodingParams(**EXPORTED, max_tokens=6) for base in bases)
@@ -297,9 +286,9 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
 
 
 @pytest.mark.slow
-def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(run: Run, pair: Path) -> None:
+def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(tune: Run, pair: Path) -> None:
     before = (pair / "pair.json").read_bytes()
-    code, out, err = run("--quality-loss", "0.1", "--method", "block,mtad")
+    code, out, err = tune("--quality-loss", "0.1", "--method", "block,mtad")
     assert code == 0, err
     lines = out.splitlines()
     for head in ("tokens/s", "x sample", "perplexity x sample", "distinct-2 x sample", "tokens per pass"):
@@ -328,17 +317,17 @@ def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(run: Run, pai
         (["--threads", "0"], "--threads"),
     ],
 )
-def test_bad_input_is_one_line_and_changes_nothing(run: Run, pair: Path, arguments: list[str], field: str) -> None:
+def test_bad_input_is_one_line_and_changes_nothing(tune: Run, pair: Path, arguments: list[str], field: str) -> None:
     before = (pair / "pair.json").read_bytes()
-    code, out, err = run(*arguments)
+    code, out, err = tune(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"mtad tune: error: {field} "), err
     assert err.count("\n") == 1
     assert (pair / "pair.json").read_bytes() == before
 
 
-def test_a_single_prompt_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_single_prompt_is_refused(tune: Run, tmp_path: Path) -> None:
     """No error can be given for it."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "SELECT"}\n')
-    code, _, err = run()
+    code, _, err = tune()
     assert (code, err.count("mtad tune: error: --prompts")) == (2, 1)

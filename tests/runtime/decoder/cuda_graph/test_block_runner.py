@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from engines.graphs.capture import NoRecorder, Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.decoder.buckets import Buckets
-from scripts.gpu.setup import METHODS as METHODS_TIMED
 from tests.runtime.test_schedules import CAPACITY
 from tests.support.device_loop import Device, alone_on_the_host, input_of, pool
 from tests.support.mock_engine import CapturableMock, MockEngine, PagedMock
@@ -50,10 +48,14 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "engine",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in (CapturableMock, PagedMock)), partial(PagedMock, pages=6)],
+    ("seed", "engine"),
+    [
+        pytest.param(0, CapturableMock, marks=pytest.mark.slow),
+        pytest.param(1, PagedMock, marks=pytest.mark.slow),
+        pytest.param(2, CapturableMock, marks=pytest.mark.slow),
+        (3, partial(PagedMock, pages=6)),
+    ],
 )
-@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3)), 3])
 def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(
     seed: int, engine: Callable[..., MockEngine]
 ) -> None:
@@ -71,9 +73,9 @@ def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host
 
 
 @pytest.mark.parametrize("method", CAPTURED)
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.slow
-def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) -> None:
+def test_the_host_waits_once_a_block_and_reads_one_copy(method: str) -> None:
+    rows = 3
     device = Device(4, recorder := ReplayRecorder())
     params = [DecodingParams(method=method, seed=row, draft_confidence=0.1) for row in range(rows)]
     for _ in range(3):
@@ -86,21 +88,6 @@ def test_the_host_waits_once_a_block_and_reads_one_copy(method: str, rows: int) 
         assert reads.count
         assert len(block.tokens) == len(block.log_probs) == len(block.drafted_levels) == len(block.finite) == rows
     assert (device.blocks.recorded, recorder.replayed) == (1, 3)
-
-
-@pytest.mark.slow
-def test_all_methods_that_the_gpu_check_times_need_nine_recordings() -> None:
-    class OwnColumns(CapturableMock):
-        reads_mask = False
-
-    device = Device(16, ReplayRecorder(), engine=OwnColumns)
-    params = [DecodingParams(method=method, speculation="fixed", seed=1, max_tokens=6) for method in METHODS_TIMED]
-    device.blocks.prepare(params)
-    before = device.blocks.recorded
-    assert before == 9
-    for p, count in product(params, (1, 2, 5)):
-        device.generate([([3, row], p) for row in range(count)], random.Random(count))
-    assert device.blocks.recorded == before
 
 
 def test_blocks_are_padded_as_far_as_costs_nothing_and_to_masks_that_an_engine_has_to_read() -> None:
