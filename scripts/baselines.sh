@@ -1,19 +1,17 @@
 #!/usr/bin/env bash
-# The libraries that `mtad bench peers` and `mtad bench serving` compare with, each in a folder of its own:
+# The libraries that `mtad bench peers` compares with, each in an environment of its own below build/baselines:
 #     scripts/baselines.sh [onnxruntime-genai] [openvino-genai] [llama.cpp]       by default, all of them
-# Hugging Face, another baseline, is installed anyway.
+# Hugging Face, another of them, is installed anyway.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 folder=build/baselines
 mkdir -p "$folder"
 
-# It asks for `onnxruntime`, whose files would overwrite those of onnxruntime-gpu. Without its dependencies it loads the
-# library that is installed already. `mtad bench serving` wants the demo's target as its builder makes it.
+# Without its dependencies it loads the onnxruntime that is installed in our own environment, which it sees.
 install_onnxruntime-genai() {
-    rm -rf "$folder"/onnxruntime_genai* "$folder/target" "$folder/cache"
-    python -m pip install --quiet --no-deps --target "$folder" onnxruntime-genai==0.18.0
-    PYTHONPATH="$folder" python -m onnxruntime_genai.models.builder \
-        -i scripts/demo/pair/target -o "$folder/target" -c "$folder/cache" -p fp32 -e cpu
+    environment onnxruntime-genai --no-deps onnxruntime-genai==0.18.0
+    python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+        > "$("$folder/onnxruntime-genai/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
 }
 
 # What converts checkpoints needs an older transformers. torchvision does not fit a torch for CPUs and is not needed;
@@ -31,17 +29,13 @@ install_llama.cpp() {
 environment() {
     local name="$1"
     shift
-    rm -rf "${folder:?}/$name"
-    python -m venv "$folder/$name"
-    "$folder/$name/bin/python" -m pip install --quiet "$@"
+    python -m venv --clear "$folder/$name"
+    "$folder/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-export PIP_DISABLE_PIP_VERSION_CHECK=1
 [ $# -gt 0 ] || set -- onnxruntime-genai openvino-genai llama.cpp
 for peer in "$@"; do
     declare -F "install_$peer" > /dev/null || { echo "$peer: unknown; see the head of $0" >&2; exit 2; }
-    log="$folder/$peer.log"
-    # In a shell of its own, so that an error ends it: `set -e` does not hold on the left of `||`.
-    (set +e; (set -e; "install_$peer") > "$log" 2>&1; exit $?) || { tail -n 20 "$log" >&2; echo "$peer: cannot be installed, see $log" >&2; exit 1; }
+    "install_$peer"
     echo "$folder: $peer"
 done

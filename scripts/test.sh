@@ -8,8 +8,6 @@ ruff format --check .
 mypy
 if [ "${1:-}" = --fast ]; then
     set -- -m "not slow" "${@:2}"
-elif ! [ -d build/baselines/target ]; then
-    scripts/baselines.sh onnxruntime-genai
 fi
 unset PYTHONDONTWRITEBYTECODE  # dozens of processes import the same files
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -1,7 +1,8 @@
-"""`mtad serve` in a process of its own, for clients."""
+"""`mtad serve` in a process of its own, and environments for the clients that talk to it."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -9,39 +10,65 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from mtad.errors import Failed
 from scripts.paths import ROOT
 
+REQUIREMENTS = Path(__file__).with_name("requirements")
+BUILD = ROOT / "build" / "clients"
 MODEL = "demo"
-TEMPLATE = Path(__file__).with_name("chat.jinja")
+"""The name that the pair is served under."""
 
 
-@contextmanager
-def served(pair: Path, *options: str) -> Iterator[str]:
-    """The address of a server in a process of its own, with these further options."""
-    with tempfile.NamedTemporaryFile("w+", suffix=".log") as lines:
-        log = Path(lines.name)
-        arguments = ["serve", str(pair), "--port", "0", "--rows", "16", "--model", MODEL]
-        arguments += ["--chat-template", str(TEMPLATE), *options]
-        start = "from runtime.commands.main import main; main()"
-        process = subprocess.Popen([sys.executable, "-c", start, *arguments], cwd=ROOT, stderr=lines)
+@dataclass(frozen=True)
+class Server:
+    """A server's address, `http://host:port`, and the id of its process."""
+
+    url: str
+    pid: int
+
+
+@contextlib.contextmanager
+def served(pair: Path, *options: str) -> Iterator[Server]:
+    """A server with these further options, ready for requests.
+
+    Raises:
+        Failed: it did not start, or did not end cleanly when it was asked to.
+    """
+    template = str(Path(__file__).with_name("chat.jinja"))
+    command = [sys.executable, "-m", "runtime.commands.main", "serve", str(pair), "--port", "0", "--model", MODEL]
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
+        process = subprocess.Popen([*command, "--chat-template", template, *options], cwd=ROOT, stderr=log)
+        server = None
         try:
-            while not (found := re.search(r"listening on (http://\S+)", log.read_text())):
-                assert process.poll() is None, log.read_text()
+            while not server:
                 time.sleep(0.1)
-            while not ready(found[1]):
-                time.sleep(0.1)
-            yield found[1]
+                found = re.search(r"listening on (http://\S+)", Path(log.name).read_text())
+                if process.poll() is not None:
+                    raise Failed(f"mtad serve did not start: {Path(log.name).read_text()}")
+                with contextlib.suppress(OSError):
+                    if found and urllib.request.urlopen(f"{found[1]}/health/ready").close() is None:
+                        server = Server(found[1], process.pid)
+            yield server
         finally:
             process.terminate()
             process.wait()
+        if process.returncode:
+            raise Failed(f"mtad serve ended with code {process.returncode}: {Path(log.name).read_text()[-2000:]}")
 
 
-def ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health/ready") as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+def environment(name: str) -> Path:
+    """The interpreter of a client's environment, which is made anew where its requirements have changed.
+
+    They are exact versions, and installed without what those ask for beyond them: none brings a CUDA build of torch.
+    """
+    folder, requirements = BUILD / name, REQUIREMENTS / f"{name}.txt"
+    stamp, python = folder / "installed.txt", folder / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != requirements.read_text():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*install, "-r", str(requirements)], check=True)
+        stamp.write_text(requirements.read_text())
+    return python

@@ -1,1 +1,1 @@
-"""Thousands of mixed requests through `AsyncLLM`, with integrity checks."""
+"""A server under attack, and its other clients."""

@@ -1,272 +1,186 @@
-"""Thousands of mixed requests through `AsyncLLM`: is anything lost, wrong, slow to leave, or left behind?
+"""A server under attack: do its other clients notice?
 
-    python -m scripts.soak                   2,400 requests, 16 rows, a few minutes
-    python -m scripts.soak --requests 300    a short form
+    python -m scripts.soak                   seven minutes
+    python -m scripts.soak --replicas 2      the same behind a gateway, where replicas are killed as well
+    python -m scripts.soak --quick           half a minute, which is too short for most attacks
 
-Clients keep the engine busy in a closed loop; there are more of them than rows and places to wait together, so requests
-queue by priority and some are turned away and come again. Each request has its own method, draft, sampling, length,
-stop strings, choices and prompt (a single token up to several hundred; many start alike), all made from one seed. A
-fifth is cancelled, after some time, after some pieces, or by leaving the loop over its pieces. What must hold:
+Control streams of all methods, whose texts are known, keep the server busy: at first alone, then beside a stranger who
+makes one attack of `scripts/soak/attacks.py` after another. It fails (exit code 1) if
 
-* every choice of every request ends exactly once, nothing fails, and the engine's own totals agree;
-* a sample of those not cancelled has the tokens and the text they get alone, in another `LLM` without kept prompts,
-  where the engines promise that (`--provider cpu`);
-* memory is flat: a line through resident memory after the first quarter does not rise by more than `--leak-limit` a
-  1,000 requests, and one through the interpreter's allocated blocks not by more than `BLOCKS`; a slope within two
-  standard errors of 0 is none. The harness keeps nothing of a request but its sample's tokens, as arrays: in lists,
-  each token is a block. Each reading is taken after the C library has been asked for what it holds free
-  (`malloc_trim`), so that it is of memory in use: how much free memory glibc keeps goes up and down by some 20 MiB.
-  The readings before that are reported as well;
-* the engine's bookkeeping is consistent at the end (`check_integrity`).
+* a control stream ends with another text than it gets alone, or not at all; one whose replica was killed may break off;
+* an attack is answered otherwise than its line of the table says;
+* the longest gap in a control stream is more than `GAP` seconds longer beside attacks than alone (with replicas it may
+  be: the start of another one takes the cores);
+* memory grows by more than `GROWTH` MiB per minute of attacks, and by more than twice the error of that;
+* in the end something still runs or waits, or more than `FILES` more files are open than before the attacks.
 
-Writes soak.json and soak.png; the last line is one JSON object, the exit code 1 if anything of it fails. Linux only:
-resident memory is read from /proc.
+Clients and server share the cores. Linux only.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
-import math
-import random
+import multiprocessing
 import sys
 import time
-from array import array
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
+import numpy as np
 
-from engines.quiet import quiet_transformers
-from mtad.errors import InvalidInput
-from runtime.async_llm import AsyncLLM
-from runtime.commands.entry import Parser, add_placement, command, placed_config
-from runtime.llm import LLM
-from runtime.scheduler.scheduler import QueueFull
-from scripts.demo import dataset
-from scripts.machine import machine
+from mtad.methods import METHODS
+from runtime.commands.entry import Parser, command
+from scripts.clients.served import Server, served
 from scripts.paths import RESULTS, ROOT
-from scripts.soak.figures import Seen, percentiles, plot, resident, trend, trim
-from scripts.soak.jobs import Job, make_job
+from scripts.results import Rows, save, table
+from scripts.soak.attacks import ATTACKS, strangers
+from scripts.soak.controls import ENDS, Seen, crowd, known_texts, left_over, reading
+from scripts.soak.wire import replicas
 
-WAIT = 300.0
-"""Seconds after which a request that has not ended counts as lost."""
-CLIENTS_EXTRA, WAITING = 8, 6
-"""Clients beyond the rows, and places in the queue: fewer, so that some are turned away."""
-BLOCKS = 20000.0
-"""Allocated blocks of the interpreter that 1,000 requests may leave behind; a running one has some hundred."""
-
-
-async def client(engine: AsyncLLM, number: int, job: Job, seen: Seen, keep: bool) -> None:
-    """Submit one job, again if it is turned away, and watch it to its end."""
-    started = time.perf_counter()
-    while True:
-        try:
-            stream = await engine.submit(job.prompt, job.params, job.priority)
-            break
-        except QueueFull as full:
-            seen.turned_away += 1
-            await asyncio.sleep(min(full.retry_after, 1.0))
-    timer = asyncio.get_running_loop().call_later(job.after, stream.cancel) if job.cancel == "seconds" else None
-    tokens: list[list[int]] = [[] for _ in range(job.params.n)]
-    texts, ended = [""] * job.params.n, [False] * job.params.n
-    first, pieces, at_first = 0.0, 0, 0
-    if job.cancel == "pieces" and job.after == 0:
-        stream.cancel()
-    async for piece in stream:
-        pieces += 1
-        if ended[piece.index]:
-            seen.problems.append(f"request {number}: a piece after the end of choice {piece.index}")
-        tokens[piece.index] += piece.token_ids
-        texts[piece.index] += piece.text
-        if not first and piece.token_ids:
-            first, at_first = time.perf_counter() - started, sum(map(len, tokens))
-        if piece.finish_reason:
-            ended[piece.index] = True
-            seen.ends[piece.finish_reason] += 1
-        elif job.cancel == "leave" and pieces > job.after:
-            seen.ends["left"] += 1
-            break
-        if job.cancel == "pieces" and pieces == job.after:
-            stream.cancel()
-    else:
-        if not all(ended):
-            seen.problems.append(f"request {number}: its pieces ended, choices did not: {ended}")
-    if timer:
-        timer.cancel()
-    if job.cancel:
-        return
-    whole, count = time.perf_counter() - started, sum(map(len, tokens))
-    for index, own in enumerate(tokens):
-        if not 1 <= len(own) <= job.params.max_tokens:
-            seen.problems.append(f"request {number}: {len(own)} tokens in choice {index}")
-    seen.firsts.append(first)
-    seen.wholes.append(whole)
-    seen.paces.append((whole - first) / (count - at_first) if count > at_first else math.nan)
-    if keep:
-        seen.kept[number] = [(array("q", own), text) for own, text in zip(tokens, texts, strict=True)]
+GAP, GROWTH, FILES = 0.25, 2.0, 8
+SERVER = (
+    *("--provider", "cpu", "--threads", "1", "--rows", "16", "--max-waiting", "32"),
+    *("--send-seconds", "5", "--body-seconds", "3", "--request-seconds", "60"),
+)
 
 
-async def soak(
-    llm: LLM, prompts: Sequence[Sequence[int]], count: int, seed: int, sample: int = 100, samples: int = 200
-) -> tuple[Seen, dict[str, Any]]:
-    """Run `count` jobs; what was seen, and the engine's totals.
+async def soak(server: Server, requests: int, quiet: float, attacked: float, plot: Path) -> dict[str, Any]:
+    """Keep a server busy with so many requests for so many seconds alone and beside attacks; what was seen."""
+    from openai import AsyncOpenAI
+    from tqdm import tqdm
 
-    Args:
-        llm: idle, for this call alone; its queue should hold fewer than `CLIENTS_EXTRA` requests.
-        prompts: material, token ids.
-        count: requests.
-        seed: of the jobs.
-        sample: requests whose tokens are kept.
-        samples: readings of resident memory.
+    readings: dict[str, list[tuple[float, float, int]]] = {"alone": [], "beside attacks": []}
+    names = [one.name for one in ATTACKS if replicas(server) or not one.on_replicas]
+    client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    jobs, began = await known_texts(client, requests), time.monotonic()
+
+    async def watch(phase: str, seconds: float) -> None:
+        for _ in tqdm(range(round(seconds)), desc=phase, unit="s"):
+            readings[phase].append((time.monotonic() - began, *await asyncio.to_thread(reading, server)))
+            await asyncio.sleep(1)
+
+    waiting = asyncio.create_task(watch("alone", quiet))
+    seen = {"alone": await crowd(client, jobs, waiting.done)}
+    files = [reading(server)[1]]
+    waiting = asyncio.create_task(watch("beside attacks", attacked))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        attacking = asyncio.wrap_future(pool.submit(strangers, server, names, attacked))
+        seen["beside attacks"] = await crowd(client, jobs, attacking.done)
+        made = await attacking
+    await waiting
+    end = time.monotonic() + 15
+    while (left_over(server) or reading(server)[1] > files[0] + FILES) and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+    attacks = {}
+    for name, answers in {attack.name: attack.answers for attack in ATTACKS}.items():
+        mine = [one for one in made if one[0] == name]
+        gaps = (g for at, g in seen["beside attacks"].gaps if any(start < at < end + g for _, start, end, _ in mine))
+        given = Counter(str(status) for *_, statuses in mine for status in statuses)
+        attacks[name] = {"given": given, "allowed": answers, "gap": max(gaps, default=0.0)}
+    draw(seen, readings, plot)
+    return {
+        "streams": {
+            name: {"ended": one.ended, "problems": one.problems, "gap": max((gap for _, gap in one.gaps), default=0.0)}
+            for name, one in seen.items()
+        },
+        "attacks": attacks,
+        "replicas": len(replicas(server)),
+        "readings": readings,
+        "growth": growth(readings["beside attacks"]),
+        "files": [*files, reading(server)[1]],
+        "left_over": left_over(server),
+    }
+
+
+def growth(readings: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
+    """What memory grows by after the first quarter, MiB per minute, and the standard error of that.
+
+    It is the slope of a line through the means of 8 stretches, because neighbouring readings are alike.
     """
-    seen, numbers, every = Seen(), iter(range(count)), max(1, count // samples)
-    scheduler = llm.loop.scheduler
-    room = scheduler.room_for_tokens
-    keep = set(random.Random(seed).sample(range(count), min(count, 2 * sample)))  # cancelled and adaptive ones drop out
-    gc.collect()
-    gc.freeze()  # what is there already is not looked through at each reading
-    with tqdm(total=count, desc="soak", unit="request", file=sys.stderr) as bar:
+    from scipy.stats import linregress
 
-        async def work(engine: AsyncLLM) -> None:
-            for number in numbers:
-                job = make_job(number, seed, prompts, room)
-                try:
-                    async with asyncio.timeout(WAIT):
-                        kept = number in keep and not job.params.adaptive and len(seen.kept) < sample
-                        await client(engine, number, job, seen, kept)
-                except TimeoutError:
-                    seen.problems.append(f"request {number}: lost, not ended after {WAIT:.0f} s")
-                except Exception as error:
-                    seen.problems.append(f"request {number}: {type(error).__name__}: {error}")
-                bar.update()
-                if bar.n % every == 0:
-                    gc.collect()
-                    seen.untrimmed.append((int(bar.n), resident() / 2**20))
-                    trim()
-                    seen.memory.append((int(bar.n), resident() / 2**20, sys.getallocatedblocks()))
-
-        async with AsyncLLM(llm) as engine:
-            await asyncio.gather(*(work(engine) for _ in range(scheduler.rows + CLIENTS_EXTRA)))
-    gc.unfreeze()
-    try:
-        engine.check_integrity()
-    except AssertionError as error:
-        seen.problems.append(f"the engine's bookkeeping: {error}")
-    return seen, engine.statistics()
+    stretches = np.array_split(np.array(readings)[len(readings) // 4 :, :2], 8)
+    line = linregress(*np.array([stretch.mean(axis=0) for stretch in stretches if len(stretch)]).T)
+    return 60 * float(line.slope), 60 * float(line.stderr)
 
 
-def check_ends(seen: Seen, totals: dict[str, Any], jobs: Sequence[Job]) -> None:
-    """Every choice ended once, by the clients' count and by the engine's; adds to `seen.problems`."""
-    choices, ended = sum(job.params.n for job in jobs), dict(totals["requests"])
-    if seen.ends.total() != choices:
-        seen.problems.append(f"the clients saw {seen.ends.total()} choices end, of {choices}")
-    if sum(ended.values()) != choices or ended["error"]:
-        seen.problems.append(f"the engine ended {ended}, of {choices} choices")
-    for reason in ("stop", "length"):
-        if not seen.ends[reason] <= ended[reason] <= seen.ends[reason] + seen.ends["left"]:
-            seen.problems.append(f"{reason}: the clients saw {seen.ends[reason]}, the engine {ended[reason]}")
-    if not all(job.cancel for job in jobs) and not len(seen.wholes):
-        seen.problems.append("no request was seen to its end")
+def problems(figures: dict[str, Any]) -> list[str]:
+    """What does not hold, one line each."""
+    streams, (before, after), (slope, error) = figures["streams"], figures["files"], figures["growth"]
+    found = [problem for seen in streams.values() for problem in seen["problems"]]
+    for name, attack in figures["attacks"].items():
+        if others := sorted(set(map(int, attack["given"])) - set(attack["allowed"])):
+            found.append(f"{name}: answered with {others}, not with {attack['allowed']}")
+    longer = streams["beside attacks"]["gap"] - streams["alone"]["gap"]
+    if longer > GAP and not figures["replicas"]:
+        found.append(f"beside attacks a control stream waited {longer:.2f} s longer than alone")
+    if (
+        slope > max(GROWTH, 2 * error) and len(figures["readings"]["beside attacks"]) > 60
+    ):  # fewer tell of its start only
+        found.append(f"memory grows by {slope:.1f} ± {error:.1f} MiB per minute")
+    if after > before + FILES:
+        found.append(f"{after} files are open afterwards, {before} before")
+    return found + [f"left over: {line}" for line in figures["left_over"]]
 
 
-def compare(llm: LLM, jobs: Sequence[Job], seen: Seen) -> int:
-    """Run the sample again, each request alone; adds to `seen.problems`, returns how many were compared."""
-    for number, kept in tqdm(sorted(seen.kept.items()), desc="alone", unit="request", file=sys.stderr):
-        results = llm.generate(jobs[number].prompt, jobs[number].params)
-        alone = [(array("q", result.token_ids), result.text) for result in results]
-        if alone != kept:
-            seen.problems.append(f"request {number} ({jobs[number].params.method}): other tokens or text than alone")
-    return len(seen.kept)
+def tables(figures: dict[str, Any]) -> dict[str, Rows]:
+    """`soak`: the control streams and the server, alone and beside attacks; `attacks`: what each was answered."""
+    streams, memory = figures["streams"].values(), figures["readings"].values()
+    rows = [
+        ["", *figures["streams"]],
+        *([f"control streams {how}", *(f"{one['ended'].get(how, 0):,}" for one in streams)] for how in ENDS),
+        ["longest gap in a control stream, ms", *(f"{1000 * one['gap']:.0f}" for one in streams)],
+        ["open files afterwards", *map(str, figures["files"])],
+        ["resident memory, most, MiB", *(f"{max(mib for _, mib, _ in one):.0f}" for one in memory)],
+        ["growth of memory, MiB per minute", "", "{:.1f} ± {:.1f}".format(*figures["growth"])],
+    ]
+    attacks = [["attack", "answers", "longest gap in a control stream meanwhile, ms"]]
+    for name, one in figures["attacks"].items():
+        answers = ", ".join(f"{count} x {status}" for status, count in one["given"].items()).replace(" x 0", " x none")
+        attacks.append([name, answers or "not made", f"{1000 * one['gap']:.0f}"])
+    return {"soak": rows, "attacks": attacks}
+
+
+def draw(seen: dict[str, Seen], readings: dict[str, list[tuple[float, float, int]]], path: Path) -> None:
+    """Gaps, memory over time and open files over time, alone and beside attacks."""
+    from matplotlib.figure import Figure
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    gaps, memory, files = figure.subplots(1, 3)
+    for name, one in seen.items():
+        gaps.ecdf([1000 * gap for _, gap in one.gaps], complementary=True, label=name)
+        seconds, mib, opened = zip(*readings[name], strict=True)
+        memory.plot(seconds, mib)
+        files.plot(seconds, opened)
+    gaps.set(xlabel="gap in a control stream, ms", ylabel="share of gaps that are longer", yscale="log")
+    gaps.legend()
+    memory.set(xlabel="seconds", ylabel="resident memory, MiB", ylim=(0, None))
+    files.set(xlabel="seconds", ylabel="open files", ylim=(0, None))
+    figure.savefig(path, dpi=130)
 
 
 @command
 def main() -> None:
-    parser = Parser(prog="scripts.soak", description="Thousands of mixed requests through AsyncLLM.")
-    parser.add_argument(
-        "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)"
-    )
-    parser.add_argument("--requests", type=int, default=2400, help="(default %(default)s)")
-    parser.add_argument("--rows", type=int, default=16, help="requests decoded at once (default %(default)s)")
-    parser.add_argument("--sample", type=int, default=100, help="requests run again alone (default %(default)s)")
-    parser.add_argument("--leak-limit", type=float, default=5.0, help="MiB per 1,000 requests (default %(default)s)")
-    parser.add_argument("--memory", help="a limit, see RuntimeConfig")
-    add_placement(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the requests (default %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    parser = Parser(prog="scripts.soak", description="A server under attack: do its other clients notice?")
+    parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
+    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=1, help="engines (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="6 seconds of attacks, into build/results")
+    parser.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
     options = parser.parse_args()
-    for name, least in (("requests", 40), ("rows", 1), ("sample", 1)):
-        if getattr(options, name) < least:
-            raise InvalidInput(name, getattr(options, name), f"give at least {least}")
-    torch.set_num_threads(1)
-    quiet_transformers()
-    report: dict[str, Any] = {"command": "python -m scripts.soak " + " ".join(sys.argv[1:]), "machine": machine()}
-    size = placed_config(options, rows=options.rows, memory=options.memory, max_waiting=WAITING)
-    llm = LLM(options.pair, size)
-    prompts = [list(llm.pair.tokenizer(e.prompt).input_ids) for k in ("sql", "code") for e in dataset.load("test", k)]
-    started = time.perf_counter()
-    seen, totals = asyncio.run(soak(llm, prompts, options.requests, options.seed, options.sample))
-    seconds = time.perf_counter() - started
-    scheduler = llm.loop.scheduler
-    room = scheduler.room_for_tokens
-    jobs = [make_job(number, options.seed, prompts, room) for number in range(options.requests)]
-    check_ends(seen, totals, jobs)
-    compared = 0
-    if llm.pair.target.reproducible and llm.pair.auxiliary.reproducible:
-        compared = compare(LLM(options.pair, placed_config(options, rows=1, prefix_tokens=0)), jobs, seen)
-    slope, error = trend([(at, mib) for at, mib, _ in seen.memory])
-    untrimmed, untrimmed_error = trend(seen.untrimmed)
-    blocks, blocks_error = trend([(at, count) for at, _, count in seen.memory])
-    for grown, its_error, limit, what in (
-        (slope, error, options.leak_limit, "MiB"),
-        (blocks, blocks_error, BLOCKS, "allocated blocks"),
-    ):
-        if not (grown <= limit or grown <= 2 * its_error):
-            seen.problems.append(f"memory grows by {grown:.2f} +- {its_error:.2f} {what} per 1,000 requests")
-    report |= {
-        "requests": options.requests,
-        "rows": options.rows,
-        "runs_on": llm.pair.runs_on,
-        "preemptions": totals["preemptions"],
-        "clients": options.rows + CLIENTS_EXTRA,
-        "seconds": seconds,
-        "tokens_per_second": totals["tokens"] / seconds,
-        "ended": dict(seen.ends),
-        "turned_away": seen.turned_away,
-        "compared_alone": compared,
-        "memory_mib": {
-            "first": seen.memory[0][1],
-            "last": seen.memory[-1][1],
-            "highest": max(mib for _, mib, _ in seen.memory),
-            "slope_per_1000_requests": slope,
-            "slope_error": error,
-            "untrimmed_last": seen.untrimmed[-1][1],
-            "untrimmed_slope_per_1000_requests": untrimmed,
-            "untrimmed_slope_error": untrimmed_error,
-            "blocks_per_1000_requests": blocks,
-            "blocks_error": blocks_error,
-        },
-        "first_piece_ms": percentiles(seen.firsts),
-        "per_token_ms": percentiles(seen.paces),
-        "end_to_end_ms": percentiles(seen.wholes),
-        "problems": seen.problems,
-        "passed": not seen.problems,
-    }
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "soak.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    plot(seen, slope, error, options.results / "soak.png")
-    print(f"{options.requests} requests in {seconds:.0f} s: {dict(seen.ends)}, {seen.turned_away} times turned away")
-    print(f"{compared} compared with the same request alone; memory {slope:+.2f} +- {error:.2f} MiB per 1,000 requests")
-    for name in ("first_piece_ms", "per_token_ms", "end_to_end_ms"):
-        print(f"{name}: " + ", ".join(f"{p} {value:.1f}" for p, value in report[name].items()))
-    for problem in seen.problems[:20]:
-        print(f"PROBLEM: {problem}")
-    print("passed" if report["passed"] else f"FAILED: {len(seen.problems)} problems")
-    print(json.dumps(report))
-    sys.exit(0 if report["passed"] else 1)
+    quiet, attacked, count = (2, 6, len(METHODS)) if options.quick else (90, 300, 4 * len(METHODS))
+    folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
+    path = folder / ("soak.json" if options.replicas == 1 else "soak-replicas.json")
+    several = ("--replicas", str(options.replicas), "--replica-cpus", "0.1") if options.replicas > 1 else ()
+    with served(options.pair, *SERVER, *several) as server:
+        figures = asyncio.run(soak(server, count, quiet, attacked, path.with_suffix(".png")))
+    save(path, "scripts.soak.__main__", figures)
+    print(*(table(rows) for rows in tables(figures).values()), sep="\n\n")
+    print(*(problems(figures) or ["All of it holds."]), sep="\n")
+    sys.exit(bool(problems(figures)))
 
 
 if __name__ == "__main__":

@@ -1,66 +1,112 @@
-"""What a stranger might send to stop a server: bodies that the tests and the soak share.
-
-Each is what a request for `/v1/completions` says beside its model. Whatever is answered, it is answered to its sender
-alone: other requests keep their pace, and the process lives on.
-"""
+"""The table of attacks, and the strangers who make them."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from typing import Any, NamedTuple
 
+from scripts.clients.served import Server
+from scripts.soak.wire import FEW, Send, endless, fields, filled, kill_replica, partly, raw
+
+
+class Attack(NamedTuple):
+    """A line of the table: how each connection sends it, which statuses may come back (0: none), how many at once."""
+
+    name: str
+    send: Send
+    answers: tuple[int, ...]
+    connections: int = 1
+    on_replicas: bool = False
+
+
+def chain(kind: str, length: int) -> str:
+    """A grammar of rules (`r`) or terminals (`T`) that each name the next one."""
+    rules = [f'{kind}{at}: "a" {kind}{at + 1}' for at in range(length)]
+    return "\n".join([f"start: {kind}0", *rules, f'{kind}{length}: "b"'])
+
+
+REFERENCES = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(1000)} | {"d1000": {}}
+TERMINALS = [f"T{at}: /xT{at}[a-z]+/" for at in range(20_000)]
+CHOICE = "start: " + " | ".join(f"T{at}" for at in range(20_000))
+PATTERNS = {f"^p{at}[a-z]*x$": {"type": "integer"} for at in range(700)}
 AMBIGUOUS = "start: e\ne: e e | e? e | /(.|\\n)/"
 """Its parser's work for one mask grows with the square of the text so far."""
+POST = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+LONG = POST + "content-type: application/json\r\ncontent-length: 99\r\n\r\n"
+ASKED = LONG + "{}".rjust(99)
+TRAILERS = POST + "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+STREAM: dict[str, Any] = {"stream": True, "ignore_eos": True, "max_tokens": 48}
+HEALTH = "GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+SLOW = (200, 400, 504)
+"""A grammar is served, refused, or not compiled in time: slow ones are compiled when nothing else runs."""
+
+ATTACKS = [
+    Attack("numbers that are no tokens", filled('"prompt": [...]', "1.5"), (413,)),
+    Attack("a wrong number behind many tokens", filled('"prompt": [..., 1.5]', "1", FEW // 3), (400,)),
+    Attack("empty prompts", filled('"prompt": [...]', "[]", FEW // 3), (400,)),
+    Attack("objects", filled('"prompt": [...]', "{}", FEW // 3), (400,)),
+    Attack("messages that are numbers", filled('"messages": [...]', "1", FEW // 3), (400,)),
+    Attack("messages without anything", filled('"messages": [...]', "{}", FEW // 3), (400,)),
+    Attack("tools without anything", filled('"messages": [], "tools": [...]', "{}", FEW // 3), (400,)),
+    Attack("unknown fields", filled("...", '"k#":1'), (413,)),
+    Attack("fewer unknown fields", filled("...", '"k#":1', FEW), (400,)),
+    Attack("a large bias", filled('"prompt": "S", "logit_bias": {...}', '"k#":1', FEW), (400,)),
+    Attack("brackets", filled('"prompt": ...', "[", between=""), (413,)),
+    Attack("a long prompt", filled('"prompt": "..."', "word", between=" "), (400,)),
+    Attack("a prompt of spaces", filled('"prompt": "..."', " ", between=""), (400,)),
+    Attack("a prompt of escapes", filled('"prompt": "..."', "\\u00e9", between=""), (400,)),
+    Attack("a number of many digits", filled('"prompt": ...', "9", between=""), (400,)),
+    Attack("long stop strings", filled('"prompt": "S", "stop": [...]', f'"{"ab" * 512}"', 16_000), (400,)),
+    Attack("many headers", endless(POST, "name: value\r\n"), (0, 431)),
+    Attack("a long header", endless(POST + "name: ", "x"), (0, 431)),
+    Attack("a long address", endless("GET /", "x"), (0, 431)),
+    Attack("headers behind a request", endless(ASKED + "GET /health HTTP/1.1\r\n", "name: value\r\n"), (0, 400)),
+    Attack("trailers", endless(TRAILERS, "name: value\r\n"), (0, 400, 431)),
+    Attack("a long trailer", endless(TRAILERS + "name: ", "x"), (0, 400, 431)),
+    Attack("requests behind a request", endless(ASKED, HEALTH), (0, 400)),
+    Attack("a body that does not end", raw(lambda _: (LONG + "{").encode()), (408, 503), 64),
+    Attack("references in a chain", raw(fields(json_schema={"$ref": "#/$defs/d0", "$defs": REFERENCES})), SLOW),
+    Attack("rules in a chain", raw(fields(grammar=chain("r", 5000))), SLOW),
+    Attack("terminals in a chain", raw(fields(grammar=chain("T", 20_000))), SLOW),
+    Attack("many terminals", raw(fields(grammar="\n".join([CHOICE, *TERMINALS]))), SLOW),
+    Attack("pattern properties", raw(fields(json_schema={"patternProperties": PATTERNS})), SLOW),
+    Attack("an ambiguous grammar", raw(fields(grammar=AMBIGUOUS, max_tokens=400, min_tokens=400)), SLOW),
+    Attack("large expressions", raw(fields(regex=lambda at: f"(.*[a-f].{{{400 + at % 12}}}){{3}}")), SLOW, 12),
+    Attack("a language shorter than min_tokens", raw(fields(regex="[ab]{2,3}", min_tokens=30, max_tokens=40)), (400,)),
+    Attack("no float32 holds top_p", raw(fields(top_p=1e-300)), (400,)),
+    Attack("no float32 holds accept_threshold", raw(fields(method="modal", accept_threshold=1e308)), (400,)),
+    Attack("a token of 5,000 digits", raw(fields(logit_bias={"9" * 5000: 1.0})), (400,)),
+    Attack("more requests than may wait", raw(fields(max_tokens=8)), (200, 429), 96),
+    Attack("leaves in the middle", partly(fields(**STREAM), 3, 0.0), (200, 429), 8),
+    Attack("reads slowly", partly(fields(**STREAM), 8, 0.2), (200, 429), 4),
+    Attack("never reads", partly(fields(**STREAM, prompt=["S"] * 8, logprobs=20), 0, 1.0), (0,), 4),
+    Attack("says nothing, or half of a head", partly(lambda at: POST[: at % 2 * 20].encode(), 0, 1.0), (0,), 400),
+    Attack("a killed replica", kill_replica, (0,), on_replicas=True),
+]
 
 
-def attacks() -> dict[str, dict[str, Any]]:
-    """Bodies by name: a few fields each; `prompt` and `max_tokens` where the rest is not enough."""
-    return {
-        "chained references": {"json_schema": reference_chain(1000)},
-        "chained rules": {"grammar": rule_chain(5000)},
-        "chained terminals": {"grammar": terminal_chain(20_000)},
-        "many terminals": {"grammar": terminals(20_000)},
-        "pattern properties": {"json_schema": pattern_properties(700)},
-        "ambiguous grammar": {"grammar": AMBIGUOUS, "max_tokens": 400, "min_tokens": 400},
-        **{f"large expression {index}": {"regex": large_expression(index)} for index in range(12)},
-        "no float32 holds top_p": {"top_p": 1e-300},
-        "no float32 holds accept_threshold": {"method": "modal", "accept_threshold": 1e308},
-        "a token of 5,000 digits": {"logit_bias": {"9" * 5000: 1.0}},
-        "a language shorter than min_tokens": {"regex": "[ab]{2,3}", "min_tokens": 30, "max_tokens": 40},
-    }
+Made = tuple[str, float, float, list[int]]
+"""An attack that was made: its name, when it began and ended (`time.monotonic`), and what came back."""
 
 
-def reference_chain(length: int) -> str:
-    """A JSON schema whose `$ref` names a definition that is only a `$ref` to the next one."""
-    definitions: dict[str, Any] = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(length)}
-    definitions[f"d{length}"] = {"type": "integer"}
-    return json.dumps({"$ref": "#/$defs/d0", "$defs": definitions})
+def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
+    """Make the attacks of these names, one after another in ever new orders, for so many seconds."""
+    made, numbers, known = list[Made](), itertools.count(), [one for one in ATTACKS if one.name in attacks]
 
+    async def attack() -> None:
+        async with asyncio.timeout(seconds):
+            while True:
+                for one in random.sample(known, len(known)):
+                    began = time.monotonic()
+                    sent = (one.send(server, next(numbers)) for _ in range(one.connections))
+                    found = await asyncio.gather(*sent, return_exceptions=True)
+                    answers = [0 if isinstance(answer, BaseException) else answer for answer in found]
+                    made.append((one.name, began, time.monotonic(), answers))
 
-def rule_chain(length: int) -> str:
-    """A grammar of rules that each name the next one."""
-    rules = [f'r{index}: "a" r{index + 1}' for index in range(length)]
-    return "\n".join(["start: r0", *rules, f'r{length}: "b"'])
-
-
-def terminals(count: int) -> str:
-    """A grammar that chooses among so many terminals."""
-    names = [f"T{index}" for index in range(count)]
-    return "\n".join([f"start: {' | '.join(names)}", *(f"{name}: /x{name}[a-z]+/" for name in names)])
-
-
-def terminal_chain(length: int) -> str:
-    """A grammar of terminals that each name the next one."""
-    rules = [f'T{index}: "a" T{index + 1}' for index in range(length)]
-    return "\n".join(["start: T0", *rules, f'T{length}: "b"'])
-
-
-def pattern_properties(count: int) -> str:
-    """A JSON schema of so many `patternProperties`, each of which has to be kept apart from all others."""
-    patterns = {f"^p{index}[a-z]*x$": {"type": "integer"} for index in range(count)}
-    return json.dumps({"type": "object", "patternProperties": patterns})
-
-
-def large_expression(index: int) -> str:
-    """A short regular expression of a large automaton; another one for each index."""
-    return f"(.*[a-f{index}].{{{400 + index}}}){{3}}"
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(attack())
+    return made

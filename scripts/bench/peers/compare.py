@@ -1,8 +1,4 @@
-"""This package against other libraries on the same checkpoints, in interleaved slices.
-
-    mtad bench peers                       all of it, hours; an interrupted run goes on where it ended
-    mtad bench peers --quick               a proof that it works, into build/results
-    mtad bench peers --sizes 78M --peers openvino-genai llama.cpp --peer-temperature 0.8
+"""This toolkit against other libraries on the same checkpoints, and its own methods and drafts against each other.
 
 Each library runs in a process and an environment of its own (scripts/baselines.sh installs them), reads token ids and
 returns token ids, which are counted here. Every text has the same length, whatever token would end it. At the start,
@@ -10,239 +6,171 @@ each system's greedy texts are compared with the checkpoint, and its sampled tex
 less likely than those of plain sampling does not decode what it was asked to. A slice is one job: twice as many prompts
 as are in flight, prompts included in the time; a system that decodes one text at a time gets the first two of them. In
 each round all systems answer the same prompts, one system after another, in an order that rotates. Ratios are taken
-round by round.
+round by round. An interrupted run goes on where it ended.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import random
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import statistics
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engines.placement import cores
-from mtad.errors import Failed, InvalidInput
-from runtime.commands.entry import Parser
+from mtad.errors import Failed
 from runtime.config import use_torch
 from runtime.pair import open_tokenizer
-from scripts.bench.peers.catalog import OURS, PEERS, PRECISIONS, System, at_temperature, catalog
-from scripts.bench.peers.models import SIZES, Models
-from scripts.bench.peers.report import plot, summarise, table
-from scripts.bench.peers.store import Store
+from scripts.bench import pairs
+from scripts.bench.peers.catalog import System, catalog
+from scripts.bench.peers.report import tables
 from scripts.bench.peers.worker import Worker
 from scripts.demo import dataset
-from scripts.machine import machine
-from scripts.paths import DEMO, RESULTS, ROOT
-from scripts.systems import load_checkpoint
+from scripts.paths import DEMO
 
+__all__ = ["run", "tables"]
+
+SAMPLING = {"temperature": 1.0, "top_k": 10, "top_p": 0.9}
 TOLERANCE = {"float32": 1e-3, "fastest": 0.5}
 """By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding."""
 CHECKED, CHECK_TOKENS, WARM_TOKENS = 4, 32, 12
-JUDGED = 32
-"""Sampled texts of each system whose likelihood says what its sampling is worth."""
-LEARNING = 3
-"""Slices before a load's first one in which adaptive drafts learn what pays; a server has learnt it in a minute."""
+JUDGED = 32  # sampled texts of each system, whose likelihood says what its sampling is worth
+LEARNING = 3  # slices before a load's first one, in which adaptive drafts learn what pays
 
 
-@contextmanager
-def opened(systems: Sequence[System], folder: Path) -> Iterator[tuple[dict[str, Worker], dict[str, str]]]:
-    """Workers by system, all of them ready, and the versions of their packages."""
-    workers: dict[tuple[str, ...], Worker] = {}
-    try:
-        for number, one in enumerate(systems):
-            if one.command not in workers:
-                workers[one.command] = Worker(one.name, one.command, folder / f"worker-{number}.log")
-        found = {name: version for worker in workers.values() for name, version in worker.ready().items()}
-        yield {one.name: workers[one.command] for one in systems}, found
-    finally:
-        for worker in workers.values():
-            worker.close()
+@torch.no_grad()
+def scores(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], eos: int) -> tuple[float, float]:
+    """How far a text's logits lie below the largest ones at most; its tokens' mean negative log-likelihood, in nats.
 
-
-@torch.inference_mode()
-def greedy_gap(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], eos: Sequence[int]) -> float:
-    """How far the logits of a text's tokens lie below the largest ones, at most; 0 if all are the largest.
-
-    Where a token would end the text, the next likeliest may stand: some libraries leave such tokens out.
+    The first is 0 for a greedy text. Where `eos` would end it, the next likeliest may stand: some libraries leave that
+    token out. The second is unfiltered and at temperature 1.
     """
     logits = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].float()
-    own = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
-    logits[:, list(eos)] = -torch.inf
-    return max(0.0, float((logits.max(1).values - own).max()))
+    tokens = torch.tensor(text)[:, None]
+    surprise = -float(logits.log_softmax(-1).gather(1, tokens).mean())
+    own = logits.gather(1, tokens)[:, 0]
+    logits[:, eos] = -torch.inf
+    return max(0.0, float((logits.max(1).values - own).max())), surprise
 
 
-@torch.inference_mode()
-def surprise(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """Mean negative log-likelihood of a text's tokens, unfiltered and at temperature 1, in nats."""
-    log_p = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-    return -float(log_p.gather(1, torch.tensor(text)[:, None]).mean())
+def perplexity(surprises: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
+    """Of texts, from the `scores` of each, and relative to that of `plain` sampling's of the same prompts."""
+    apart = [a - b for a, b in zip(surprises, plain, strict=True)]
+    ratio = math.exp(statistics.fmean(apart))
+    error = ratio * statistics.stdev(apart) / len(apart) ** 0.5
+    return {"value": math.exp(statistics.fmean(surprises)), "ratio": ratio, "error": error}
 
 
 class Comparison:
-    """The systems of one size and precision, measured.
+    """The systems of one size and precision, whose jobs all say what `base` says."""
 
-    Args:
-        models: the pair.
-        precision: of `PRECISIONS`.
-        systems: see `catalog`.
-        prompts: token ids.
-        base: what all jobs say: tokens, temperature, top_k, top_p.
-        store: what was measured so far.
-    """
+    def __init__(self, size: str, precision: str, systems: Sequence[System], base: Mapping[str, Any]) -> None:
+        self._systems, self._base, self._tolerance = systems, base, TOLERANCE[precision]
+        self._label, self._folder = f"{size}, {precision}", pairs.folder_of(size)
+        tokenizer = open_tokenizer(pairs.checkpoints(size) / "target")
+        self._prompts = [list(tokenizer(one.prompt).input_ids) for one in dataset.load("test", "code")]
+        # copies of the demo pair compute what it does, and it takes the least time
+        self._model = AutoModelForCausalLM.from_pretrained(DEMO / "pair" / "target", dtype=torch.float32).eval()
+        self._workers, self._warm = dict[tuple[str, ...], Worker](), set[tuple[str, int]]()
+        described = json.dumps([dict(base), [[*one.command, dict(one.job)] for one in systems]])
+        self.journal = self._folder / f"{precision}-{hashlib.sha256(described.encode()).hexdigest()[:8]}.jsonl"
+        self.journal.touch()
+        self._done: dict[str, Any] = dict(map(json.loads, self.journal.read_text(encoding="utf-8").splitlines()))
 
-    def __init__(
-        self,
-        models: Models,
-        precision: str,
-        systems: Sequence[System],
-        prompts: Sequence[Sequence[int]],
-        base: Mapping[str, Any],
-        store: Store,
-    ) -> None:
-        self.models, self.precision, self.systems, self.store = models, precision, systems, store
-        self._prompts, self._base = prompts, base
-        self._warm: set[tuple[str, int]] = set()
-
-    def measure(self, loads: Sequence[int], rounds: int) -> None:
-        """Measure what is missing.
+    def measure(self, loads: Sequence[int], rounds: int, judged: int) -> dict[str, dict[str, Any]]:
+        """Of each system: its library, method and versions, whether it batches, rates by load, and perplexity.
 
         Raises:
             Failed: a worker failed, or its greedy texts are not the checkpoint's; it is named.
         """
-        turns = [
-            (number, load, one)
-            for number in range(rounds)
-            for load in loads
-            for one in (*self.systems[number % len(self.systems) :], *self.systems[: number % len(self.systems)])
-        ]
-        left = [turn for turn in turns if not self.store.has(round=turn[0], load=turn[1], system=turn[2].name)]
-        if not left and not self._unjudged():
-            return
-        label = f"{self.models.size}, {self.precision}"
-        with opened(self.systems, self.models.folder) as (workers, versions):
-            self.store.add(versions=versions)
-            self.check_greedy(workers)
-            self.judge(workers)
-            with tqdm(total=len(turns), initial=len(turns) - len(left), desc=label, unit="slice") as bar:
-                for number, load, one in left:
-                    bar.set_postfix_str(f"{one.name}, {load} in flight")
-                    self._slice(workers[one.name], one, load, number)
-                    bar.update()
+        systems, found = self._systems, dict[str, dict[str, Any]]()
+        for one in tqdm(systems, desc=f"{self._label}, checks", unit="system"):
+            about = {"library": one.library, "method": one.method, "batches": one.batches}
+            checked = self._once(f"{one.name}, check", self._check, one, judged)
+            found[one.name] = {**about, **checked, "rates": {str(load): [] for load in loads}}
+        for number, load in tqdm(list(itertools.product(range(rounds), loads)), desc=self._label, unit="turn"):
+            turn = number % len(systems)
+            for one in (*systems[turn:], *systems[:turn]):
+                rate = self._once(f"{one.name}, {load}, {number}", self._slice, one, load, number)
+                found[one.name]["rates"][str(load)].append(rate)
+        plain = next(row["surprises"] for row in found.values() if row["method"] == "sample")
+        for row in found.values():
+            row["perplexity"] = perplexity(row.pop("surprises"), plain)
+        return found
 
-    def _slice(self, worker: Worker, one: System, load: int, number: int) -> None:
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def _once(self, name: str, measure: Callable[..., Any], *given: Any) -> Any:
+        """What was measured under this name, now or in an interrupted run."""
+        if name not in self._done:
+            self._done[name] = measure(*given)
+            with self.journal.open("a", encoding="utf-8") as file:
+                print(json.dumps([name, self._done[name]]), file=file)
+        return self._done[name]
+
+    def _ask(self, one: System, prompts: Sequence[Any], load: int, seed: int, **changes: int) -> tuple[Any, float]:
+        if one.command not in self._workers:
+            log = self._folder / f"worker-{len(self._workers)}.log"
+            self._workers[one.command] = Worker(one.name, one.command, log)
+        job = {**self._base, "prompts": prompts, "in_flight": load if one.batches else 1, "seed": seed}
+        return self._workers[one.command].ask({**job, **one.job, **changes})
+
+    def _scores(self, one: System, count: int, **changes: int) -> list[tuple[float, float]]:
+        prompts, eos = self._prompts[:count], self._model.generation_config.eos_token_id
+        texts, _ = self._ask(one, prompts, 8, 0, **changes)
+        return [scores(self._model, prompt, text, eos) for prompt, text in zip(prompts, texts, strict=True)]
+
+    def _check(self, one: System, judged: int) -> dict[str, Any]:
+        """Its greedy texts, which must be the checkpoint's up to rounding, and the likelihood of its sampled ones."""
+        gap = max(gap for gap, _ in self._scores(one, CHECKED, tokens=CHECK_TOKENS, top_k=1))
+        if gap > self._tolerance:
+            problem = f"a token's logit lies {gap:.3g} below the largest, more than {self._tolerance}"
+            raise Failed(f"{one.name}: its greedy texts are not the checkpoint's: {problem}")
+        surprises = [surprise for _, surprise in self._scores(one, judged)]
+        return {"versions": self._workers[one.command].versions, "greedy_gap": gap, "surprises": surprises}
+
+    def _slice(self, one: System, load: int, number: int) -> float:
+        """Tokens per second."""
         chosen = random.Random(f"{load} {number}").sample(self._prompts, 2 * load)[: None if one.batches else 2]
-        job = self._job(one, chosen, load if one.batches else 1, number)
         if (one.name, load) not in self._warm:
             adaptive = one.method.endswith(" adaptive")
             for _ in range(LEARNING if adaptive else 1):
-                worker.ask(job if adaptive else job | {"tokens": WARM_TOKENS})
+                self._ask(one, chosen, load, number, **({} if adaptive else {"tokens": WARM_TOKENS}))
             self._warm.add((one.name, load))
-        texts, seconds = worker.ask(job)
-        self.store.add(system=one.name, load=load, round=number, tokens=sum(map(len, texts)), seconds=round(seconds, 5))
-
-    def _job(self, one: System, prompts: Sequence[Sequence[int]], load: int, seed: int) -> dict[str, Any]:
-        return {**self._base, "prompts": list(prompts), "in_flight": load, "seed": seed, **one.job}
-
-    def check_greedy(self, workers: Mapping[str, Worker]) -> None:
-        """Refuse a system whose greedy texts are not the checkpoint's, up to rounding."""
-        checked = {row["system"] for row in self.store.rows if "gap" in row}
-        waiting = [one for one in self.systems if one.name not in checked]
-        if not waiting:
-            return
-        model, prompts = load_checkpoint(self.models.checkpoints / "target"), self._prompts[:CHECKED]
-        eos = model.generation_config.eos_token_id
-        for one in tqdm(waiting, desc=f"{self.models.size}, {self.precision}, greedy texts", unit="system"):
-            job = self._job(one, prompts, CHECKED if one.batches else 1, 0) | {"tokens": CHECK_TOKENS, "top_k": 1}
-            texts, _ = workers[one.name].ask(job)
-            ends = eos if isinstance(eos, list) else [eos]
-            gap = max(greedy_gap(model, prompt, text, ends) for prompt, text in zip(prompts, texts, strict=True))
-            if gap > TOLERANCE[self.precision]:
-                problem = f"a token's logit lies {gap:.3g} below the largest, more than {TOLERANCE[self.precision]}"
-                raise Failed(f"{one.name}: its greedy texts are not the checkpoint's: {problem}")
-            self.store.add(system=one.name, gap=gap)
-
-    def judge(self, workers: Mapping[str, Worker]) -> None:
-        """Have each system sample texts of the same prompts, and note how likely they are under the checkpoint.
-
-        Every size of the pair computes what the demo pair does, which takes the least time.
-        """
-        if not (waiting := self._unjudged()):
-            return
-        model, prompts = load_checkpoint(DEMO / "pair" / "target"), self._prompts[:JUDGED]
-        for one in tqdm(waiting, desc=f"{self.models.size}, {self.precision}, sampled texts", unit="system"):
-            texts, _ = workers[one.name].ask(self._job(one, prompts, 8 if one.batches else 1, 0))
-            found = [surprise(model, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-            self.store.add(system=one.name, surprise=found)
-
-    def _unjudged(self) -> list[System]:
-        judged = {row["system"] for row in self.store.rows if "surprise" in row}
-        return [one for one in self.systems if one.name not in judged]
+        texts, seconds = self._ask(one, chosen, load, number)
+        return sum(map(len, texts)) / seconds
 
 
-def run(arguments: Sequence[str]) -> None:
-    """The command; see the module's description."""
-    own = Parser(prog="mtad bench peers", description=(__doc__ or "").splitlines()[0])
-    own.add_argument("--sizes", nargs="+", choices=SIZES, default=["demo", "78M", "310M"], help="(default %(default)s)")
-    own.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="(default both)")
-    own.add_argument("--methods", nargs="+", default=list(OURS), help="ours (default %(default)s)")
-    own.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="(default all)")
-    own.add_argument("--peer-temperature", type=float, help="peers with draft models also run at this one")
-    own.add_argument(
-        "--loads", nargs="+", type=int, default=[1, 4, 8, 16], help="requests in flight (default 1 4 8 16)"
-    )
-    own.add_argument("--rounds", type=int, default=8, help="slices of each system at each load (default %(default)s)")
-    own.add_argument("--tokens", type=int, default=100, help="of each text (default %(default)s)")
-    own.add_argument("--temperature", type=float, default=1.0, help="(default %(default)s)")
-    own.add_argument("--top-k", type=int, default=10, help="(default %(default)s)")
-    own.add_argument("--top-p", type=float, default=0.9, help="(default %(default)s)")
-    own.add_argument("--threads", type=int, default=cores(), help="of each system (default: all cores)")
-    own.add_argument("--fresh", action="store_true", help="forget the slices of an interrupted run")
-    own.add_argument("--quick", action="store_true", help="two rounds of short texts of the demo pair")
-    own.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
-    options = own.parse_args(arguments)
+def run(options: Namespace) -> dict[str, Any]:
+    """Compare, by size and precision."""
     if options.quick:
-        options.sizes, options.loads, options.rounds, options.tokens = ["demo"], [1, 4], 2, 24
-    for name in ("loads", "rounds", "tokens", "threads"):
-        if min([getattr(options, name)] if name != "loads" else options.loads) < 1:
-            raise InvalidInput(name, getattr(options, name), "give at least 1")
+        options.sizes, options.precisions, options.loads = ["demo"], ["float32"], [1, 2]
+        options.rounds, options.tokens = 2, 8
+    for precision in options.precisions:
+        catalog(options, precision, {})  # which refuses what is unknown before anything is made
     use_torch()
-    base = {name: getattr(options, name) for name in ("tokens", "temperature", "top_k", "top_p")}
-    report: dict[str, Any] = {
-        "command": f"mtad bench {shlex.join(sys.argv[1:])}",
-        "machine": machine(),
-        "settings": {**base, "threads": options.threads, "rounds": options.rounds},
-        "sets": {},
-    }
-    for size in options.sizes:
-        models, found = Models(size, ROOT / "build" / "peers"), {}
-        tokenizer = open_tokenizer(models.checkpoints / "target")
-        prompts = [list(tokenizer(example.prompt).input_ids) for example in dataset.load("test", "code")]
-        for precision in options.precisions:
-            rows = max(options.loads)
-            systems = catalog(models, precision, options.methods, options.peers, options.threads, rows)
-            if options.peer_temperature is not None:
-                systems += at_temperature(systems, options.peer_temperature)
-            described = [base, options.threads, rows, *([one.name, dict(one.job)] for one in systems)]
-            key = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:8]
-            path = models.folder / f"{precision}-{key}.jsonl"
-            if options.fresh:
-                path.unlink(missing_ok=True)
-            store = Store(path)
-            Comparison(models, precision, systems, prompts, base, store).measure(options.loads, options.rounds)
-            found[precision] = summarise(systems, store.rows, options.loads, options.rounds)
-        report["sets"][size] = found
-        print(f"\n{size}\n\n{table(found)}", flush=True)
-    folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "peers.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    plot(report["sets"], folder / "peers.png")
-    print(f"\nwritten to {folder}")
+    base, judged = {**SAMPLING, "tokens": options.tokens}, CHECKED if options.quick else JUDGED
+    settings: dict[str, Any] = {"threads": cores(), "rows": max(8, *options.loads)}
+    journals, sets = list[Path](), dict[str, dict[str, Any]]()
+    for size, precision in itertools.product(options.sizes, options.precisions):
+        settings |= {"checkpoints": str(pairs.checkpoints(size)), "pair": str(pairs.exported(size))}
+        systems = catalog(options, precision, {**settings, "folder": str(pairs.folder_of(size))})
+        with closing(Comparison(size, precision, systems, base)) as comparison:
+            sets.setdefault(size, {})[precision] = comparison.measure(options.loads, options.rounds, judged)
+            journals.append(comparison.journal)
+    for journal in journals:
+        journal.unlink()
+    return {"settings": {**base, "threads": cores(), "rounds": options.rounds}, "sets": sets}

@@ -4,103 +4,61 @@ from __future__ import annotations
 
 import json
 import os
-import queue
+import select
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mtad.errors import Failed
-from scripts.bench.peers.protocol import Job
 from scripts.paths import ROOT
 
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "OPENVINO_TELEMETRY": "0",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""Variables of the environment that keep the libraries from contacting other machines."""
+# they keep the libraries from contacting other machines
+QUIET = {"HF_HUB_OFFLINE": "1", "OPENVINO_TELEMETRY": "0", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+PATIENCE = 1800  # seconds that a worker may take to open, which may convert checkpoints, and to answer
 
 
 class Worker:
-    """One process. Every error names it, shows the end of what it wrote to standard error, and ends it.
-
-    Args:
-        name: of the system, for messages.
-        command: the process.
-        log: file for its standard error.
-        seconds: longest time for it to open, and for an answer.
+    """A process of `protocol`, ready for jobs.
 
     Raises:
-        Failed: it ended, did not answer in time, or answered something else than it was asked.
+        Failed: it ended, did not answer in time, or answered something else than it was asked; it is named, and the
+            end of its log shown.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, seconds: float = 900) -> None:
-        self.name, self._log, self._seconds = name, log, seconds
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name, self._log, pipe = name, log, subprocess.PIPE
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **QUIET},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
+                command, cwd=ROOT, env={**os.environ, **QUIET}, stdin=pipe, stdout=pipe, stderr=errors, text=True
             )
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.versions: dict[str, str] = self._answer("ready")
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def ready(self) -> dict[str, str]:
-        """Wait until it can decode; returns versions of its packages."""
-        versions: dict[str, str] = self._answer("ready")
-        return versions
-
-    def ask(self, job: Job) -> tuple[list[list[int]], float]:
+    def ask(self, job: dict[str, Any]) -> tuple[list[list[int]], float]:
         """Texts of the job's prompts, in their order, and the seconds from asking to the answer."""
+        assert self._process.stdin is not None
         started = time.perf_counter()
-        try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._failed("has ended") from None
-        answer = self._answer("texts")
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        texts = self._answer("texts")
         took = time.perf_counter() - started
-        texts = dict(answer)
-        if len(answer) != len(job["prompts"]) or set(texts) != set(range(len(job["prompts"]))):
-            numbers = sorted(number for number, _ in answer)
-            raise self._failed(f"answered the prompts {numbers}, not each of {len(job['prompts'])} once")
-        for number, text in texts.items():
-            if len(text) != job["tokens"]:
-                raise self._failed(f"wrote {len(text)} tokens for prompt {number}, not {job['tokens']}")
-        return [texts[number] for number in range(len(texts))], took
+        found, wanted = sorted((number, len(text)) for number, text in texts), [job["tokens"]] * len(job["prompts"])
+        if found != list(enumerate(wanted)):
+            raise self._failed(f"was asked for {job['tokens']} tokens for each prompt, and wrote, by prompt, {found}")
+        return [text for _, text in sorted(texts)], took
 
     def _answer(self, key: str) -> Any:
-        try:
-            line = self._lines.get(timeout=self._seconds)
-        except queue.Empty:
-            raise self._failed(f"has not answered for {self._seconds:g} seconds") from None
-        if not line:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+            raise self._failed(f"has not answered for {PATIENCE} seconds")
+        if not (line := self._process.stdout.readline()):
             raise self._failed(f"ended with code {self._process.wait()}")
-        try:
-            return json.loads(line)[key]
-        except (ValueError, KeyError, TypeError):
-            raise self._failed(f"answered {line[:200]!r}, which has no {key!r}") from None
+        return json.loads(line)[key]
 
     def _failed(self, problem: str) -> Failed:
         self.close()
         end = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
-        return Failed(f"{self.name} {problem}; the end of {self._log}:\n{end}")
+        return Failed(f"{self._name} {problem}; the end of {self._log}:\n{end}")
 
     def close(self) -> None:
         """End the process."""

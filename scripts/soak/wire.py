@@ -1,0 +1,124 @@
+"""How attacks are sent, byte by byte, and what the server tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from scripts.clients.served import MODEL, Server
+
+Send = Callable[[Server, int], Awaitable[int]]
+"""Sends an attack over one connection, which has a number of its own; gives the answer's status, 0 if there is none."""
+
+STRANGER = "127.0.0.2"
+"""Where strangers come from: an address of their own, on this machine."""
+PATIENCE = 90.0
+"""Seconds after which no answer is waited for."""
+FULL, FEW = 4 * 2**20 - 1024, 200_000
+"""Bytes of a body that a server takes, nearly; of one with as many values as it reads."""
+
+
+def post(body: str, path: str = "/v1/completions") -> bytes:
+    """A request whose connection is closed after the answer."""
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body.encode())}\r\n\r\n{body}".encode()
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A stranger's connection."""
+    return await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port, limit=2**12, local_addr=(STRANGER, 0))
+
+
+def raw(data: Callable[[int], bytes]) -> Send:
+    """Send the bytes for a connection's number, and read until the server closes the connection."""
+
+    async def send(server: Server, number: int) -> int:
+        answer = b""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                reader, writer = await connect(server)
+                with contextlib.closing(writer):
+                    reading = asyncio.create_task(reader.read())
+                    with contextlib.suppress(OSError):
+                        writer.write(data(number))
+                        await writer.drain()
+                    answer = await reading
+        return int(answer[9:12]) if answer[9:12].isdigit() else 0
+
+    return send
+
+
+def fields(path: str = "/v1/completions", **values: Any) -> Callable[[int], bytes]:
+    """A request of these fields; one that is a function is what it gives for the connection's number."""
+
+    def data(number: int) -> bytes:
+        own = {name: value(number) if callable(value) else value for name, value in values.items()}
+        return post(json.dumps({"model": MODEL, **({} if "messages" in own else {"prompt": "S"}), **own}), path)
+
+    return data
+
+
+def filled(body: str, item: str, size: int = FULL, between: str = ",") -> Send:
+    """Send a body in which `...` is replaced by as many items as `size` bytes hold; `#` in one becomes its number."""
+    path = "/v1/chat/completions" if '"messages"' in body else "/v1/completions"
+
+    def data(_: int) -> bytes:
+        count = size // (len(item + between) + 6 * item.count("#"))
+        items = [item] * count if "#" not in item else [item.replace("#", str(at)) for at in range(count)]
+        return post(f'{{"model": "{MODEL}", {body}}}'.replace("...", between.join(items)), path)
+
+    return raw(data)
+
+
+def endless(begin: str, part: str) -> Send:
+    """Send what begins a head or a trailer, and a million bytes of what goes on."""
+    return raw(lambda _: (begin + part * (1_000_000 // len(part)) + "\r\n\r\n").encode())
+
+
+def partly(data: Callable[[int], bytes], events: int, pause: float) -> Send:
+    """Send the bytes for a connection's number, read so many events, each after a pause, and leave after one more."""
+
+    async def send(server: Server, number: int) -> int:
+        reader, writer = await connect(server)
+        with contextlib.closing(writer):
+            writer.write(data(number))
+            status = int((await reader.readuntil(b"\r\n"))[9:12]) if events else 0
+            for _ in range(events if status == 200 else 0):
+                await asyncio.sleep(pause)
+                await reader.readuntil(b"data: ")
+            await asyncio.sleep(pause)
+        return status
+
+    return send
+
+
+def metrics(server: Server) -> str:
+    """What Prometheus reads."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as answer:
+        return str(answer.read().decode())
+
+
+def replicas(server: Server) -> dict[int, float]:
+    """The replicas' process ids, and how many requests each runs; nothing where the server itself has the engine."""
+    text = metrics(server)
+    running = dict(re.findall(r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$', text, re.M))
+    known = [dict(re.findall(r'(\w+)="([^"]*)"', one)) for one in re.findall(r"^mtad_replica\{(.*)\} 1", text, re.M)]
+    return {int(one["pid"]): float(running.get(one["replica"], 0)) for one in known}
+
+
+async def kill_replica(server: Server, _: int) -> int:
+    """Kill the replica that runs most requests, and wait until there is another."""
+    before = replicas(server)
+    os.kill(max(before, key=before.__getitem__), signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE):
+        while (now := replicas(server)).keys() == before.keys() or len(now) < len(before):
+            await asyncio.sleep(0.5)
+    return 0
