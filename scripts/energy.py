@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from runtime.server.energy import NoCounters, gpu_counters
+log = logging.getLogger(__name__)
+
+
+class NoCounters(Exception):
+    """Why there are no energy counters of one kind."""
 
 
 class EnergyMeter:
@@ -54,8 +59,24 @@ class EnergyMeter:
 
 
 def _gpus() -> Iterator[tuple[str, Callable[[], float]]]:
-    for index, read in gpu_counters().items():
-        yield f"GPU {index} (NVML)", read
+    """Those of NVIDIA's since Volta. With a GPU: not executed."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        raise NoCounters("nvidia-ml-py is not installed (extra energy)") from None
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise NoCounters(f"NVML: {error}") from None
+    for index, handle in enumerate(handles):
+        read = partial(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        try:
+            read()
+        except nvml.NVMLError as error:
+            log.info("GPU %d has no energy counter: %s", index, error)
+        else:
+            yield f"GPU {index} (NVML)", read
 
 
 def _processors() -> Iterator[tuple[str, Callable[[], float]]]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import math
 import os
-import signal
 import socket
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,15 +21,17 @@ from runtime.server.uvicorn_server import serve as serve_http
 try:
     import ray
     from ray import serve
-    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+    from ray.serve.config import AutoscalingConfig, ControllerOptions, RequestRouterConfig
 
-    from runtime.cluster.board import Board
     from runtime.cluster.gateway import Gateway
     from runtime.cluster.replica import Replica
 except ImportError as missing:
     raise InvalidInput("replicas", missing.name, "not installed; pip install 'mtad[cluster]'") from None
 
-log = logging.getLogger(__name__)
+DEPLOYMENT = "replica"
+"""What Ray Serve calls the group of replicas."""
+CONTROLLER = {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+"""Of Ray Serve's controller: a replica that hangs is killed at once, so that its requests are tried elsewhere."""
 
 
 def serve_cluster(
@@ -50,64 +47,48 @@ def serve_cluster(
             start.
     """
     read_spec(pair / "target")  # a damaged folder is refused before anything is started
-    lost = threading.Event()
+    ours: dict[str, Any] = {"address": cluster.ray_address}
+    if (
+        cluster.ray_address is None and "RAY_ADDRESS" not in os.environ
+    ):  # room for one more, while replicas are replaced
+        ours = {"include_dashboard": False, "num_cpus": (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)}
     try:
-        ray.init(address=cluster.ray_address, include_dashboard=False if cluster.ray_address is None else None)
+        ray.init(**ours)
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
+    generations = count(1)
+
+    def deploy() -> Any:
+        """Start the replicas, or replace them one after another; returns when all are ready."""
+        rows = config.rows or read_spec(pair / "target").rows  # of a new export, after a signal
+        inner = replace(options, api_keys=())  # the gateway asks for them
+        given = str(pair.absolute()), config, inner, next(generations), cluster.stall_seconds
+        application = _deployment(rows, config, options, cluster).bind(*given)
+        return serve.run(application, name=options.model, route_prefix=None)
+
+    def update() -> None:
+        _check_resources(replace(cluster, replicas=1, max_replicas=None), ray.available_resources())
+        deploy()
+
+    def running() -> int:
+        states = serve.status().applications[options.model].deployments[DEPLOYMENT].replica_states
+        return sum(number for state, number in states.items() if state == "RUNNING")
+
     try:
         _check_resources(cluster, ray.cluster_resources())
-        serve.start(proxy_location="Disabled")
-        board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
-        inner = replace(options, api_keys=())  # the gateway asks for them
-        generations = count(1)
-
-        def deploy() -> Any:
-            """Start the replicas, or replace them one after another; returns when all are ready."""
-            rows = config.rows or read_spec(pair / "target").rows  # of a new export, after a signal
-            deployment = _deployment(rows, config, options, cluster)
-            application = deployment.bind(str(pair.absolute()), config, inner, board, next(generations))
-            return serve.run(application, name=options.model, route_prefix=None)
-
+        serve.start(
+            proxy_location="Disabled", controller_options=ControllerOptions(runtime_env={"env_vars": CONTROLLER})
+        )
         try:
-            handle = deploy()
+            replicas = deploy()
         except RuntimeError as error:
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = Gateway(handle, board.reports.remote, options.request_seconds, partial(asyncio.to_thread, deploy))
+        gateway = Gateway(replicas, options.request_seconds, running, update)
         guarded = Guard(gateway, options, lambda path, status: None)
-        watch = threading.Thread(target=watch_head, args=(ray.get_runtime_context().gcs_address, lost), daemon=True)
-        watch.start()
-        serve_http(guarded, gateway, sock, options, **logs)
-        if not lost.is_set():
-            serve.delete(options.model)
+        serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
+        serve.delete(options.model)
     finally:
-        if lost.is_set():  # without its head process, Ray would try for a minute, and then abort this one
-            logging.shutdown()
-            os._exit(1)
         ray.shutdown()
-
-
-def watch_head(address: str, lost: threading.Event, pause: float = 1.0) -> None:
-    """Connect to Ray's head process again and again; once it is gone for good, say so and end the server.
-
-    Args:
-        pause: seconds between two attempts; three must fail.
-    """
-    host, _, port = address.rpartition(":")
-    failed = 0
-    while failed < 3:
-        time.sleep(pause)
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-            failed = 0
-        except OSError:
-            failed += 1
-    log.critical(
-        "Ray's head process at %s has died, and the replicas with it; the server ends. Start it again", address
-    )
-    lost.set()
-    for _ in range(2):  # drain, and at once cancel what still runs
-        signal.raise_signal(signal.SIGTERM)
 
 
 def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> None:
@@ -134,13 +115,15 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
         size = {"autoscaling_config": scaling}
     return serve.deployment(
         Replica,
-        name="replica",
+        name=DEPLOYMENT,
         max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
         max_queued_requests=config.max_waiting,
+        max_surge_percent=1,  # a new replica has answered a prompt before an old one goes
+        max_constructor_retry_count=1,
         ray_actor_options={"num_cpus": cluster.replica_cpus, "num_gpus": cluster.replica_gpus},
         request_router_config=RequestRouterConfig(request_router_class="runtime.cluster.router.PrefixRouter"),
         health_check_period_s=2.0,
-        health_check_timeout_s=30.0,
+        health_check_timeout_s=cluster.stall_seconds / 3,  # a replica that fails three checks in a row is replaced
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=options.drain_seconds,
         **size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
-from runtime.server.energy import GpuEnergy
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
@@ -47,11 +46,15 @@ VLLM_LABELS = {"reason": "finished_reason"}
 VLLM_VALUES = {"cancelled": "abort"}
 
 
-def exposition(accept: str, *collectors: Collector) -> tuple[bytes, str]:
+def exposition(accept: str, families: list[Metric]) -> tuple[bytes, str]:
     """The text that Prometheus reads, and its content type."""
+
+    class Collected(Collector):
+        def collect(self) -> list[Metric]:
+            return families
+
     registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
+    registry.register(Collected())
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
@@ -64,7 +67,7 @@ class Metrics(Collector):
     """
 
     def __init__(self, engine: AsyncLLM, model: str) -> None:
-        self._engine, self._model, self._energy = engine, model, GpuEnergy()
+        self._engine, self._model = engine, model
         self._responses: Counter[tuple[str, str]] = Counter()
         self.gaps = Histogram(SECONDS)
         self._process = ProcessCollector(registry=None)
@@ -72,8 +75,10 @@ class Metrics(Collector):
     def responded(self, route: str, status: int) -> None:
         self._responses[route, str(status)] += 1
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        return exposition(accept, WithVllmNames(self, self._model), self._process)
+    def families(self) -> list[Metric]:
+        """All metrics, some under vLLM's names as well, and those of the process."""
+        ours = list(self.collect())
+        return [*ours, *under_vllm_names(ours, self._model), *self._process.collect()]
 
     def collect(self) -> Iterator[Metric]:
         loop = self._engine.llm.loop
@@ -121,9 +126,6 @@ class Metrics(Collector):
         for length, blocks in enumerate(lengths):
             accepted.add(length, blocks)
         yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", accepted)
-        joules = self._energy.joules()
-        if joules:
-            yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")
 
 
 def _family(kind: Any, name: str, words: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
@@ -144,23 +146,15 @@ def _histogram(name: str, words: str, values: Histogram) -> Metric:
     return HistogramMetricFamily(name, words, buckets=buckets, sum_value=values.sum)
 
 
-class WithVllmNames(Collector):
-    """All metrics of a collector, and those of `VLLM_NAMES` once more, labelled with the model's name."""
-
-    def __init__(self, source: Collector, model: str) -> None:
-        self._source, self._model = source, model
-
-    def collect(self) -> Iterator[Metric]:
-        known = {family.name: family for family in self._source.collect()}
-        yield from known.values()
-        for name, formula in VLLM_NAMES.items():
-            ours, _, whole = formula.partition(" / ")
-            divisor = known[whole].samples[0].value if whole else 1
-            family = Metric(f"vllm:{name}", f"vLLM's name of {formula}", known[ours].type)
-            for sample in known[ours].samples:
-                labels = {
-                    VLLM_LABELS.get(key, key): VLLM_VALUES.get(value, value) for key, value in sample.labels.items()
-                }
-                end = sample.name.removeprefix(ours)
-                family.add_sample(family.name + end, {"model_name": self._model, **labels}, sample.value / divisor)
-            yield family
+def under_vllm_names(ours: Iterable[Metric], model: str) -> Iterator[Metric]:
+    """The metrics of `VLLM_NAMES` once more, labelled with the model's name."""
+    known = {family.name: family for family in ours}
+    for name, formula in VLLM_NAMES.items():
+        first, _, whole = formula.partition(" / ")
+        divisor = known[whole].samples[0].value if whole else 1
+        family = Metric(f"vllm:{name}", f"vLLM's name of {formula}", known[first].type)
+        for sample in known[first].samples:
+            labels = {VLLM_LABELS.get(key, key): VLLM_VALUES.get(value, value) for key, value in sample.labels.items()}
+            end = sample.name.removeprefix(first)
+            family.add_sample(family.name + end, {"model_name": model, **labels}, sample.value / divisor)
+        yield family

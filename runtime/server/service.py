@@ -31,7 +31,7 @@ from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import Echo, TokenNames, check_size
 from runtime.server.messages import Chat, Message, Tool
-from runtime.server.metrics import Metrics
+from runtime.server.metrics import Metrics, exposition
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.response_objects import ResponseObjects
@@ -143,7 +143,7 @@ class Service:
         return JSONResponse({"status": "starting" if self.engine.state == "open" else self.engine.state}, 503)
 
     async def scrape(self, request: Request) -> Response:
-        content, content_type = self.metrics.render(request.headers.get("accept", ""))
+        content, content_type = exposition(request.headers.get("accept", ""), self.metrics.families())
         return Response(content, headers={"content-type": content_type})
 
     def _parse(self, body: Body) -> ParsedRequest:

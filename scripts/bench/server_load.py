@@ -82,7 +82,7 @@ class Served:
     def __init__(self, llm: LLM, jobs: Sequence[Job]) -> None:
         self.engine, self._jobs = AsyncLLM(llm), jobs
         options = ServerOptions(MODEL)
-        config = configure(create_app(self.engine, options), options, access_log=False)
+        config = configure(create_app(self.engine, options), access_log=False)
         self._server = DrainingServer(config, self.engine, drain_seconds=60)
         self._thread = threading.Thread(target=self._run, args=(config,))
 

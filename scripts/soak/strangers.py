@@ -61,8 +61,8 @@ def run(llm: LLM, settings: dict[str, Any], warm_up: float) -> tuple[dict[str, A
     Returns:
         what it noticed; the server's memory after so many seconds, without kept grammars; what those took, in MiB.
     """
-    engine, options = AsyncLLM(llm), ServerOptions(MODEL, send_seconds=5, max_connections=200)
-    config = configure(create_app(engine, options), options, access_log=False, log_level="error")
+    engine, options = AsyncLLM(llm), ServerOptions(MODEL)
+    config = configure(create_app(engine, options), access_log=False, log_level="error")
     server = DrainingServer(config, engine, drain_seconds=30)
     serving = threading.Thread(target=_serve, args=(config, server))
     serving.start()
@@ -86,8 +86,7 @@ def run(llm: LLM, settings: dict[str, Any], warm_up: float) -> tuple[dict[str, A
         trim()
         memory.append((sum(engine.statistics()["requests"].values()), resident() / 2**20))
         grammars.append((whole - resident()) / 2**20)
-    assert server._loop is not None
-    server._loop.call_soon_threadsafe(server.drain)
+    server.loop.call_soon_threadsafe(server.drain)
     serving.join()
     engine.check_integrity()
     return json.loads(answer[0]), memory, grammars

@@ -1,4 +1,4 @@
-"""Metrics, the dashboard over them, traces, energy: what is exported is what happened."""
+"""Metrics, the dashboard over them, traces: what is exported is what happened."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ def test_metrics_are_the_sums_of_what_requests_report(server: LiveServer) -> Non
     assert now["mtad_http_responses_total{route=/v1/completions,status=200}"] == 4
     assert now["mtad_http_responses_total{route=other,status=404}"] == 1
     assert now["mtad_model{model=small}"] == 1
-    assert "mtad_energy_joules_total" not in " ".join(now), "no meter, no energy"
     counters = [name for name in now if re.search(r"(_total|_count|_sum|_bucket)(\{|$)", name)]
     later = scrape(server)
     assert all(later[name] >= now[name] >= before.get(name, 0) for name in counters), "counters only grow"
@@ -165,7 +164,7 @@ def test_an_answer_says_what_its_drafts_did_as_aiperf_reads_it(server: LiveServe
 
 def test_the_dashboard_asks_for_what_is_exported_and_shows_all_of_it(server: LiveServer) -> None:
     server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
-    exported = {re.sub(r"\{.*", "", name) for name in scrape(server)} | {"mtad_energy_joules_total"}
+    exported = {re.sub(r"\{.*", "", name) for name in scrape(server)}
     dashboard = json.loads(DASHBOARD.read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     variables = [variable["query"] for variable in dashboard["templating"]["list"]]
@@ -247,4 +246,4 @@ def test_the_documentation_names_every_metric(server: LiveServer) -> None:
     described = (DASHBOARD.parent / "serving.md").read_text().partition("## Metrics")[2]
     named = set(re.findall(r"`(mtad_\w+)", described))
     exported = {re.sub(r"\{.*|_(bucket|sum|count)(\{.*)?$", "", name) for name in scrape(server)}
-    assert named == {name for name in exported if name.startswith("mtad_")} | {"mtad_energy_joules_total"}
+    assert named == {name for name in exported if name.startswith("mtad_")}
