@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,7 +22,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
 from runtime.cluster.router import prefix_keys
@@ -51,26 +50,22 @@ class Gateway:
         replicas: Ray Serve's handle of the deployment.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         running: number of replicas that take requests; may take time.
-        update: replaces all replicas by new ones, one after another; called on SIGHUP, in a thread. Whatever it raises
-            is why the old ones stay.
+
+    Attributes:
+        update_refused: why the replicas are not those of the pair folder as it is now; empty if they are.
     """
 
-    def __init__(self, replicas: Any, seconds: float, running: Callable[[], int], update: Callable[[], object]) -> None:
-        self._replicas, self._running, self._update = replicas, running, update
+    def __init__(self, replicas: Any, seconds: float, running: Callable[[], int]) -> None:
+        self._replicas, self._running, self.update_refused = replicas, running, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         self._bodies = BodyReader()
-        self._draining, self._refused = False, ""
+        self._draining = False
         self._retries = self._broken = 0
-        own = {
-            "/health/live": self._live,
-            "/ping": self._live,
-            "/health/ready": self._ready,
-            "/health": self._ready,
-            "/metrics": self._scrape,
-        }
-        routes = [Endpoint(path, handler, methods=()).route for path, handler in own.items()]
-        self._router = Router(routes, default=self._forward, lifespan=self._lifespan)
+        own = {self._live: ("/health/live", "/ping"), self._ready: ("/health/ready", "/health")}
+        own[self._scrape] = ("/metrics",)
+        routes = [Endpoint(path, handler, methods=()).route for handler, paths in own.items() for path in paths]
+        self._router = Router(routes, default=self._forward)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
@@ -84,27 +79,6 @@ class Gateway:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, _: ASGIApp) -> AsyncIterator[None]:
-        with contextlib.suppress(NotImplementedError, RuntimeError):  # not in the main thread
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.renew)
-        yield
-
-    def renew(self) -> None:
-        """Replace the replicas by new ones that read the pair folder anew, as far as those can be used."""
-        self._renewing = asyncio.ensure_future(self._renew())
-
-    async def _renew(self) -> None:
-        log.info("replacing the replicas, one after another")
-        try:
-            await asyncio.to_thread(self._update)
-        except Exception as error:
-            self._refused = str(error).strip().rpartition("\n")[2]  # of a replica's traceback, the error
-            log.error("the pair folder is not taken, and the old replicas stay: %s", error)
-        else:
-            self._refused = ""
-            log.info("all replicas are new")
-
     async def _live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
 
@@ -112,7 +86,7 @@ class Gateway:
         if self._draining:
             return JSONResponse({"status": "draining"}, 503)
         ready = await asyncio.to_thread(self._running)
-        update = {"update_refused": self._refused} if self._refused else {}
+        update = {"update_refused": self.update_refused} if self.update_refused else {}
         status = {"status": "ready" if ready else "starting", "replicas": ready}
         return JSONResponse(status | update, 200 if ready else 503)
 
@@ -178,9 +152,11 @@ class Gateway:
                     return
                 if not isinstance(error, _UNREACHABLE):
                     raise api_error(error) from error
+                if last and not isinstance(error, RayActorError):
+                    raise ApiError(503, "no replica can be reached", code="unavailable") from error
                 if last:
                     again = {"x-should-retry": "false"}  # OpenAI's client follows it
-                    problem = "two replicas died under this request, or could not be reached; change it"
+                    problem = "two replicas died under this request; change it"
                     raise ApiError(500, problem, None, "replica_died", again) from error
                 log.warning("tried again on another replica: %s", type(error).__name__)
                 self._retries += 1

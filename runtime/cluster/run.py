@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -28,9 +31,11 @@ try:
 except ImportError as missing:
     raise InvalidInput("replicas", missing.name, "not installed; pip install 'mtad[cluster]'") from None
 
+log = logging.getLogger(__name__)
+
 DEPLOYMENT = "replica"
 """What Ray Serve calls the group of replicas."""
-CONTROLLER = {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+CONTROLLER = {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}
 """Of Ray Serve's controller: a replica that hangs is killed at once, so that its requests are tried elsewhere."""
 
 
@@ -67,8 +72,16 @@ def serve_cluster(
         return serve.run(application, name=options.model, route_prefix=None)
 
     def update() -> None:
-        _check_resources(replace(cluster, replicas=1, max_replicas=None), ray.available_resources())
-        deploy()
+        log.info("replacing the replicas, one after another")
+        try:
+            _check_resources(replace(cluster, replicas=1, max_replicas=None), ray.available_resources())
+            deploy()
+        except Exception as error:  # whatever is wrong with the folder
+            gateway.update_refused = str(error).strip().rpartition("\n")[2]  # of a replica's traceback, the error
+            log.error("the pair folder is not taken, and the old replicas stay: %s", error)
+        else:
+            gateway.update_refused = ""
+            log.info("all replicas are new")
 
     def running() -> int:
         states = serve.status().applications[options.model].deployments[DEPLOYMENT].replica_states
@@ -83,7 +96,9 @@ def serve_cluster(
             replicas = deploy()
         except RuntimeError as error:
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = Gateway(replicas, options.request_seconds, running, update)
+        gateway = Gateway(replicas, options.request_seconds, running)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=update, daemon=True).start())
         guarded = Guard(gateway, options, lambda path, status: None)
         serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
         serve.delete(options.model)
