@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
@@ -31,7 +31,6 @@ from runtime.server.errors import ApiError, api_error, cancelled
 from runtime.server.metrics import exposition
 from runtime.server.middleware import CLIENT
 from runtime.server.responses import sent_event
-from runtime.server.routes import Endpoint
 from runtime.server.streaming import cancel_on_disconnect
 
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class Gateway:
         self._retries = self._broken = 0
         own = {self._live: ("/health/live", "/ping"), self._ready: ("/health/ready", "/health")}
         own[self._scrape] = ("/metrics",)
-        routes = [Endpoint(path, handler, methods=()).route for handler, paths in own.items() for path in paths]
+        routes = [Route(path, handler, methods=()) for handler, paths in own.items() for path in paths]
         self._router = Router(routes, default=self._forward)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -52,13 +52,12 @@ def serve_cluster(
             start.
     """
     read_spec(pair / "target")  # a damaged folder is refused before anything is started
-    ours: dict[str, Any] = {"address": cluster.ray_address}
-    if (
-        cluster.ray_address is None and "RAY_ADDRESS" not in os.environ
-    ):  # room for one more, while replicas are replaced
-        ours = {"include_dashboard": False, "num_cpus": (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)}
+    where: dict[str, Any] = {"address": cluster.ray_address}
+    if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
+        cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
+        where = {"include_dashboard": False, "num_cpus": cores}
     try:
-        ray.init(**ours)
+        ray.init(**where)
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
     generations = count(1)
@@ -89,9 +88,7 @@ def serve_cluster(
 
     try:
         _check_resources(cluster, ray.cluster_resources())
-        serve.start(
-            proxy_location="Disabled", controller_options=ControllerOptions(runtime_env={"env_vars": CONTROLLER})
-        )
+        serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
         try:
             replicas = deploy()
         except RuntimeError as error:
@@ -116,18 +113,15 @@ def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> Non
 
 
 def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:
-    size: dict[str, Any] = {"num_replicas": cluster.replicas}
-    if cluster.max_replicas is not None:
-        scaling = AutoscalingConfig(
-            min_replicas=cluster.replicas,
-            max_replicas=cluster.max_replicas,
-            target_ongoing_requests=rows,  # more than that wait for a row
-            metrics_interval_s=1.0,
-            look_back_period_s=2.0,
-            upscale_delay_s=2.0,
-            downscale_delay_s=60.0,
-        )
-        size = {"autoscaling_config": scaling}
+    scaling = AutoscalingConfig(
+        min_replicas=cluster.replicas,
+        max_replicas=cluster.max_replicas or cluster.replicas,
+        target_ongoing_requests=rows,  # more than that wait for a row
+        metrics_interval_s=1.0,
+        look_back_period_s=2.0,
+        upscale_delay_s=2.0,
+        downscale_delay_s=60.0,
+    )
     return serve.deployment(
         Replica,
         name=DEPLOYMENT,
@@ -141,5 +135,5 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
         health_check_timeout_s=cluster.stall_seconds / 3,  # a replica that fails three checks in a row is replaced
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=options.drain_seconds,
-        **size,
+        autoscaling_config=scaling,
     )

@@ -64,11 +64,11 @@ def table(service: Service) -> list[Endpoint]:
         responses = {200: "OpenAI's object, or server-sent events of its chunks."} | ERRORS
         return Endpoint(path, partial(service.complete, body), summary, responses, body, methods=("POST",))
 
-    def fixed(path: str, content: bytes | str, media_type: str, label: str, *more: str) -> Endpoint:
+    def fixed(path: str, content: bytes | str, media_type: str, label: str) -> Endpoint:
         async def read(_: Request) -> Response:
             return Response(content, media_type=media_type, headers=_HEADERS)
 
-        return Endpoint(path, read, label=label, methods=("GET", *more))
+        return Endpoint(path, read, label=label)
 
     models = "The model that is served, its limits, and every parameter with its type and default."
     live, broken = "Whether the process should be left running.", {503: "The engine broke down; restart the server."}
@@ -93,7 +93,7 @@ def table(service: Service) -> list[Endpoint]:
     template = Environment(autoescape=True).from_string(pages.joinpath("docs.html").read_text("utf-8"))
     return [
         *rows,
-        fixed("/openapi.json", json.dumps(described), "application/json", "other", "HEAD"),
+        fixed("/openapi.json", json.dumps(described), "application/json", "other"),
         fixed("/docs", template.render(described), "text/html", "/docs"),
         fixed("/", pages.joinpath("page.html").read_bytes(), "text/html", "/"),
         fixed("/page.js", pages.joinpath("page.js").read_bytes(), "text/javascript", "other"),

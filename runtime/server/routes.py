@@ -46,7 +46,7 @@ class Endpoint:
         handler: makes the response to a request; a response is an ASGI application.
         summary: for the OpenAPI document, which leaves out rows without one.
         responses: the meaning of each status, for the document. Errors below `/v1/` have OpenAI's shape.
-        methods: those that it answers; none means all.
+        methods: those that it answers.
         label: the name under which its responses are counted; None takes the path.
     """
 
@@ -60,10 +60,8 @@ class Endpoint:
 
     @cached_property
     def route(self) -> Route:
-        """The row for Starlette's router."""
-        route = Route(self.path, self.handler)
-        route.methods = set(self.methods)  # Starlette adds HEAD to GET
-        return route
+        """The row for Starlette's router, which answers HEAD where it answers GET."""
+        return Route(self.path, self.handler, methods=self.methods)
 
 
 def document(rows: Sequence[Endpoint]) -> dict[str, Any]:

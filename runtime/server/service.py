@@ -69,7 +69,6 @@ class Service:
         try:
             body = await self._read(request, kind)
             names = body.renamed
-            span.read(body)
             asked = await self._bodies.run(await request.body(), self._parse, body)
             # a grammar may take its time to be compiled
             submitted = self._submit(body, asked, request, span, arrived)
@@ -183,7 +182,7 @@ class Service:
             echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
         kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
         response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-        span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+        span.submitted(body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         seconds = self.options.request_seconds
         return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
 

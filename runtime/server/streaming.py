@@ -45,11 +45,12 @@ async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float,
     """
     task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left(receive))
     try:
-        left = max(0.0, arrived + seconds - asyncio.get_running_loop().time())
-        done, _ = await asyncio.wait({task, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(arrived + seconds):
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
             return task.result()
-        raise ClientDisconnect if done else timed_out(seconds)
+        raise ClientDisconnect if gone.done() else timed_out(seconds)
     finally:
         task.cancel()
         gone.cancel()
@@ -80,26 +81,20 @@ class Responder:
     begun: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(client_left(receive))
-        gone.add_done_callback(lambda _: self.stream.cancel())  # its last deltas come with the engine's next block
         problem: str | None = None
+        work = self._events(send) if self.events else self._whole(send)
         try:
-            async with asyncio.timeout_at(self.arrived + self.seconds):
-                try:  # a task of its own: each delta wakes it alone, not all the calls it was reached through
-                    await asyncio.create_task(self._events(send) if self.events else self._whole(send))
-                except Exception as error:
-                    shown = api_error(error, self.response.renamed)
-                    problem = "the client went away" if gone.done() else shown.message
-                    await self._give_up(shown, scope, receive, send)
-        except TimeoutError:
-            shown = timed_out(self.seconds)
+            await cancel_on_disconnect(receive, self.arrived, self.seconds, work)
+        except ClientDisconnect:
+            problem = "the client went away"
+        except Exception as error:
+            shown = api_error(error, self.response.renamed)
             problem = shown.message
             with contextlib.suppress(TimeoutError):  # the client may have stopped reading
                 async with asyncio.timeout(1):
                     await self._give_up(shown, scope, receive, send)
         finally:
             self.stream.cancel()
-            gone.cancel()
             self.span.end(self.response.statistics, problem)
 
     async def _whole(self, send: Send) -> None:
@@ -108,11 +103,7 @@ class Responder:
                 if delta.finish_reason == "cancelled":
                     raise cancelled()
                 self._clock(delta)
-        choices = self.stream.whole()
-        if len(choices) > 8 or any(one.top_logprobs or self.response.long(one) for one in choices):
-            data = await asyncio.to_thread(self.response.whole, choices)
-        else:
-            data = self.response.whole(choices)
+        data = await asyncio.to_thread(self.response.whole, self.stream.whole())  # long, with log-probabilities
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self.begun = True

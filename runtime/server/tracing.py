@@ -21,20 +21,18 @@ class Span:
     def __init__(self, span: Any = None) -> None:
         self._span = span
 
-    def read(self, body: Body) -> None:
-        """Add what the body asks for."""
+    def submitted(self, body: Body, prompt_tokens: int, params: DecodingParams) -> None:
+        """Add what was asked for, when it is queued."""
         if self._span:
-            self._span.set_attributes({"gen_ai.request.model": body.model, "mtad.stream": body.stream})
-            if body.user:
-                self._span.set_attribute("enduser.id", body.user)
-
-    def submitted(self, prompt_tokens: int, params: DecodingParams) -> None:
-        """Add the parameters with which the request was queued."""
-        if self._span:
-            self._span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
-            self._span.set_attribute("gen_ai.request.max_tokens", params.max_tokens)
-            self._span.set_attribute("gen_ai.request.temperature", params.temperature)
-            self._span.set_attribute("mtad.method", params.method)
+            asked = {
+                "gen_ai.request.model": body.model,
+                "gen_ai.request.max_tokens": params.max_tokens,
+                "gen_ai.request.temperature": params.temperature,
+                "gen_ai.usage.input_tokens": prompt_tokens,
+                "mtad.method": params.method,
+                "mtad.stream": body.stream,
+            }
+            self._span.set_attributes(asked | ({"enduser.id": body.user} if body.user else {}))
 
     def end(self, statistics: Mapping[int, Statistics], error: str | None = None) -> None:
         """End it with what the choices that have ended cost; `error` says why the response was given up."""
@@ -43,12 +41,15 @@ class Span:
         if ended := list(statistics.values()):
             total = summed(ended)
             first = [s.first_token_seconds for s in ended if s.first_token_seconds is not None]
-            self._span.set_attribute("gen_ai.usage.output_tokens", total.tokens)
-            self._span.set_attribute("mtad.block_efficiency", total.block_efficiency)
-            self._span.set_attribute("mtad.acceptance_rate", total.acceptance_rate)
-            self._span.set_attribute("mtad.reused_tokens", sum(s.reused_tokens for s in ended))
-            self._span.set_attribute("mtad.queue_seconds", max(s.queue_seconds for s in ended))
-            self._span.set_attribute("mtad.first_token_seconds", min(first, default=0.0))
+            cost = {
+                "gen_ai.usage.output_tokens": total.tokens,
+                "mtad.block_efficiency": total.block_efficiency,
+                "mtad.acceptance_rate": total.acceptance_rate,
+                "mtad.reused_tokens": sum(s.reused_tokens for s in ended),
+                "mtad.queue_seconds": max(s.queue_seconds for s in ended),
+                "mtad.first_token_seconds": min(first, default=0.0),
+            }
+            self._span.set_attributes(cost)
         if error:
             from opentelemetry.trace import Status, StatusCode
 

@@ -80,9 +80,9 @@ class Deadlines:
         return limit
 
     def end(self, seconds: float | None = None) -> None:
-        """Now the seconds of one that was given so many, or a time, are over; waits for it to begin."""
+        """Now the seconds of the last that was given so many, or a time, are over; waits for one to begin."""
         until(lambda: any(one[0] == seconds for one in self._begun))
-        found = next(one for one in self._begun if one[0] == seconds)
+        found = next(one for one in reversed(self._begun) if one[0] == seconds)
         self._begun.remove(found)
         _, limit, loop = found
         loop.call_soon_threadsafe(lambda: limit.reschedule(loop.time()))
