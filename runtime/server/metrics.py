@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,31 +19,6 @@ if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
 
 PHASES = ("queue", "prefill", "draft", "score", "commit")
-VLLM_NAMES = {
-    "num_requests_running": "mtad_requests_running",
-    "num_requests_waiting": "mtad_queue_length",
-    "kv_cache_usage_perc": "mtad_kv_rows_used / mtad_kv_rows",
-    "prompt_tokens": "mtad_prompt_tokens",
-    "num_preemptions": "mtad_preemptions",
-    "generation_tokens": "mtad_generated_tokens",
-    "prefix_cache_queries": "mtad_prompt_tokens",
-    "prefix_cache_hits": "mtad_reused_prompt_tokens",
-    "request_success": "mtad_requests",
-    "spec_decode_num_drafts": "mtad_drafted_blocks",
-    "spec_decode_num_draft_tokens": "mtad_drafted_tokens",
-    "spec_decode_num_accepted_tokens": "mtad_accepted_tokens",
-    "spec_decode_num_accepted_tokens_per_pos": "mtad_accepted_tokens_per_position",
-    "time_to_first_token_seconds": "mtad_time_to_first_token_seconds",
-    "inter_token_latency_seconds": "mtad_inter_block_seconds",
-    "request_time_per_output_token_seconds": "mtad_time_per_token_seconds",
-    "e2e_request_latency_seconds": "mtad_request_seconds",
-    "request_queue_time_seconds": "mtad_queue_seconds",
-    "request_prompt_tokens": "mtad_request_prompt_tokens",
-    "request_generation_tokens": "mtad_request_generated_tokens",
-}
-"""vLLM's names behind `vllm:`, and ours; vLLM too takes the time between two outputs, whatever their tokens."""
-VLLM_LABELS = {"reason": "finished_reason"}
-VLLM_VALUES = {"cancelled": "abort"}
 
 
 def exposition(accept: str, families: list[Metric]) -> tuple[bytes, str]:
@@ -76,9 +51,8 @@ class Metrics(Collector):
         self._responses[route, str(status)] += 1
 
     def families(self) -> list[Metric]:
-        """All metrics, some under vLLM's names as well, and those of the process."""
-        ours = list(self.collect())
-        return [*ours, *under_vllm_names(ours, self._model), *self._process.collect()]
+        """All metrics, and those of the process."""
+        return [*self.collect(), *self._process.collect()]
 
     def collect(self) -> Iterator[Metric]:
         loop = self._engine.llm.loop
@@ -144,17 +118,3 @@ def _histogram(name: str, words: str, values: Histogram) -> Metric:
     bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
     buckets = list(zip(bounds, accumulate(list(values.counts)), strict=True))
     return HistogramMetricFamily(name, words, buckets=buckets, sum_value=values.sum)
-
-
-def under_vllm_names(ours: Iterable[Metric], model: str) -> Iterator[Metric]:
-    """The metrics of `VLLM_NAMES` once more, labelled with the model's name."""
-    known = {family.name: family for family in ours}
-    for name, formula in VLLM_NAMES.items():
-        first, _, whole = formula.partition(" / ")
-        divisor = known[whole].samples[0].value if whole else 1
-        family = Metric(f"vllm:{name}", f"vLLM's name of {formula}", known[first].type)
-        for sample in known[first].samples:
-            labels = {VLLM_LABELS.get(key, key): VLLM_VALUES.get(value, value) for key, value in sample.labels.items()}
-            end = sample.name.removeprefix(first)
-            family.add_sample(family.name + end, {"model_name": model, **labels}, sample.value / divisor)
-        yield family

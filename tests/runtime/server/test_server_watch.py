@@ -111,37 +111,6 @@ def test_open_metrics_are_served_to_those_who_ask(server: LiveServer) -> None:
     assert {family.name for family in families} >= {"mtad_generated_tokens", "mtad_accepted_length"}
 
 
-def test_vllms_names_tell_the_same(server: LiveServer) -> None:
-    asked = {
-        "model": MODEL,
-        "prompt": "How many",
-        "n": 3,
-        "seed": 1,
-        "max_tokens": 20,
-        "extra_body": {"method": "mtad"},
-    }
-    server.client.completions.create(**asked)
-    now = scrape(server)
-    vllm = {name.removeprefix("vllm:").replace(f"{{model_name={MODEL}}}", ""): value for name, value in now.items()}
-    for theirs, ours in {
-        "prompt_tokens_total": "mtad_prompt_tokens_total",
-        "generation_tokens_total": "mtad_generated_tokens_total",
-        "spec_decode_num_drafts_total": "mtad_accepted_length_count",
-        "spec_decode_num_draft_tokens_total": "mtad_drafted_tokens_total",
-        "spec_decode_num_accepted_tokens_total": "mtad_accepted_length_sum",
-        "time_to_first_token_seconds_count": "mtad_requests_total{reason=length}",
-        "e2e_request_latency_seconds_sum": "mtad_request_seconds_sum",
-        "num_requests_running": "mtad_requests_running",
-        "kv_cache_usage_perc": "mtad_kv_rows_used",
-    }.items():
-        assert vllm[theirs] == now[ours], theirs
-    assert now[f"vllm:request_success_total{{finished_reason=length,model_name={MODEL}}}"] == 3
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=" + MODEL
-    accepted = [now[f"{name},position={at}}}"] for at in range(8)]
-    assert accepted == sorted(accepted, reverse=True)
-    assert sum(accepted) == now["mtad_accepted_tokens_total"] > 0
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_says_what_its_drafts_did_as_aiperf_reads_it(server: LiveServer, stream: bool) -> None:
     asked = {"model": MODEL, "prompt": "How many", "n": 2, "seed": 1, "max_tokens": 20, "stream": stream}
