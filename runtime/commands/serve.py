@@ -56,7 +56,6 @@ def parser() -> argparse.ArgumentParser:
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
-    add_options(watch, ServerOptions, only=("trace",))
     watch.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -93,7 +92,7 @@ def main() -> None:
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
         allowed_hosts=(options.host, *options.allowed_host),
-        **given_options(options, ServerOptions, (*LIMIT_FIELDS, "trace")),
+        **given_options(options, ServerOptions, LIMIT_FIELDS),
     )
     if config.tensor_parallel > 1:
         if cluster:

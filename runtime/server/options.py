@@ -23,7 +23,6 @@ class ServerOptions:
         max_choices: choices per request, prompts times n, >= 1.
         allow_priority: let requests carry a priority.
         allowed_hosts: further names of this server, without port; matter only without API keys.
-        trace: make an OpenTelemetry span of each request; needs opentelemetry-api.
     """
 
     model: str
@@ -36,7 +35,6 @@ class ServerOptions:
     max_choices: int = 128
     allow_priority: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    trace: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+from opentelemetry.trace import Span
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -39,7 +40,7 @@ from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest, advertised
 from runtime.server.streaming import Responder, cancel_on_disconnect
-from runtime.server.tracing import Span, Tracing
+from runtime.server.tracing import begin_span, describe_request, end_span
 
 Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
 
@@ -56,7 +57,6 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._tracing = Tracing(options.trace)
         self._created = int(time.time())
         self._bodies = BodyReader()
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
@@ -64,7 +64,7 @@ class Service:
 
     async def complete(self, kind: type[Body], request: Request) -> ASGIApp:
         """Check a request for text and queue it; a request that cannot be used is answered with an error."""
-        span, names = self._tracing.begin(request.scope["path"], request.headers), dict[str, str]()
+        span, names = begin_span(request.scope["path"], request.headers), dict[str, str]()
         arrived = asyncio.get_running_loop().time()
         try:
             body = await self._read(request, kind)
@@ -74,11 +74,11 @@ class Service:
             submitted = self._submit(body, asked, request, span, arrived)
             return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
-            span.end({}, "the client went away")
+            end_span(span, {}, "the client went away")
             raise
         except Exception as error:
             shown = api_error(error, names)
-            span.end({}, shown.message)
+            end_span(span, {}, shown.message)
             return shown.response
 
     async def tokenize(self, request: Request) -> Response:
@@ -182,7 +182,7 @@ class Service:
             echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
         kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
         response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-        span.submitted(body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+        describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
         seconds = self.options.request_seconds
         return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
 

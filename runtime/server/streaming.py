@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from opentelemetry.trace import Span
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.statistics import Histogram
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.responses import OpenAIResponse, sent_event
-from runtime.server.tracing import Span
+from runtime.server.tracing import end_span
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Responder:
                     await self._give_up(shown, scope, receive, send)
         finally:
             self.stream.cancel()
-            self.span.end(self.response.statistics, problem)
+            end_span(self.span, self.response.statistics, problem)
 
     async def _whole(self, send: Send) -> None:
         while taken := await self.stream.take():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,13 +14,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.request_router import ReplicaID
 
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
-from runtime.cluster.router import CHUNK_CHARACTERS, PrefixTable, prefix_keys
+from runtime.cluster.router import CHUNK_CHARACTERS, PrefixRouter, prefix_keys
 from runtime.server.options import ClusterOptions
 from tests.support.held import Hold
 from tests.support.live_server import Process
@@ -340,15 +344,30 @@ def test_keys_stand_for_all_the_text_up_to_them() -> None:
         assert prefix_keys(nothing) == []
 
 
-def test_the_longest_known_beginning_decides_and_the_dead_are_forgotten() -> None:
-    table = PrefixTable(size=4)
-    table.note([b"1", b"2"], "a")
-    table.note([b"1", b"3"], "b")
-    assert table.holder([b"1", b"2"], {"a", "b"}) == "a"
-    assert table.holder([b"1", b"2"], {"b"}) == "b"
-    assert table.holder([b"9"], {"a", "b"}) is None
-    table.note([b"4", b"5", b"6"], "b")
-    assert table.holder([b"2"], {"a", "b"}) is None, "the oldest keys make room"
+def test_the_longest_known_beginning_decides_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.cluster.router.KEPT_KEYS", 4)
+    names = [ReplicaID(name, DeploymentID("replica")) for name in "ab"]
+    one, other = (SimpleNamespace(replica_id=name) for name in names)
+    router = PrefixRouter.__new__(PrefixRouter)
+    router.initialize_state()
+    router._replica_queue_len_cache = {}
+
+    def request(*keys: bytes) -> Any:
+        return SimpleNamespace(kwargs={"keys": [*keys]})
+
+    def first(among: list[Any], *keys: bytes) -> list[Any]:
+        return list(asyncio.run(router.choose_replicas(among, request(*keys)))[0])
+
+    router.on_request_routed(request(b"1", b"2"), names[0], None)
+    router.on_request_routed(request(b"1", b"3"), names[1], None)
+    assert first([one, other], b"1", b"2") == [one]
+    assert first([other], b"1", b"2") == [other], "who is gone is not chosen"
+    assert len(first([one, other], b"9")) == 2
+    router._replica_queue_len_cache = {names[0]: 9}
+    assert len(first([one, other], b"1", b"2")) == 2, "nor who is much busier"
+    router._replica_queue_len_cache = {}
+    router.on_request_routed(request(b"4", b"5", b"6"), names[1], None)
+    assert len(first([one, other], b"2")) == 2, "the oldest keys make room"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from mtad.errors import InvalidInput
 from runtime import LLM
-from runtime.server.tracing import Tracing
 from scripts.paths import ROOT
 from tests.support.live_server import MODEL, LiveServer, call, live
 from tests.support.waiting import Gate, own, until
@@ -162,7 +159,7 @@ def exporter() -> InMemorySpanExporter:
 def test_each_request_is_one_span_under_its_callers(plain: LLM, exporter: InMemorySpanExporter) -> None:
     exporter.clear()
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
-    with live(own(plain), trace=True) as server:
+    with live(own(plain)) as server:
         client = server.client.with_options(default_headers={"traceparent": parent})
         client.completions.create(model=MODEL, prompt="How many", max_tokens=8, user="me", n=2)
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "S"}], max_tokens=3)
@@ -190,7 +187,7 @@ def test_a_client_that_leaves_is_in_the_trace(plain: LLM, exporter: InMemorySpan
     exporter.clear()
     llm = own(plain)
     gate = Gate(llm)
-    with live(llm, trace=True) as server:
+    with live(llm) as server:
         asked = {"model": MODEL, "prompt": "S", "max_tokens": 150, "extra_body": {"ignore_eos": True}}
         stream = server.client.completions.create(stream=True, **asked)
         gate.let(1)
@@ -200,14 +197,6 @@ def test_a_client_that_leaves_is_in_the_trace(plain: LLM, exporter: InMemorySpan
         gate.open()
         until(lambda: len(exporter.get_finished_spans()) == 1)
     assert exporter.get_finished_spans()[0].status.description == "the client went away"
-
-
-def test_traces_that_cannot_be_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("opentelemetry", "opentelemetry.trace"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidInput, match="opentelemetry-api is not installed"):
-        Tracing(True)
-    assert Tracing(False).begin("/", {})._span is None
 
 
 def test_the_documentation_names_every_metric(server: LiveServer) -> None:
