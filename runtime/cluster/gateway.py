@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,7 +25,9 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
+from runtime.cluster.board import Report
 from runtime.cluster.router import prefix_keys
+from runtime.scheduler.scheduler import QueueFull
 from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled
 from runtime.server.metrics import exposition
@@ -38,9 +40,6 @@ log = logging.getLogger(__name__)
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
 _UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
-FIGURES_SECONDS = 5.0
-"""Time that all replicas have to send their figures; a scrape while one hangs has the gateway's own alone."""
-
 
 class Gateway:
     """Routes requests to replicas.
@@ -48,22 +47,22 @@ class Gateway:
     Args:
         replicas: Ray Serve's handle of the deployment.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
-        running: number of replicas that take requests; may take time.
+        reports: of all replicas that take requests.
 
     Attributes:
         update_refused: why the replicas are not those of the pair folder as it is now; empty if they are.
     """
 
-    def __init__(self, replicas: Any, seconds: float, running: Callable[[], int]) -> None:
-        self._replicas, self._running, self.update_refused = replicas, running, ""
+    def __init__(self, replicas: Any, seconds: float, reports: Callable[[], Awaitable[list[Report]]]) -> None:
+        self._replicas, self._reports, self.update_refused = replicas, reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         self._bodies = BodyReader()
         self._draining = False
         self._retries = self._broken = 0
-        own = {self._live: ("/health/live", "/ping"), self._ready: ("/health/ready", "/health")}
-        own[self._scrape] = ("/metrics",)
-        routes = [Route(path, handler, methods=()) for handler, paths in own.items() for path in paths]
+        routes = [Route(path, self._live, methods=()) for path in ("/health/live", "/ping")]
+        routes += [Route(path, self._ready, methods=()) for path in ("/health/ready", "/health")]
+        routes += [Route("/metrics", self._scrape, methods=())]
         self._router = Router(routes, default=self._forward)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +83,7 @@ class Gateway:
     async def _ready(self, _: Request) -> Response:
         if self._draining:
             return JSONResponse({"status": "draining"}, 503)
-        ready = await asyncio.to_thread(self._running)
+        ready = len(await self._reports())
         update = {"update_refused": self.update_refused} if self.update_refused else {}
         status = {"status": "ready" if ready else "starting", "replicas": ready}
         return JSONResponse(status | update, 200 if ready else 503)
@@ -95,15 +94,7 @@ class Gateway:
             CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
-        figures: list[Any] = []
-        try:
-            coming = self._replicas.broadcast("figures")
-            figures = await coming.results_async(timeout_s=FIGURES_SECONDS, return_exceptions=True)
-        except (TimeoutError, *_UNREACHABLE) as error:
-            log.warning("a scrape without the replicas' figures: %s", type(error).__name__)
-        families = own + merged(one for one in figures if not isinstance(one, BaseException))
-        content, content_type = exposition(request.headers.get("accept", ""), families)
-        return Response(content, headers={"content-type": content_type})
+        return exposition(request, own + merged(await self._reports()))
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
@@ -138,9 +129,8 @@ class Gateway:
                             start, sent = None, True
                         await send(message)
                 return
-            except BackPressureError:
-                seconds = {"retry-after": "1", "retry-after-ms": "1000"}
-                raise ApiError(429, "all replicas and the queue are full", None, "queue_full", seconds) from None
+            except BackPressureError as full:
+                raise QueueFull(full.num_queued_requests, 1.0) from None
             except (RayError, *_UNREACHABLE) as error:
                 if sent:
                     self._broken += 1
@@ -170,15 +160,11 @@ class Gateway:
             coming.cancel()
 
 
-def merged(figures: Iterable[tuple[dict[str, str], list[Metric]]]) -> list[Metric]:
-    """All replicas' metrics under one roof, each sample with a label `replica`.
-
-    Args:
-        figures: of each replica, see `Replica.figures`.
-    """
+def merged(reports: list[Report]) -> list[Metric]:
+    """All replicas' metrics under one roof, each sample with a label `replica`."""
     known = GaugeMetricFamily("mtad_replica", "1; a replica", labels=("replica", "host", "pid", "generation"))
     families: dict[str, Metric] = {}
-    for labels, own in figures:
+    for labels, own in reports:
         known.add_metric(list(labels.values()), 1)
         for family in own:
             together = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -10,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from prometheus_client.core import Metric
 from ray import serve
 from starlette.types import Message
 
@@ -22,18 +22,21 @@ from runtime.server.options import ServerOptions
 from runtime.server.service import Service
 from runtime.server.uvicorn_server import freeze
 
+REPORT_SECONDS = 1.0
+
 
 class Replica:
     """An engine of its own behind the application of `runtime.server.app`. It is ready once it has answered a prompt.
 
     Args:
         options: of the server; keys are the gateway's business.
+        board: where it reports.
         generation: of the pair folder, counted by the command.
-        stall_seconds: after which an engine with requests and without a step is broken.
+        stall_after: seconds after which an engine with requests and without a step is broken.
     """
 
     async def __init__(  # type: ignore[misc]
-        self, pair: str, config: RuntimeConfig, options: ServerOptions, generation: int, stall_seconds: float
+        self, pair: str, config: RuntimeConfig, options: ServerOptions, stall_after: float, board: Any, generation: int
     ) -> None:
         logging.basicConfig(level=logging.INFO)
         use_torch()
@@ -45,8 +48,9 @@ class Replica:
         params = DecodingParams.from_dict({"max_tokens": 1, "min_tokens": 0, "n": 1}, self._engine.llm.pair.defaults)
         await (await self._engine.submit("Hello", params)).result()
         where = {"host": socket.gethostname(), "pid": str(os.getpid()), "generation": str(generation)}
-        self._labels = {"replica": serve.get_replica_context().replica_id.unique_id, **where}
-        self._stall_seconds, self._progress, self._since = stall_seconds, dict[str, Any](), 0.0
+        labels = {"replica": serve.get_replica_context().replica_id.unique_id, **where}
+        self._reporting = asyncio.create_task(self._report(board, labels))
+        self._stall_after, self._progress, self._since = stall_after, dict[str, Any](), 0.0
 
     async def http(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncIterator[Message]:
         """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away.
@@ -69,10 +73,6 @@ class Replica:
             serving.cancel()
             await asyncio.wait({serving})
 
-    def figures(self) -> tuple[dict[str, str], list[Metric]]:
-        """What tells this replica from others, as labels, and its metrics."""
-        return self._labels, self._metrics.families()
-
     def check_health(self) -> None:
         """Raise if the process is to be replaced; Ray Serve asks."""
         if self._engine.cause is not None:
@@ -80,5 +80,11 @@ class Replica:
         now, progress = self._engine.statistics(), self._engine.llm.loop.totals.to_dict()
         if progress != self._progress or not now["running"] + now["waiting"]:
             self._progress, self._since = progress, time.monotonic()
-        elif time.monotonic() - self._since > self._stall_seconds:
-            raise RuntimeError(f"the engine has requests and has made no step for {self._stall_seconds:g} s")
+        elif time.monotonic() - self._since > self._stall_after:
+            raise RuntimeError(f"the engine has requests and has made no step for {self._stall_after:g} s")
+
+    async def _report(self, board: Any, labels: dict[str, str]) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # the board may be starting again
+                await board.put.remote((labels, self._metrics.families()))
+            await asyncio.sleep(REPORT_SECONDS)

@@ -26,6 +26,7 @@ try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, ControllerOptions, RequestRouterConfig
 
+    from runtime.cluster.board import Board
     from runtime.cluster.gateway import Gateway
     from runtime.cluster.replica import Replica
 except ImportError as missing:
@@ -33,8 +34,6 @@ except ImportError as missing:
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENT = "replica"
-"""What Ray Serve calls the group of replicas."""
 CONTROLLER = {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}
 """Of Ray Serve's controller: a replica that hangs is killed at once, so that its requests are tried elsewhere."""
 
@@ -60,13 +59,13 @@ def serve_cluster(
         ray.init(**where)
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
-    generations = count(1)
+    board, generations = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote(), count(1)
 
     def deploy() -> Any:
         """Start the replicas, or replace them one after another; returns when all are ready."""
         rows = config.rows or read_spec(pair / "target").rows  # of a new export, after a signal
         inner = replace(options, api_keys=())  # the gateway asks for them
-        given = str(pair.absolute()), config, inner, next(generations), cluster.stall_seconds
+        given = str(pair.absolute()), config, inner, cluster.stall_seconds, board, next(generations)
         application = _deployment(rows, config, options, cluster).bind(*given)
         return serve.run(application, name=options.model, route_prefix=None)
 
@@ -82,10 +81,6 @@ def serve_cluster(
             gateway.update_refused = ""
             log.info("all replicas are new")
 
-    def running() -> int:
-        states = serve.status().applications[options.model].deployments[DEPLOYMENT].replica_states
-        return sum(number for state, number in states.items() if state == "RUNNING")
-
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
@@ -93,7 +88,7 @@ def serve_cluster(
             replicas = deploy()
         except RuntimeError as error:
             raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = Gateway(replicas, options.request_seconds, running)
+        gateway = Gateway(replicas, options.request_seconds, board.reports.remote)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=update, daemon=True).start())
         guarded = Guard(gateway, options, lambda path, status: None)
@@ -124,7 +119,7 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
     )
     return serve.deployment(
         Replica,
-        name=DEPLOYMENT,
+        name="replica",
         max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
         max_queued_requests=config.max_waiting,
         max_surge_percent=1,  # a new replica has answered a prompt before an old one goes

@@ -19,7 +19,7 @@ from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
 from runtime.server.response_request import ResponseRequest
 from runtime.server.routes import Endpoint, document
-from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
 from runtime.server.service import Service
 
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
@@ -77,8 +77,6 @@ def table(service: Service) -> list[Endpoint]:
         text("/v1/responses", ResponseRequest, "Answer the last item of an input"),
         Endpoint("/v1/models", service.models, "The model, its limits, and every parameter with its type and default."),
         Endpoint("/v1/models/{model:path}", service.model, "One model."),
-        Endpoint("/tokenize", service.tokenize, "Token ids of a text or a chat.", TokenizeRequest, ("POST",)),
-        Endpoint("/detokenize", service.detokenize, "The text of token ids.", DetokenizeRequest, ("POST",)),
         Endpoint("/version", service.version, "The toolkit's version."),
         Endpoint("/ping", service.live, live, methods=("GET", "POST")),
         Endpoint("/health/live", service.live, live),

@@ -72,10 +72,9 @@ class NamedTool(FunctionTyped):
     function: FunctionName
 
 
-class FunctionCall(StrictModel):
+class FunctionCall(FunctionName):
     """A call that the model made before."""
 
-    name: str
     arguments: Arguments
 
 

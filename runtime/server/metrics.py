@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 PHASES = ("queue", "prefill", "draft", "score", "commit")
 
 
-def exposition(accept: str, families: list[Metric]) -> tuple[bytes, str]:
-    """The text that Prometheus reads, and its content type."""
+def exposition(request: Request, families: list[Metric]) -> Response:
+    """The text that Prometheus reads, in the form that it asks for."""
 
     class Collected(Collector):
         def collect(self) -> list[Metric]:
@@ -30,8 +32,8 @@ def exposition(accept: str, families: list[Metric]) -> tuple[bytes, str]:
 
     registry = CollectorRegistry()
     registry.register(Collected())
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), headers={"content-type": content_type})
 
 
 class Metrics(Collector):

@@ -26,8 +26,7 @@ class Endpoint:
     """One row.
 
     Attributes:
-        path: in Starlette's notation. Requests below `/v1/`, and for tokens, need a key, also those for paths that are
-            in no row.
+        path: in Starlette's notation. Requests below `/v1/` need a key, also those for paths that are in no row.
         handler: makes the response to a request; a response is an ASGI application.
         summary: for the OpenAPI document, which leaves out rows without one.
         methods: those that it answers.

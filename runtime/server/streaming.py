@@ -28,12 +28,6 @@ _EVENTS = [
 ]
 
 
-async def client_left(receive: Receive) -> None:
-    """Return when the client has gone away; after its request was received."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float, work: Awaitable[T]) -> T:
     """What `work` returns; it is cancelled when the client goes away or time is up.
 
@@ -44,7 +38,12 @@ async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float,
         ClientDisconnect: the client went away.
         ApiError: time is up.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left(receive))
+
+    async def client_left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left())
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(arrived + seconds):

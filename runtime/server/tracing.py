@@ -21,9 +21,9 @@ _TRACER = trace.get_tracer("mtad")
 def begin_span(route: str, headers: Mapping[str, str]) -> trace.Span:
     """The span of a request, under the caller's if the headers name one (W3C trace context)."""
     operation = "text_completion" if route == "/v1/completions" else "chat"
-    attributes = {"gen_ai.operation.name": operation, "http.route": route}
-    context = propagate.extract(dict(headers))
-    return _TRACER.start_span(f"POST {route}", context, kind=trace.SpanKind.SERVER, attributes=attributes)
+    asked = {"gen_ai.operation.name": operation, "http.route": route}
+    above = propagate.extract(dict(headers))
+    return _TRACER.start_span(f"POST {route}", above, kind=trace.SpanKind.SERVER, attributes=asked)
 
 
 def describe_request(span: trace.Span, body: Body, prompt_tokens: int, params: DecodingParams) -> None:

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, Metric
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.types import Message
 
 from mtad.errors import InvalidInput
+from runtime.cluster.board import Board, Report
 from runtime.cluster.gateway import Gateway
 from runtime.cluster.router import prefix_keys
 from runtime.cluster.run import _check_resources
@@ -50,22 +51,9 @@ class Replicas:
     def http(self) -> Replicas:
         return self
 
-    def broadcast(self, method: str) -> Figures:
-        assert method == "figures"
-        return Figures()
-
     def remote(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> Answering:
         self.calls.append((head, body))
         return Answering(self, self._scripts[len(self.calls) - 1])
-
-
-class Figures:
-    """Of all replicas; one of them has died."""
-
-    async def results_async(self, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        counted = CounterMetricFamily("x", "words", value=3)
-        labels = {"host": "host", "pid": "1", "generation": "1"}
-        return [({"replica": "a", **labels}, [counted]), died(), ({"replica": "b", **labels}, [counted])]
 
 
 class Answering:
@@ -96,6 +84,14 @@ def unreachable() -> Any:
     return DeploymentUnavailableError("replica")
 
 
+async def reports() -> list[Report]:
+    board = Board()
+    for name in "ab":
+        counted: Metric = CounterMetricFamily("x", "words", value=3)
+        board.put(({"replica": name, "host": "host", "pid": "1", "generation": "1"}, [counted]))
+    return board.reports()
+
+
 def ask(
     replicas: Replicas,
     path: str = "/v1/completions",
@@ -107,7 +103,7 @@ def ask(
     sent: list[Message] = []
 
     async def run() -> Gateway:
-        gateway = Gateway(replicas, seconds, lambda: 1)
+        gateway = Gateway(replicas, seconds, reports)
         app = Guard(gateway, ServerOptions("m", api_keys=keys), lambda route, status: None)
         gone, received = asyncio.Event(), False
 
@@ -199,20 +195,19 @@ def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones() -> No
     assert gateway._draining
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/version"])
-def test_routes_for_tokens_are_a_replicas(path: str) -> None:
+def test_other_routes_are_a_replicas() -> None:
     replicas = Replicas([START, WHOLE])
-    assert ask(replicas, path)[:2] == (200, b"whole")
-    assert replicas.calls[0][0]["path"] == path
+    assert ask(replicas, "/version")[:2] == (200, b"whole")
+    assert replicas.calls[0][0]["path"] == "/version"
 
 
 def test_health_metrics_and_keys_are_the_gateways_own() -> None:
-    assert json.loads(ask(Replicas(), "/health")[1]) == {"status": "ready", "replicas": 1}
+    assert json.loads(ask(Replicas(), "/health")[1]) == {"status": "ready", "replicas": 2}
     assert ask(Replicas(), "/health/live")[0] == ask(Replicas(), "/ping")[0] == 200
     shown = ask(Replicas(), "/metrics")[1].decode()
     assert 'mtad_replica{generation="1",host="host",pid="1",replica="a"} 1.0' in shown
     assert 'x_total{replica="a"} 3.0' in shown
-    assert 'x_total{replica="b"} 3.0' in shown, "whatever became of others"
+    assert 'x_total{replica="b"} 3.0' in shown
     assert shown.count("# TYPE x_total counter") == 1
     replicas = Replicas([START, WHOLE])
     assert ask(replicas, keys=("secret",))[0] == 401
@@ -230,7 +225,7 @@ def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
 def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
     replicas, sent, read = Replicas(), list[Message](), 0
     app = Guard(
-        Gateway(replicas, 600.0, lambda: 1),
+        Gateway(replicas, 600.0, reports),
         ServerOptions("m", max_body_bytes=1000),
         lambda route, status: None,
     )

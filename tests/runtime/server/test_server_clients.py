@@ -12,8 +12,7 @@ from mtad.params import DecodingParams
 from runtime import LLM
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
-from tests.support.live_server import MODEL, LiveServer, call, live
-from tests.support.waiting import own
+from tests.support.live_server import MODEL, LiveServer, call
 
 PROMPT = {"model": MODEL, "prompt": "SELECT"}
 
@@ -125,19 +124,6 @@ def test_prompts_are_tokenized_and_cut_as_asked(server: LiveServer, plain: LLM) 
     assert answer["id"] == "cmpl-r-1"
 
 
-def test_texts_become_tokens_and_tokens_text(server: LiveServer, plain: LLM) -> None:
-    status, _, answer = call(server, "POST", "/tokenize", {"model": MODEL, "prompt": "SELECT"})
-    assert status == 200
-    assert answer["tokens"] == plain.tokenize("SELECT")
-    assert answer["count"] == len(answer["tokens"])
-    status, _, text = call(server, "POST", "/detokenize", {"tokens": answer["tokens"]})
-    assert (status, text) == (200, {"prompt": "SELECT"})
-    for path, body in (("/tokenize", {}), ("/tokenize", {"prompt": 1}), ("/detokenize", {"tokens": [10**6]})):
-        assert call(server, "POST", path, body)[0] == 400
-    assert call(server, "GET", "/version")[2]["version"]
-    assert call(server, "GET", "/ping")[0] == 200
-
-
 def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServer) -> None:
     asked = {**PROMPT, "max_tokens": 12, "seed": 2, "ignore_eos": True, "stream": True}
     asked["stream_options"] = {"continuous_usage_stats": True, "include_obfuscation": False}
@@ -146,13 +132,3 @@ def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServ
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 12
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_routes_for_tokens_are_as_guarded_as_those_for_text(path: str, plain: LLM, server: LiveServer) -> None:
-    body = {"prompt": "S"} if path == "/tokenize" else {"tokens": [1]}
-    assert call(server, "POST", path, {**body, "model": "another"})[0] == 404
-    assert call(server, "POST", path, json.dumps(body).encode(), content_type="text/plain")[0] == 415
-    with live(own(plain), api_keys=("k",)) as keyed:
-        assert call(keyed, "POST", path, body)[0] == 401
-        assert call(keyed, "POST", path, body, authorization="Bearer k")[0] == 200
