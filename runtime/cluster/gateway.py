@@ -130,7 +130,7 @@ class Gateway:
                         await send(message)
                 return
             except BackPressureError as full:
-                raise QueueFull(full.num_queued_requests, 1.0) from None
+                raise QueueFull(full.args[0], 1.0) from None  # it keeps the number of waiting requests there
             except (RayError, *_UNREACHABLE) as error:
                 if sent:
                     self._broken += 1

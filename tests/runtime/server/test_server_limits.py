@@ -192,7 +192,12 @@ def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pyt
     gate = Gate(llm)
     monkeypatch.setattr("runtime.server.streaming.asyncio", deadlines)
     with live(llm, request_seconds=0.3) as server:
-        ending = threading.Thread(target=deadlines.end)
+
+        def end_once_it_runs() -> None:
+            until(lambda: server.statistics["running"] == 1)
+            deadlines.end()
+
+        ending = threading.Thread(target=end_once_it_runs)
         ending.start()
         with pytest.raises(InternalServerError) as caught:
             server.client.completions.create(**LONG)
