@@ -58,8 +58,7 @@ class Gateway:
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         self._bodies = BodyReader()
-        self._draining = False
-        self._retries = self._broken = 0
+        self._draining, self._retries, self._broken = False, 0, 0
         routes = [Route(path, self._live, methods=()) for path in ("/health/live", "/ping")]
         routes += [Route(path, self._ready, methods=()) for path in ("/health/ready", "/health")]
         routes += [Route("/metrics", self._scrape, methods=())]

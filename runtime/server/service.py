@@ -22,6 +22,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.async_llm import AsyncLLM
+from runtime.constraints.grammar import REMEDY
 from runtime.pair import ROLES
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request as EngineRequest
@@ -66,7 +67,6 @@ class Service:
             body = await self._read(request, kind)
             names = body.renamed
             asked = await self._bodies.run(await request.body(), self._parse, body)
-            names |= {"grammar": "tools"} if asked[2] else {}  # of calls, which no client has written
             # a grammar may take its time to be compiled
             submitted = self._submit(body, asked, request, span, arrived)
             return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
@@ -152,15 +152,21 @@ class Service:
             check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
-        stream = await self.engine.submit_many(prompts, params, body.priority, **others)
+        try:
+            stream = await self.engine.submit_many(prompts, params, body.priority, **others)
+        except InvalidInput as error:
+            if calling is None or error.field != "grammar":
+                raise
+            told = error.problem.removesuffix(f"; {REMEDY['grammar']}")  # of a grammar that no client has written
+            names = [function.name for function in calling.functions]
+            raise InvalidInput("tools", names, f"calls cannot be kept to their parameters: {told}") from None
         echoes: list[Echo] = []
         if isinstance(body, CompletionRequest) and body.echo:
             echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
         kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
         response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
         describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
-        seconds = self.options.request_seconds
-        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
+        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, self.options.request_seconds)
 
     async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
         """What a request continues, made in threads: `chat`, if it is one."""

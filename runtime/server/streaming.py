@@ -82,8 +82,8 @@ class Responder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem: str | None = None
-        work = self._events(send) if self.events else self._whole(send)
         try:
+            work = self._events(send) if self.events else self._whole(send)
             await cancel_on_disconnect(receive, self.arrived, self.seconds, work)
         except ClientDisconnect:
             problem = "the client went away"

@@ -22,8 +22,8 @@ def begin_span(route: str, headers: Mapping[str, str]) -> trace.Span:
     """The span of a request, under the caller's if the headers name one (W3C trace context)."""
     operation = "text_completion" if route == "/v1/completions" else "chat"
     asked = {"gen_ai.operation.name": operation, "http.route": route}
-    above = propagate.extract(dict(headers))
-    return _TRACER.start_span(f"POST {route}", above, kind=trace.SpanKind.SERVER, attributes=asked)
+    above, kind = propagate.extract(dict(headers)), trace.SpanKind.SERVER
+    return _TRACER.start_span(f"POST {route}", above, kind=kind, attributes=asked)
 
 
 def describe_request(span: trace.Span, body: Body, prompt_tokens: int, params: DecodingParams) -> None:
