@@ -67,7 +67,11 @@ def serve_cluster(
         inner = replace(options, api_keys=())  # the gateway asks for them
         given = str(pair.absolute()), config, inner, cluster.stall_seconds, board, next(generations)
         application = _deployment(rows, config, options, cluster).bind(*given)
-        return serve.run(application, name=options.model, route_prefix=None)
+        try:
+            return serve.run(application, name=options.model, route_prefix=None)
+        except RuntimeError as error:  # which does not say why
+            why = serve.status().applications[options.model].deployments["replica"].message.strip().splitlines()[-1]
+            raise InvalidInput("pair", str(pair), f"its replicas do not start: {why}") from error
 
     def update() -> None:
         log.info("replacing the replicas, one after another")
@@ -75,7 +79,7 @@ def serve_cluster(
             _check_resources(replace(cluster, replicas=1, max_replicas=None), ray.available_resources())
             deploy()
         except Exception as error:  # whatever is wrong with the folder
-            gateway.update_refused = str(error).strip().rpartition("\n")[2]  # of a replica's traceback, the error
+            gateway.update_refused = str(error)
             log.error("the pair folder is not taken, and the old replicas stay: %s", error)
         else:
             gateway.update_refused = ""
@@ -84,11 +88,7 @@ def serve_cluster(
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
-        try:
-            replicas = deploy()
-        except RuntimeError as error:
-            raise InvalidInput("pair", str(pair), f"its replicas do not start: {error}") from error
-        gateway = Gateway(replicas, options.request_seconds, board.reports.remote)
+        gateway = Gateway(deploy(), options.request_seconds, board.reports.remote)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=update, daemon=True).start())
         guarded = Guard(gateway, options, lambda path, status: None)
