@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,10 +15,8 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.async_llm import AsyncLLM
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
-
-if TYPE_CHECKING:
-    from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
 
 PHASES = ("queue", "prefill", "draft", "score", "commit")
 
