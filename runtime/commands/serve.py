@@ -120,9 +120,9 @@ def main() -> None:
     if cluster:
         if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
             # a Ray of this machine's own listens on the loopback address only, and without its head process it ends
-            # this one after five seconds; it reads both when it is imported
+            # this one after fifteen seconds; it reads both when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
         from runtime.cluster.run import serve_cluster
 
         serve_cluster(folder, config, settings, cluster, bound, **logs)
