@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from functools import partial
 
-from runtime.server.energy import NoCounters, gpu_counters
+log = logging.getLogger(__name__)
+
+
+class NoCounters(Exception):
+    """Why there are no energy counters of one kind."""
+
 
 Counters = dict[str, Callable[[], float]]
 
@@ -41,7 +47,26 @@ class EnergyMeter:
 
 
 def _gpus() -> Counters:
-    return {f"GPU {index} (NVML)": read for index, read in gpu_counters().items()}
+    """Those of NVIDIA's since Volta. With a GPU: not executed."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        raise NoCounters("nvidia-ml-py is not installed (extra energy)") from None
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise NoCounters(f"NVML: {error}") from None
+    found: Counters = {}
+    for index, handle in enumerate(handles):
+        read = partial(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        try:
+            read()
+        except nvml.NVMLError as error:
+            log.info("GPU %d has no energy counter: %s", index, error)
+        else:
+            found[f"GPU {index} (NVML)"] = read
+    return found
 
 
 def _processors() -> Counters:

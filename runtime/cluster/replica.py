@@ -7,35 +7,36 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
 from starlette.types import Message
 
+from mtad.params import DecodingParams
 from runtime.async_llm import AsyncLLM
-from runtime.cluster.board import ReplicaReport
 from runtime.config import RuntimeConfig, use_torch
 from runtime.server.app import application
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
 from runtime.server.uvicorn_server import freeze
 
-Head = dict[str, Any]
-"""The part of an ASGI scope that says what is asked: method, path, query and headers."""
-
 REPORT_SECONDS = 1.0
 
 
 class Replica:
-    """An engine of its own behind the application of `runtime.server.app`.
+    """An engine of its own behind the application of `runtime.server.app`. It is ready once it has answered a prompt.
 
     Args:
         options: of the server; keys are the gateway's business.
+        board: where it reports.
+        generation: of the pair folder, counted by the command.
+        stall_after: seconds after which an engine with requests and without a step is broken.
     """
 
     async def __init__(  # type: ignore[misc]
-        self, pair: str, config: RuntimeConfig, options: ServerOptions, board: Any, generation: int
+        self, pair: str, config: RuntimeConfig, options: ServerOptions, stall_after: float, board: Any, generation: int
     ) -> None:
         logging.basicConfig(level=logging.INFO)
         use_torch()
@@ -44,24 +45,25 @@ class Replica:
         self._app, self._metrics = application(service), service.metrics
         freeze()
         self._engine.start()
-        while self._engine.state == "open" and not self._engine.ready:
-            await asyncio.sleep(0.01)
-        self._board, self._generation = board, generation
-        self._id = serve.get_replica_context().replica_id.unique_id
-        self._reporting = asyncio.create_task(self._report())
+        params = DecodingParams.from_dict({"max_tokens": 1, "min_tokens": 0, "n": 1}, self._engine.llm.pair.defaults)
+        await (await self._engine.submit("Hello", params)).result()
+        where = {"host": socket.gethostname(), "pid": str(os.getpid()), "generation": str(generation)}
+        labels = {"replica": serve.get_replica_context().replica_id.unique_id, **where}
+        self._reporting = asyncio.create_task(self._report(board, labels))
+        self._stall_after, self._progress, self._since = stall_after, dict[str, Any](), 0.0
 
-    async def http(self, head: Head, body: bytes, keys: list[bytes]) -> AsyncIterator[Message]:
-        """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away."""
+    async def http(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncIterator[Message]:
+        """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away.
+
+        Args:
+            head: the part of an ASGI scope that says what is asked: method, path, query and headers.
+            keys: for `runtime.cluster.router`.
+        """
         asked, messages = asyncio.Queue[Message](), asyncio.Queue[Message | None]()
         asked.put_nowait({"type": "http.request", "body": body})
-
-        async def answer() -> None:
-            try:
-                await self._app({"type": "http", "asgi": {"version": "3.0"}, **head}, asked.get, messages.put)
-            finally:
-                messages.put_nowait(None)
-
-        serving = asyncio.create_task(answer())
+        scope = {"type": "http", "asgi": {"version": "3.0"}, **head}
+        serving = asyncio.ensure_future(self._app(scope, asked.get, messages.put))
+        serving.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             while (message := await messages.get()) is not None:
                 yield message
@@ -69,19 +71,20 @@ class Replica:
         finally:
             asked.put_nowait({"type": "http.disconnect"})
             serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await serving
+            await asyncio.wait({serving})
 
     def check_health(self) -> None:
         """Raise if the process is to be replaced; Ray Serve asks."""
         if self._engine.cause is not None:
             raise RuntimeError("the engine broke down") from self._engine.cause
+        now, progress = self._engine.statistics(), self._engine.llm.loop.totals.to_dict()
+        if progress != self._progress or not now["running"] + now["waiting"]:
+            self._progress, self._since = progress, time.monotonic()
+        elif time.monotonic() - self._since > self._stall_after:
+            raise RuntimeError(f"the engine has requests and has made no step for {self._stall_after:g} s")
 
-    async def _report(self) -> None:
+    async def _report(self, board: Any, labels: dict[str, str]) -> None:
         while True:
-            text, _ = self._metrics.render("")
-            where = socket.gethostname(), os.getpid()
-            report = ReplicaReport(self._id, *where, self._generation, self._engine.ready, text.decode())
             with contextlib.suppress(Exception):  # the board may be starting again
-                await self._board.put.remote(report)
+                await board.put.remote((labels, self._metrics.families()))
             await asyncio.sleep(REPORT_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -17,6 +16,8 @@ IMBALANCE = 4
 """Requests that the replica with a prompt's prefix may have more than the least busy one."""
 CHUNK_CHARACTERS = 256
 """Characters per key; shorter shared prefixes are ignored. The engine's own cache has pages of 64 tokens."""
+KEPT_KEYS = 65536
+"""Latest keys whose replica is known."""
 
 
 def prefix_keys(body: bytes, key: str = "") -> list[bytes]:
@@ -47,33 +48,15 @@ def _text(values: dict[str, Any]) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt) if prompt else ""
 
 
-class PrefixTable:
-    """Least recently used keys of prompts, with the replica that had each of them last."""
-
-    def __init__(self, size: int = 65536) -> None:
-        self._size = size
-        self._replicas: OrderedDict[bytes, str] = OrderedDict()
-
-    def note(self, keys: Sequence[bytes], replica: str) -> None:
-        for key in keys:
-            self._replicas[key] = replica
-            self._replicas.move_to_end(key)
-        while len(self._replicas) > self._size:
-            self._replicas.popitem(last=False)
-
-    def holder(self, keys: Sequence[bytes], replicas: Collection[str]) -> str | None:
-        """The replica, among these, that had the longest beginning of a prompt; None if none had any of it."""
-        return next((found for key in reversed(keys) if (found := self._replicas.get(key)) in replicas), None)
-
-
 class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without types
     """Prefix-aware routing with a bound on imbalance; without a known prefix, the less busy of two drawn replicas.
 
-    Keys come with the request as its argument `keys`. Queue lengths are what Ray Serve keeps anyway.
+    Keys come with the request as its argument `keys`; the replica that had each of the latest ones last is known. Queue
+    lengths are what Ray Serve keeps anyway.
     """
 
     def initialize_state(self) -> None:
-        self._table = PrefixTable()
+        self._holders: OrderedDict[bytes, str] = OrderedDict()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -81,7 +64,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without typ
         """Ranks of replicas; Ray Serve takes the least busy of the first rank that accepts the request."""
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
-        holder = self._table.holder(_keys(pending_request), by_id)
+        known = map(self._holders.get, reversed(_keys(pending_request)))
+        holder = next((one for one in known if one in by_id), None)  # of the longest beginning of the prompt
         if holder is None:
             return [two]
         busy = {id: self.replica_queue_len_cache.get(one.replica_id) or 0 for id, one in by_id.items()}
@@ -90,7 +74,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without typ
         return [[by_id[holder]], [one for id, one in by_id.items() if id != holder]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._table.note(_keys(pending_request), replica_id.unique_id)
+        for key in _keys(pending_request):
+            self._holders[key] = replica_id.unique_id
+            self._holders.move_to_end(key)
+        while len(self._holders) > KEPT_KEYS:
+            self._holders.popitem(last=False)
 
 
 def _keys(request: PendingRequest | None) -> list[bytes]:

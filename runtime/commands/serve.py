@@ -21,10 +21,7 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
-LIMIT_FIELDS = (
-    *("body_seconds", "send_seconds", "request_seconds", "drain_seconds"),
-    *("max_connections", "max_choices", "allow_priority"),
-)
+LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices", "allow_priority")
 """Fields of `ServerOptions` among the options for authentication and limits."""
 
 
@@ -59,7 +56,6 @@ def parser() -> argparse.ArgumentParser:
     add_options(described.add_argument_group("runtime"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
-    add_options(watch, ServerOptions, only=("trace",))
     watch.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -96,7 +92,7 @@ def main() -> None:
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
         allowed_hosts=(options.host, *options.allowed_host),
-        **given_options(options, ServerOptions, (*LIMIT_FIELDS, "trace")),
+        **given_options(options, ServerOptions, LIMIT_FIELDS),
     )
     if config.tensor_parallel > 1:
         if cluster:
@@ -123,8 +119,10 @@ def main() -> None:
     logs = {"log_level": options.log_level, "access_log": options.access_log}
     if cluster:
         if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
-            # a Ray of this machine's own listens on the loopback address only; it reads this when it is imported
+            # a Ray of this machine's own listens on the loopback address only, and without its head process it ends
+            # this one after fifteen seconds; it reads both when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
         from runtime.cluster.run import serve_cluster
 
         serve_cluster(folder, config, settings, cluster, bound, **logs)
@@ -137,7 +135,7 @@ def main() -> None:
         scheduler.room_for_tokens,
         scheduler.rows * scheduler.capacity,
     )
-    serve(create_app(engine, settings), engine, bound, settings, **logs)
+    serve(create_app(engine, settings), engine, bound, settings.drain_seconds, **logs)
     if engine.cause is not None:
         sys.exit(f"mtad serve: failed: the engine stopped: {engine.cause}")
 

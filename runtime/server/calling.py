@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from tokenizers import Tokenizer
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.follower import language, short
-from runtime.constraints.grammar import REMEDY
 from runtime.constraints.trial_process import WHITE_SPACE
 from runtime.server.messages import Chat, Function, NamedTool
 
@@ -144,18 +142,6 @@ class Calling:
         if others:  # they are no text to llguidance
             rules.append(f"other: TEXT <[{others}]>")
         return "\n".join([f"start: {'other* ' if others else ''}(TEXT | opening {calls})", *rules])
-
-    @contextmanager
-    def reported_as_tools(self) -> Iterator[None]:
-        """An error of the grammar, which no client has written, becomes one of the tools."""
-        try:
-            yield
-        except InvalidInput as error:
-            if error.field != "grammar":
-                raise
-            problem = error.problem.removesuffix(f"; {REMEDY['grammar']}")
-            names = [function.name for function in self.functions]
-            raise InvalidInput("tools", names, f"calls cannot be kept to their parameters: {problem}") from None
 
 
 _JSON = json.JSONDecoder()

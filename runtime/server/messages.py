@@ -72,10 +72,9 @@ class NamedTool(FunctionTyped):
     function: FunctionName
 
 
-class FunctionCall(StrictModel):
+class FunctionCall(FunctionName):
     """A call that the model made before."""
 
-    name: str
     arguments: Arguments
 
 
@@ -91,18 +90,28 @@ class ToolCall(FunctionTyped):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessagePart(StrictModel):
-    """Part of a message; text only."""
+class TextPart(StrictModel):
+    """Part of a message or of a call's result; text only, with those fields that answers have."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+    logprobs: Annotated[list[None], Field(max_length=0)] | None = None
+
+
+Content = str | Items[TextPart]
+
+
+def text_of(content: Content | None) -> str:
+    """Text and parts of it, as text."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 class Message(StrictModel):
     """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | Items[ChatMessagePart] | None = None
+    content: Content | None = None
     name: str | None = None
     refusal: None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
@@ -113,14 +122,14 @@ class Message(StrictModel):
         """What a chat template gets."""
         if self.content is None and self.role != "assistant":
             raise InvalidInput("messages", self.role, "the message has no content; give text")
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
         others = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
             "tool_calls": [one.plain() for one in self.tool_calls or []],
         }
-        return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
+        return {"role": self.role, "content": text_of(self.content)} | {
+            name: value for name, value in others.items() if value
+        }
 
 
 Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]

@@ -6,54 +6,32 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
+from runtime.async_llm import AsyncLLM
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
-from runtime.server.energy import GpuEnergy
-
-if TYPE_CHECKING:
-    from runtime.async_llm import AsyncLLM  # imports torch, which the board of a cluster does without
 
 PHASES = ("queue", "prefill", "draft", "score", "commit")
-VLLM_NAMES = {
-    "num_requests_running": "mtad_requests_running",
-    "num_requests_waiting": "mtad_queue_length",
-    "kv_cache_usage_perc": "mtad_kv_rows_used / mtad_kv_rows",
-    "prompt_tokens": "mtad_prompt_tokens",
-    "num_preemptions": "mtad_preemptions",
-    "generation_tokens": "mtad_generated_tokens",
-    "prefix_cache_queries": "mtad_prompt_tokens",
-    "prefix_cache_hits": "mtad_reused_prompt_tokens",
-    "request_success": "mtad_requests",
-    "spec_decode_num_drafts": "mtad_drafted_blocks",
-    "spec_decode_num_draft_tokens": "mtad_drafted_tokens",
-    "spec_decode_num_accepted_tokens": "mtad_accepted_tokens",
-    "spec_decode_num_accepted_tokens_per_pos": "mtad_accepted_tokens_per_position",
-    "time_to_first_token_seconds": "mtad_time_to_first_token_seconds",
-    "inter_token_latency_seconds": "mtad_inter_block_seconds",
-    "request_time_per_output_token_seconds": "mtad_time_per_token_seconds",
-    "e2e_request_latency_seconds": "mtad_request_seconds",
-    "request_queue_time_seconds": "mtad_queue_seconds",
-    "request_prompt_tokens": "mtad_request_prompt_tokens",
-    "request_generation_tokens": "mtad_request_generated_tokens",
-}
-"""vLLM's names behind `vllm:`, and ours; vLLM too takes the time between two outputs, whatever their tokens."""
-VLLM_LABELS = {"reason": "finished_reason"}
-VLLM_VALUES = {"cancelled": "abort"}
 
 
-def exposition(accept: str, *collectors: Collector) -> tuple[bytes, str]:
-    """The text that Prometheus reads, and its content type."""
+def exposition(request: Request, families: list[Metric]) -> Response:
+    """The text that Prometheus reads, in the form that it asks for."""
+
+    class Collected(Collector):
+        def collect(self) -> list[Metric]:
+            return families
+
     registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    registry.register(Collected())
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), headers={"content-type": content_type})
 
 
 class Metrics(Collector):
@@ -64,7 +42,7 @@ class Metrics(Collector):
     """
 
     def __init__(self, engine: AsyncLLM, model: str) -> None:
-        self._engine, self._model, self._energy = engine, model, GpuEnergy()
+        self._engine, self._model = engine, model
         self._responses: Counter[tuple[str, str]] = Counter()
         self.gaps = Histogram(SECONDS)
         self._process = ProcessCollector(registry=None)
@@ -72,8 +50,9 @@ class Metrics(Collector):
     def responded(self, route: str, status: int) -> None:
         self._responses[route, str(status)] += 1
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        return exposition(accept, WithVllmNames(self, self._model), self._process)
+    def families(self) -> list[Metric]:
+        """All metrics, and those of the process."""
+        return [*self.collect(), *self._process.collect()]
 
     def collect(self) -> Iterator[Metric]:
         loop = self._engine.llm.loop
@@ -121,9 +100,6 @@ class Metrics(Collector):
         for length, blocks in enumerate(lengths):
             accepted.add(length, blocks)
         yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", accepted)
-        joules = self._energy.joules()
-        if joules:
-            yield _counter("mtad_energy_joules", "energy of each GPU since the first scrape", joules, "gpu")
 
 
 def _family(kind: Any, name: str, words: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
@@ -142,25 +118,3 @@ def _histogram(name: str, words: str, values: Histogram) -> Metric:
     bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
     buckets = list(zip(bounds, accumulate(list(values.counts)), strict=True))
     return HistogramMetricFamily(name, words, buckets=buckets, sum_value=values.sum)
-
-
-class WithVllmNames(Collector):
-    """All metrics of a collector, and those of `VLLM_NAMES` once more, labelled with the model's name."""
-
-    def __init__(self, source: Collector, model: str) -> None:
-        self._source, self._model = source, model
-
-    def collect(self) -> Iterator[Metric]:
-        known = {family.name: family for family in self._source.collect()}
-        yield from known.values()
-        for name, formula in VLLM_NAMES.items():
-            ours, _, whole = formula.partition(" / ")
-            divisor = known[whole].samples[0].value if whole else 1
-            family = Metric(f"vllm:{name}", f"vLLM's name of {formula}", known[ours].type)
-            for sample in known[ours].samples:
-                labels = {
-                    VLLM_LABELS.get(key, key): VLLM_VALUES.get(value, value) for key, value in sample.labels.items()
-                }
-                end = sample.name.removeprefix(ours)
-                family.add_sample(family.name + end, {"model_name": self._model, **labels}, sample.value / divisor)
-            yield family

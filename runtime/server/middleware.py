@@ -81,10 +81,10 @@ class Guard:
             self._body_bytes -= received.total()
 
     def _client(self, scope: Scope, headers: Headers) -> Client:
-        """The client; for models and tokens, wherever the application is mounted, it must be an allowed one."""
+        """The client; for models, wherever the application is mounted, it must be an allowed one."""
         address = scope.get("client")
         client = Client(_network(address[0]) if address else "")
-        if "/v1/" not in scope["path"] and not scope["path"].endswith(("/tokenize", "/detokenize")):
+        if "/v1/" not in scope["path"]:
             return client
         if not self._digests:
             self._check_host(headers.get("host", ""))

@@ -12,6 +12,7 @@ from runtime.server.messages import (
     MAX_TOOLS,
     Arguments,
     Chat,
+    Content,
     Function,
     FunctionCall,
     FunctionName,
@@ -21,18 +22,10 @@ from runtime.server.messages import (
     Tool,
     ToolCall,
     ToolChoice,
+    text_of,
 )
 from runtime.server.schema import DESCRIPTIONS, Body, JsonSchema, ResponseFormat
 from runtime.server.strict import Items, StrictModel
-
-
-class ItemPart(StrictModel):
-    """Part of a message or a result; text only."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
-    logprobs: Annotated[list[None], Field(max_length=0)] | None = None
 
 
 class Item(StrictModel):
@@ -42,11 +35,11 @@ class Item(StrictModel):
     id: str | None = Field(None, description="taken and not heeded, like `status`: nothing is stored")
     status: str | None = None
     role: Literal["developer", "system", "user", "assistant"] | None = None
-    content: str | Items[ItemPart] | None = None
+    content: Content | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: Arguments | None = None
-    output: str | Items[ItemPart] | None = None
+    output: Content | None = None
 
     @property
     def message(self) -> Message:
@@ -67,8 +60,7 @@ class Item(StrictModel):
             function = FunctionCall.model_construct(name=self.name, arguments=self.arguments)
             call = ToolCall.model_construct(id=self.call_id, type="function", function=function)
             return Message.model_construct(role="assistant", tool_calls=[call])
-        given = (self.content if self.type == "message" else self.output) or ""
-        text = given if isinstance(given, str) else "".join(part.text for part in given)
+        text = text_of(self.content if self.type == "message" else self.output)
         return Message.model_construct(role=self.role or "tool", content=text, tool_call_id=self.call_id)
 
 
@@ -84,11 +76,6 @@ class TextFormat(JsonSchema):
     """Which texts are allowed: any, JSON objects, or those of a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-
-    @property
-    def chat_format(self) -> ResponseFormat:
-        """The same as a chat's `response_format`."""
-        return ResponseFormat.model_construct(type=self.type, json_schema=self if self.type == "json_schema" else None)
 
 
 class TextOptions(StrictModel):
@@ -132,7 +119,8 @@ class ResponseRequest(Body):
         if self.text and self.text.format:
             if self.response_format:
                 raise InvalidInput("text", self.text.format.type, "give it or response_format, not both")
-            self.response_format = self.text.format.chat_format
+            schema = self.text.format if self.text.format.type == "json_schema" else None
+            self.response_format = ResponseFormat.model_construct(type=self.text.format.type, json_schema=schema)
         return self
 
     @property

@@ -97,17 +97,12 @@ class OpenAIResponse:
         self._always = bool(options and options.continuous_usage_stats)
         self._usage_wanted = self._always or bool(options and options.include_usage)
         self._tokens = 0
-        # all chunks of an answer are the same but for the choice: they are put together around it
-        self._head = b"data: " + to_json({**self._chunk_frame, "choices": []}).removesuffix(b"]}")
-        self._tail = b'],"usage":null}\n\n' if self._usage_wanted else b"]}\n\n"
 
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""
-        tail = self._tail
-        if self._always:
-            self._tokens += len(delta.token_ids)
-            tail = b'],"usage":%b}\n\n' % to_json(self._counts(self._tokens))
-        return b"%b%b%b" % (self._head, to_json(self._choice(delta, chunk=True)), tail)
+        self._tokens += len(delta.token_ids)
+        usage = {"usage": self._counts(self._tokens) if self._always else None} if self._usage_wanted else {}
+        return sent_event({**self._chunk_frame, "choices": [self._choice(delta, chunk=True)], **usage})
 
     def last_events(self) -> bytes:
         """What ends a stream: the chunk that has the usage and no choice, if it is wanted, and OpenAI's mark."""
@@ -116,12 +111,11 @@ class OpenAIResponse:
 
     def whole(self, choices: Sequence[OutputDelta]) -> bytes:
         """The answer at once, as JSON, when all choices have ended; seconds for many with log-probabilities."""
-        shown = b",".join(to_json(self._choice(one, chunk=False)) for one in choices)
-        values = {**self._frame, **self._costs()}
+        shown = [self._choice(one, chunk=False) for one in choices]
+        values = {**self._frame, "choices": shown, **self._costs()}
         if self._chat and self._prompt_logprobs is not None:
             values["prompt_logprobs"] = self._names.prompt(self._requests[0], self._prompt_logprobs)
-        frame = to_json(values).removesuffix(b"}")
-        return b'%b,"choices":[%b]}' % (frame, shown)
+        return to_json(values)
 
     def long(self, delta: OutputDelta) -> bool:
         """Whether a delta takes long to write down, so that others should not wait for it."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,21 +16,6 @@ from starlette.types import ASGIApp
 
 from mtad import __version__
 
-ERRORS = {
-    400: "The request cannot be used; `param` names the field.",
-    401: "Wrong or no API key.",
-    403: "The name in the Host header is not known as one of this server.",
-    404: "No such model.",
-    408: "The body came too slowly.",
-    413: "The body is too large.",
-    415: "The body is not declared as JSON.",
-    429: "The queue is full; `Retry-After` says when to try again.",
-    500: "Something broke under the request.",
-    503: "The server is shutting down, or its engine has stopped.",
-    504: "Not finished in time; cancelled.",
-}
-"""What each error below `/v1/` means."""
-
 _OPTIONAL = {"type": ["string", "null"]}
 _DETAIL = {"message": {"type": "string"}, "type": {"type": "string"}, "param": _OPTIONAL, "code": _OPTIONAL}
 _ERROR = {"type": "object", "properties": _DETAIL, "required": list(_DETAIL)}
@@ -41,29 +26,22 @@ class Endpoint:
     """One row.
 
     Attributes:
-        path: in Starlette's notation. Requests below `/v1/`, and for tokens, need a key, also those for paths that are
-            in no row.
+        path: in Starlette's notation. Requests below `/v1/` need a key, also those for paths that are in no row.
         handler: makes the response to a request; a response is an ASGI application.
         summary: for the OpenAPI document, which leaves out rows without one.
-        responses: the meaning of each status, for the document. Errors below `/v1/` have OpenAI's shape.
-        methods: those that it answers; none means all.
-        label: the name under which its responses are counted; None takes the path.
+        methods: those that it answers.
     """
 
     path: str
     handler: Callable[[Request], Awaitable[ASGIApp]]
     summary: str = ""
-    responses: Mapping[int, str] = field(default_factory=dict)
     body: type[BaseModel] | None = None
     methods: tuple[str, ...] = ("GET",)
-    label: str | None = None
 
     @cached_property
     def route(self) -> Route:
-        """The row for Starlette's router."""
-        route = Route(self.path, self.handler)
-        route.methods = set(self.methods)  # Starlette adds HEAD to GET
-        return route
+        """The row for Starlette's router, which answers HEAD where it answers GET."""
+        return Route(self.path, self.handler, methods=self.methods)
 
 
 def document(rows: Sequence[Endpoint]) -> dict[str, Any]:
@@ -82,10 +60,10 @@ def document(rows: Sequence[Endpoint]) -> dict[str, Any]:
 
 def _operation(row: Endpoint, path: str) -> dict[str, Any]:
     in_path = {"in": "path", "required": True, "schema": {"type": "string"}}
-    responses: dict[str, dict[str, Any]] = {}
-    for status, meaning in {200: "Success.", **row.responses}.items():
-        schema = {"content": _json("Error")} if status >= 400 and path.startswith("/v1/") else {}
-        responses[str(status)] = {"description": meaning, **schema}
+    others: dict[str, Any] = {"description": "An error; its message says what to do."}
+    if path.startswith("/v1/"):
+        others["content"] = _json("Error")
+    responses = {"200": {"description": "Success."}, "default": others}
     found: dict[str, Any] = {"summary": row.summary, "responses": responses}
     if row.body:
         found["requestBody"] = {"required": True, "content": _json(row.body.__name__)}

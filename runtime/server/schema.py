@@ -14,7 +14,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model
 
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
@@ -234,28 +234,6 @@ class ChatCompletionRequest(Body):
         if self.top_logprobs and not self.logprobs:
             raise InvalidInput("top_logprobs", self.top_logprobs, "only with logprobs = true")
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class TokenizeRequest(StrictModel):
-    """Body of `/tokenize`: a text or a chat."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Items[Message] | None = None
-    add_special_tokens: bool | None = Field(None, description="by default, yes for a text and no for a chat")
-
-    @model_validator(mode="after")
-    def _one(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidInput("prompt", self.prompt, "give either prompt or messages")
-        return self
-
-
-class DetokenizeRequest(StrictModel):
-    """A request to `/detokenize`, as vLLM defines it."""
-
-    model: str | None = None
-    tokens: Items[Token]
 
 
 def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:

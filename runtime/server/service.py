@@ -7,11 +7,11 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
+from opentelemetry.trace import Span
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -22,6 +22,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.async_llm import AsyncLLM
+from runtime.constraints.grammar import REMEDY
 from runtime.pair import ROLES
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request as EngineRequest
@@ -30,18 +31,16 @@ from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import Echo, TokenNames, check_size
-from runtime.server.messages import Chat, Message, Tool
-from runtime.server.metrics import Metrics
+from runtime.server.messages import Chat
+from runtime.server.metrics import Metrics, exposition
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
-from runtime.server.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest, advertised
+from runtime.server.schema import Body, CompletionRequest, advertised
 from runtime.server.streaming import Responder, cancel_on_disconnect
-from runtime.server.tracing import Span, Tracing
-
-Model = TypeVar("Model", Body, TokenizeRequest, DetokenizeRequest)
+from runtime.server.tracing import begin_span, describe_request, end_span
 
 ParsedRequest = tuple[DecodingParams, Chat | None, Calling | None]
 """What a request asks for: its parameters, the chat that it continues, and how answers may call functions."""
@@ -56,55 +55,33 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._tracing = Tracing(options.trace)
-        self._created = int(time.time())
         self._bodies = BodyReader()
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
     async def complete(self, kind: type[Body], request: Request) -> ASGIApp:
         """Check a request for text and queue it; a request that cannot be used is answered with an error."""
-        span, names = self._tracing.begin(request.scope["path"], request.headers), dict[str, str]()
+        span, names = begin_span(request.scope["path"], request.headers), dict[str, str]()
         arrived = asyncio.get_running_loop().time()
         try:
             body = await self._read(request, kind)
             names = body.renamed
-            span.read(body)
             asked = await self._bodies.run(await request.body(), self._parse, body)
             # a grammar may take its time to be compiled
             submitted = self._submit(body, asked, request, span, arrived)
             return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
-            span.end({}, "the client went away")
+            end_span(span, {}, "the client went away")
             raise
         except Exception as error:
             shown = api_error(error, names)
-            span.end({}, shown.message)
+            end_span(span, {}, shown.message)
             return shown.response
-
-    async def tokenize(self, request: Request) -> Response:
-        """Token ids of a text or of a chat, as vLLM's route of that name answers."""
-        body = await self._read(request, TokenizeRequest)
-        if body.prompt is not None:
-            ids = await self._tokenized(body.prompt, body.add_special_tokens is not False)
-        else:
-            ids = await self._chat(request, body, body.messages or [])
-        room = self.engine.llm.loop.scheduler.room_for_tokens
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": room})
-
-    async def detokenize(self, request: Request) -> Response:
-        """The text of token ids, special tokens included."""
-        body = await self._read(request, DetokenizeRequest)
-        size, tokenizer = self.engine.llm.pair.vocab_size, self.engine.llm.pair.tokenizer.backend_tokenizer
-        if wrong := next((token for token in body.tokens if token >= size), None):
-            raise InvalidInput("tokens", wrong, f"token ids are integers from 0 to {size - 1}")
-        decode = partial(tokenizer.decode, skip_special_tokens=False)
-        return JSONResponse({"prompt": await self.engine.in_thread(len(body.tokens), decode, body.tokens)})
 
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})
 
-    async def _read(self, request: Request, kind: type[Model]) -> Model:
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
         """A body of JSON for this server's model, checked off the event loop where it is large."""
         declared = request.headers.get("content-type", "").partition(";")[0]
         if declared.strip().lower() != "application/json":
@@ -119,7 +96,7 @@ class Service:
                 message = f"'model' is required; this server serves {self.options.model!r}"
                 raise replace(shown, message=message) from None
             raise shown from None
-        if body.model not in (self.options.model, None):
+        if body.model != self.options.model:
             raise _no_model(body.model, f"; this server has {self.options.model!r}")
         return body
 
@@ -143,8 +120,7 @@ class Service:
         return JSONResponse({"status": "starting" if self.engine.state == "open" else self.engine.state}, 503)
 
     async def scrape(self, request: Request) -> Response:
-        content, content_type = self.metrics.render(request.headers.get("accept", ""))
-        return Response(content, headers={"content-type": content_type})
+        return exposition(request, self.metrics.families())
 
     def _parse(self, body: Body) -> ParsedRequest:
         pair, chat = self.engine.llm.pair, body.chat
@@ -176,38 +152,40 @@ class Service:
             check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
-        with calling.reported_as_tools() if calling else nullcontext():
+        try:
             stream = await self.engine.submit_many(prompts, params, body.priority, **others)
+        except InvalidInput as error:
+            if calling is None or error.field != "grammar":
+                raise
+            told = error.problem.removesuffix(f"; {REMEDY['grammar']}")  # of a grammar that no client has written
+            names = [function.name for function in calling.functions]
+            raise InvalidInput("tools", names, f"calls cannot be kept to their parameters: {told}") from None
         echoes: list[Echo] = []
         if isinstance(body, CompletionRequest) and body.echo:
             echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
         kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
         response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-        span.submitted(sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
-        seconds = self.options.request_seconds
-        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, seconds)
+        describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, self.options.request_seconds)
 
     async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
         """What a request continues, made in threads: `chat`, if it is one."""
         found: list[Prompt]
         if chat:
-            found = [await self._chat(request, body, chat.messages, () if chat.choice == "none" else chat.tools)]
+            tools = () if chat.choice == "none" else chat.tools
+
+            def tokenize() -> list[int]:
+                told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+                text = self._template.render([message.plain() for message in chat.messages], told)
+                return self.engine.llm.tokenize(text, body.add_special_tokens or False)
+
+            found = [await self.engine.in_thread(len(await request.body()), tokenize)]
         else:
             assert isinstance(body, CompletionRequest)
             found = list(body.prompts)
             if body.add_special_tokens is not None or body.truncate_prompt_tokens is not None:
                 found = [await self._tokenized(prompt, body.add_special_tokens is not False) for prompt in found]
         return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in found]
-
-    async def _chat(
-        self, request: Request, body: Body | TokenizeRequest, messages: Sequence[Message], tools: Sequence[Tool] = ()
-    ) -> list[int]:
-        def tokenize() -> list[int]:
-            told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-            text = self._template.render([message.plain() for message in messages], told)
-            return self.engine.llm.tokenize(text, body.add_special_tokens or False)
-
-        return await self.engine.in_thread(len(await request.body()), tokenize)
 
     async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
         if not isinstance(prompt, str):
@@ -227,7 +205,7 @@ class Service:
         return {
             "id": self.options.model,
             "object": "model",
-            "created": self._created,
+            "created": int(time.time()),
             "owned_by": "mtad",
             "mtad": {
                 "fingerprint": self._fingerprint,

@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from opentelemetry.trace import Span
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.statistics import Histogram
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.responses import OpenAIResponse, sent_event
-from runtime.server.tracing import Span
+from runtime.server.tracing import end_span
 
 T = TypeVar("T")
 
@@ -25,12 +26,6 @@ _EVENTS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-async def client_left(receive: Receive) -> None:
-    """Return when the client has gone away; after its request was received."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float, work: Awaitable[T]) -> T:
@@ -43,13 +38,19 @@ async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float,
         ClientDisconnect: the client went away.
         ApiError: time is up.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left(receive))
+
+    async def client_left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.create_task(client_left())
     try:
-        left = max(0.0, arrived + seconds - asyncio.get_running_loop().time())
-        done, _ = await asyncio.wait({task, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(arrived + seconds):
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
             return task.result()
-        raise ClientDisconnect if done else timed_out(seconds)
+        raise ClientDisconnect if gone.done() else timed_out(seconds)
     finally:
         task.cancel()
         gone.cancel()
@@ -80,27 +81,21 @@ class Responder:
     begun: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(client_left(receive))
-        gone.add_done_callback(lambda _: self.stream.cancel())  # its last deltas come with the engine's next block
         problem: str | None = None
         try:
-            async with asyncio.timeout_at(self.arrived + self.seconds):
-                try:  # a task of its own: each delta wakes it alone, not all the calls it was reached through
-                    await asyncio.create_task(self._events(send) if self.events else self._whole(send))
-                except Exception as error:
-                    shown = api_error(error, self.response.renamed)
-                    problem = "the client went away" if gone.done() else shown.message
-                    await self._give_up(shown, scope, receive, send)
-        except TimeoutError:
-            shown = timed_out(self.seconds)
+            work = self._events(send) if self.events else self._whole(send)
+            await cancel_on_disconnect(receive, self.arrived, self.seconds, work)
+        except ClientDisconnect:
+            problem = "the client went away"
+        except Exception as error:
+            shown = api_error(error, self.response.renamed)
             problem = shown.message
             with contextlib.suppress(TimeoutError):  # the client may have stopped reading
                 async with asyncio.timeout(1):
                     await self._give_up(shown, scope, receive, send)
         finally:
             self.stream.cancel()
-            gone.cancel()
-            self.span.end(self.response.statistics, problem)
+            end_span(self.span, self.response.statistics, problem)
 
     async def _whole(self, send: Send) -> None:
         while taken := await self.stream.take():
@@ -108,11 +103,7 @@ class Responder:
                 if delta.finish_reason == "cancelled":
                     raise cancelled()
                 self._clock(delta)
-        choices = self.stream.whole()
-        if len(choices) > 8 or any(one.top_logprobs or self.response.long(one) for one in choices):
-            data = await asyncio.to_thread(self.response.whole, choices)
-        else:
-            data = self.response.whole(choices)
+        data = await asyncio.to_thread(self.response.whole, self.stream.whole())  # long, with log-probabilities
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self.begun = True

@@ -6,18 +6,17 @@ import asyncio
 import gc
 import logging
 import socket
-from functools import partial
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import uvicorn
 
 from mtad.errors import InvalidInput
-from runtime.server.http_limits import LimitedProtocol, connection_limit
-from runtime.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
 
+HEAD_BYTES = 64 * 1024
+"""Largest request line and headers together; what is longer is a 400. A proxy in front may allow less."""
 FLUSH_SECONDS = 5
 """When all answers are made, clients have so long to read the rest of them before the server ends."""
 
@@ -34,19 +33,18 @@ class DrainingServer(uvicorn.Server):
 
     The first signal (or `drain`) stops admission; when what was accepted has ended, the server stops. After
     `drain_seconds`, or on a second signal, what still runs is cancelled.
+
+    Attributes:
+        loop: the event loop that it runs in, once it has started.
     """
 
     def __init__(self, config: uvicorn.Config, engine: Closable, drain_seconds: float) -> None:
         super().__init__(config)
         self._engine, self._drain_seconds = engine, drain_seconds
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
-    async def _serve(self, sockets: Any = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super()._serve(sockets)
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listening in self.servers[0].sockets if self.servers else ():
             host, port = listening.getsockname()[:2]
@@ -54,8 +52,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived; runs between two bytecodes of the main thread."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self.drain)
+        asyncio.get_running_loop().call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:
         """Begin to drain; a second call cancels what still runs. In the event loop."""
@@ -94,11 +91,12 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def configure(app: Any, options: ServerOptions, **others: Any) -> uvicorn.Config:
+def configure(app: Any, **others: Any) -> uvicorn.Config:
     """Uvicorn's configuration; without an address it takes a free port of this host."""
     return uvicorn.Config(
         app,
-        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, options=options, limit=connection_limit(options))),
+        http="h11",  # of uvicorn's protocols, the one that limits heads and answers a connection's requests in turn
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         log_config=None,
         server_header=False,
@@ -113,9 +111,9 @@ def freeze() -> None:
     gc.freeze()
 
 
-def serve(app: Any, engine: Closable, bound: socket.socket, options: ServerOptions, **logs: Any) -> None:
+def serve(app: Any, engine: Closable, bound: socket.socket, drain_seconds: float, **logs: Any) -> None:
     """Serve on a bound socket until drained; returns when the last response is out. `logs` are options of uvicorn."""
-    config = configure(app, options, **logs)
+    config = configure(app, **logs)
     freeze()
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(DrainingServer(config, engine, options.drain_seconds).serve(sockets=[bound]))
+        runner.run(DrainingServer(config, engine, drain_seconds).serve(sockets=[bound]))

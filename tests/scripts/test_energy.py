@@ -1,4 +1,4 @@
-"""Energy: the server's metric, and the meter of the evaluation and the check of a GPU."""
+"""Energy: the meter of the evaluation and the check of a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 import pynvml
 import pytest
 
-from runtime.server.energy import GpuEnergy
 from scripts.energy import EnergyMeter
 
 
@@ -54,12 +53,12 @@ def install_zeus(monkeypatch: pytest.MonkeyPatch, packages: Packages) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_energy_counts_from_the_first_look_at_gpus_with_a_counter(gpus: dict[str, int]) -> None:
-    energy = GpuEnergy()
-    assert energy.joules() == {"0": 0.0}
+def test_gpus_without_a_counter_are_left_out(gpus: dict[str, int]) -> None:
+    meter = EnergyMeter()
+    meter.begin()
     gpus["first"] += 2500
-    assert energy.joules() == {"0": 2.5}
-    assert EnergyMeter().name == "GPU 0 (NVML)"
+    assert meter.end() == 2.5
+    assert meter.name == "GPU 0 (NVML)"
 
 
 def test_all_counters_of_a_window_are_added_up(gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +81,6 @@ def test_a_machine_without_a_driver_reports_no_energy_and_why(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "zeus.device", None)
     meter = EnergyMeter()
     assert not meter.available
-    assert GpuEnergy().joules() == {}
     assert meter.name == "none (NVML: NVML Shared Library Not Found; zeus is not installed (extra energy))"
 
 

@@ -37,7 +37,7 @@ class LiveServer:
     def __init__(self, llm: LLM, **options: Any) -> None:
         self.engine = AsyncLLM(llm)
         self.options = ServerOptions(**{"model": MODEL, "chat_template": TEMPLATE, "drain_seconds": 5.0, **options})
-        config = configure(create_app(self.engine, self.options), self.options)
+        config = configure(create_app(self.engine, self.options))
         self.server = DrainingServer(config, self.engine, self.options.drain_seconds)
         self._thread = threading.Thread(target=self._run, args=(config,))
 
@@ -59,8 +59,7 @@ class LiveServer:
 
     def drain(self) -> None:
         """What SIGTERM does."""
-        assert self.server._loop is not None
-        self.server._loop.call_soon_threadsafe(self.server.drain)
+        self.server.loop.call_soon_threadsafe(self.server.drain)
 
     def wait(self) -> None:
         """Until it has stopped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -81,11 +82,20 @@ class Deadlines:
 
     def end(self, seconds: float | None = None) -> None:
         """Now the seconds of one that was given so many, or a time, are over; waits for it to begin."""
-        until(lambda: any(one[0] == seconds for one in self._begun))
-        found = next(one for one in self._begun if one[0] == seconds)
-        self._begun.remove(found)
-        _, limit, loop = found
-        loop.call_soon_threadsafe(lambda: limit.reschedule(loop.time()))
+
+        def expire(limit: asyncio.Timeout, now: float) -> None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                limit.reschedule(now)
+
+        def ended() -> bool:
+            for given, limit, loop in self._begun:
+                if given == seconds and "[active]" in repr(limit):
+                    loop.call_soon_threadsafe(expire, limit, loop.time())
+                    time.sleep(0.01)
+                    return limit.expired()
+            return False
+
+        until(ended)
 
 
 def until(what: Callable[[], bool], seconds: float = PATIENCE) -> None:

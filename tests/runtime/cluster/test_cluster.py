@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client.core import GaugeMetricFamily
+from ray.serve._private.common import DeploymentID
+from ray.serve.request_router import ReplicaID
 
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
-from runtime.cluster.board import ClusterMetrics, ReplicaReport
-from runtime.cluster.router import CHUNK_CHARACTERS, PrefixTable, prefix_keys
-from runtime.server.metrics import exposition
+from runtime.cluster.router import CHUNK_CHARACTERS, PrefixRouter, prefix_keys
 from runtime.server.options import ClusterOptions
 from tests.support.held import Hold
 from tests.support.live_server import Process
@@ -31,13 +33,14 @@ PROMPTS = ["def largest(values):\n", "SELECT name FROM singer", "class Stack:\n"
 
 
 class Cluster:
-    """`mtad serve --replicas 2` in a process of its own, on a Ray of its own."""
+    """`mtad serve --replicas 2` in a process of its own, on a Ray and a copy of a pair of its own."""
 
     def __init__(self, pair: Path, folder: Path) -> None:
-        self.hold = Hold(folder)
+        self.hold, self.pair = Hold(folder), folder / "pair"
+        shutil.copytree(pair, self.pair)
         sizes = ("--replicas", "2", "--max-replicas", "3", "--replica-cpus", "0.1", "--rows", "4", "--threads", "1")
         self.process = Process(
-            *(str(pair), *sizes, "--model", "demo", "--provider", "cpu"),
+            *(str(self.pair), *sizes, "--stall-seconds", "30", "--model", "demo", "--provider", "cpu"),
             MTAD_API_KEY="secret",
             RAY_DEDUP_LOGS="0",
             RAY_worker_niceness="0",  # replicas start beside other tests, not after them
@@ -90,8 +93,12 @@ class Cluster:
         return self.figure("mtad_requests_running") + self.figure("mtad_queue_length")
 
     @property
+    def health(self) -> dict[str, Any]:
+        return dict(json.loads(self.call("GET", "/health")[2]))
+
+    @property
     def ready(self) -> int:
-        return int(json.loads(self.call("GET", "/health")[2]).get("replicas", 0))
+        return int(self.health.get("replicas", 0))
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +271,41 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
     assert not set(before) & set(cluster.replicas())
 
 
+def test_a_folder_that_cannot_be_used_leaves_the_old_replicas_and_health_says_why(cluster: Cluster) -> None:
+    until(lambda: cluster.ready >= 2, STARTING)
+    before = cluster.replicas()
+    (weights,) = (cluster.pair / "auxiliary").glob("model.onnx*data*")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    cluster.process.process.send_signal(signal.SIGHUP)
+    until(lambda: "update_refused" in cluster.health, STARTING)
+    assert "auxiliary" in cluster.health["update_refused"]
+    assert "the old replicas stay" in cluster.process.log
+    assert len(set(before) & set(cluster.replicas())) >= 2
+    assert cluster.complete("def", max_tokens=2)[0] == 200
+    weights.write_bytes(whole)
+    cluster.process.process.send_signal(signal.SIGHUP)
+    until(lambda: "update_refused" not in cluster.health, STARTING)
+    until(lambda: not set(before) & set(cluster.replicas()), STARTING)
+    assert cluster.complete("def", max_tokens=2)[0] == 200
+
+
+def test_requests_of_a_replica_that_hangs_go_to_another(plain: LLM, cluster: Cluster) -> None:
+    until(lambda: cluster.ready >= 2, STARTING)
+    values = {"max_tokens": 60, "method": "sample", "ignore_eos": True, "seed": 7}
+    with ThreadPoolExecutor(8) as pool:
+        with cluster.hold(0.2):
+            asking = [pool.submit(cluster.complete, prompt, **values) for prompt in PROMPTS]
+            until(lambda: cluster.accepted == len(PROMPTS), STARTING)
+            hanging = max(cluster.replicas().values())[0]
+            os.kill(hanging, signal.SIGSTOP)
+        answers = [one.result() for one in asking]
+    assert [status for status, _ in answers] == [200] * len(PROMPTS)
+    wanted = [expected(plain, prompt, **values) for prompt in PROMPTS]
+    assert [answer["choices"][0]["text"] for _, answer in answers] == wanted
+    until(lambda: cluster.ready >= 2 and hanging not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
+
+
 def test_waiting_requests_bring_another_replica(cluster: Cluster) -> None:
     until(lambda: cluster.ready == 2, STARTING)
     scaled = threading.Event()
@@ -302,25 +344,30 @@ def test_keys_stand_for_all_the_text_up_to_them() -> None:
         assert prefix_keys(nothing) == []
 
 
-def test_the_longest_known_beginning_decides_and_the_dead_are_forgotten() -> None:
-    table = PrefixTable(size=4)
-    table.note([b"1", b"2"], "a")
-    table.note([b"1", b"3"], "b")
-    assert table.holder([b"1", b"2"], {"a", "b"}) == "a"
-    assert table.holder([b"1", b"2"], {"b"}) == "b"
-    assert table.holder([b"9"], {"a", "b"}) is None
-    table.note([b"4", b"5", b"6"], "b")
-    assert table.holder([b"2"], {"a", "b"}) is None, "the oldest keys make room"
+def test_the_longest_known_beginning_decides_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.cluster.router.KEPT_KEYS", 4)
+    names = [ReplicaID(name, DeploymentID("replica")) for name in "ab"]
+    one, other = (SimpleNamespace(replica_id=name) for name in names)
+    router = PrefixRouter.__new__(PrefixRouter)
+    router.initialize_state()
+    router._replica_queue_len_cache = {}
 
+    def request(*keys: bytes) -> Any:
+        return SimpleNamespace(kwargs={"keys": [*keys]})
 
-def test_metrics_of_replicas_keep_their_meaning_side_by_side() -> None:
-    text = '# TYPE x counter\nx_total 3\n# TYPE y histogram\ny_bucket{le="+Inf"} 2\ny_count 2\ny_sum 1.5\n'
-    reports = [ReplicaReport(name, "host", 1, 1, True, text) for name in ("a", "b")]
-    shown = exposition("", ClusterMetrics(reports, [GaugeMetricFamily("own", "words", value=1)]))[0].decode()
-    assert 'x_total{replica="a"} 3.0' in shown
-    assert 'y_bucket{le="+Inf",replica="b"} 2.0' in shown
-    assert shown.count("# TYPE x_total counter") == 1
-    assert "own 1.0" in shown
+    def first(among: list[Any], *keys: bytes) -> list[Any]:
+        return list(asyncio.run(router.choose_replicas(among, request(*keys)))[0])
+
+    router.on_request_routed(request(b"1", b"2"), names[0], None)
+    router.on_request_routed(request(b"1", b"3"), names[1], None)
+    assert first([one, other], b"1", b"2") == [one]
+    assert first([other], b"1", b"2") == [other], "who is gone is not chosen"
+    assert len(first([one, other], b"9")) == 2
+    router._replica_queue_len_cache = {names[0]: 9}
+    assert len(first([one, other], b"1", b"2")) == 2, "nor who is much busier"
+    router._replica_queue_len_cache = {}
+    router.on_request_routed(request(b"4", b"5", b"6"), names[1], None)
+    assert len(first([one, other], b"2")) == 2, "the oldest keys make room"
 
 
 @pytest.mark.parametrize(
@@ -330,6 +377,7 @@ def test_metrics_of_replicas_keep_their_meaning_side_by_side() -> None:
         {"replicas": 2, "max_replicas": 1},
         {"replicas": 1, "replica_cpus": -1},
         {"replicas": 1, "replica_gpus": -1},
+        {"replicas": 1, "stall_seconds": 0.5},
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:

@@ -124,19 +124,6 @@ def test_prompts_are_tokenized_and_cut_as_asked(server: LiveServer, plain: LLM) 
     assert answer["id"] == "cmpl-r-1"
 
 
-def test_texts_become_tokens_and_tokens_text(server: LiveServer, plain: LLM) -> None:
-    status, _, answer = call(server, "POST", "/tokenize", {"model": MODEL, "prompt": "SELECT"})
-    assert status == 200
-    assert answer["tokens"] == plain.tokenize("SELECT")
-    assert answer["count"] == len(answer["tokens"])
-    status, _, text = call(server, "POST", "/detokenize", {"tokens": answer["tokens"]})
-    assert (status, text) == (200, {"prompt": "SELECT"})
-    for path, body in (("/tokenize", {}), ("/tokenize", {"prompt": 1}), ("/detokenize", {"tokens": [10**6]})):
-        assert call(server, "POST", path, body)[0] == 400
-    assert call(server, "GET", "/version")[2]["version"]
-    assert call(server, "GET", "/ping")[0] == 200
-
-
 def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServer) -> None:
     asked = {**PROMPT, "max_tokens": 12, "seed": 2, "ignore_eos": True, "stream": True}
     asked["stream_options"] = {"continuous_usage_stats": True, "include_obfuscation": False}

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runtime import LLM
 from runtime.server.bodies import MAX_VALUES
-from runtime.server.http_limits import MAX_PIPELINED, LimitedProtocol
 from runtime.server.middleware import BODIES_AT_ONCE
 from tests.support.hostile_bytes import bodies, heads
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
@@ -115,9 +115,7 @@ def test_no_token_is_longer_than_the_longest(plain: LLM) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_what_comes_before_and_behind_a_body_is_limited(
-    name: str, plain: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_comes_before_and_behind_a_body_is_limited(name: str, plain: LLM) -> None:
     begin, filling, end = HEADS[name]
     llm = own(plain)
     gate = Gate(llm)
@@ -128,17 +126,11 @@ def test_what_comes_before_and_behind_a_body_is_limited(
                 connection.sendall(filling[start : start + 20_000])
                 time.sleep(0.002)
             connection.sendall(end)
-        until(lambda: not server.server.server_state.connections)
+        if not name.endswith("behind a request"):  # what comes behind one is not read before it is answered
+            until(lambda: not server.server.server_state.connections)
         gate.open()
+        until(lambda: not server.server.server_state.connections)
         until(lambda: server.statistics["running"] + server.statistics["waiting"] == 0)
-    assert "Traceback" not in caplog.text
-
-
-def test_requests_ahead_of_their_answers_are_answered_up_to_a_number(server: LiveServer) -> None:
-    with connected(server, HEALTH * MAX_PIPELINED) as connection:
-        data = b""
-        while data.count(b" 200 OK") < MAX_PIPELINED:
-            data += connection.recv(65536)
 
 
 def test_who_sends_ahead_and_leaves_leaves_nothing_running(plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -155,13 +147,6 @@ def test_who_sends_ahead_and_leaves_leaves_nothing_running(plain: LLM, caplog: p
     assert "unexpected" not in caplog.text
 
 
-def test_a_body_that_is_not_read_must_end(plain: LLM) -> None:
-    late = HEALTH.replace(b"\r\n\r\n", b"\r\ncontent-length: 1000\r\n\r\n")
-    with live(own(plain), body_seconds=0.3) as server, connected(server, late) as connection:
-        data = received(connection, b"408")
-        assert data.index(b" 200 ") < data.index(b" 408 ")
-
-
 def test_bodies_that_are_never_complete_do_not_fill_the_memory(plain: LLM) -> None:
     half = post(b"x" * 1000)[:-100]
     with live(own(plain), max_body_bytes=1000, body_seconds=PATIENCE) as server, contextlib.ExitStack() as slow:
@@ -175,66 +160,17 @@ def test_bodies_that_are_never_complete_do_not_fill_the_memory(plain: LLM) -> No
         assert ask(server, max_tokens=1)[0] == 200, "and what they held is free"
 
 
-def test_slow_connections_make_room_for_others(plain: LLM) -> None:
-    with live(own(plain), max_connections=8, body_seconds=PATIENCE) as server, contextlib.ExitStack() as slow:
-        ends = (b"", b"GET /hea", post(b"{" * 100)[:-50])
-        begun = [slow.enter_context(connected(server, ends[index % 3])) for index in range(40)]
-        assert ask(server, max_tokens=1)[0] == 200
-        assert len(server.server.server_state.connections) <= 8
-        assert b" 408 " in received(begun[0])
-
-
-def test_a_connection_too_many_is_told_so(plain: LLM) -> None:
-    llm = own(plain)
-    gate = Gate(llm)
-    body = json.dumps({"model": MODEL, "prompt": "S", "max_tokens": 50, "ignore_eos": True}).encode()
-    with live(llm, max_connections=3) as server, contextlib.ExitStack() as busy:
-        waiting = [busy.enter_context(connected(server, post(body))) for _ in range(3)]
-        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 3)
-        status, headers, answer = call(server, "POST", "/v1/completions", {"model": MODEL, "prompt": "S"})
-        assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "too_many_connections", "1")
-        gate.open()
-        assert all(b" 200 " in received(one, b"usage") for one in waiting), "those that were there are answered"
-        assert ask(server, max_tokens=1)[0] == 200
-
-
-def test_connections_leave_files_to_the_process(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
-    from runtime.server.http_limits import connection_limit
-    from runtime.server.options import ServerOptions
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
-    assert connection_limit(ServerOptions("m", max_connections=100)) == 100
-    assert 500 < connection_limit(ServerOptions("m")) < 1000 - 64
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_does_not_read_is_given_up(stream: bool, plain: LLM) -> None:
-    body = {"model": MODEL, "prompt": ["S"] * 60, "max_tokens": 150, "ignore_eos": True, "stream": stream}
-    body |= {"logprobs": 20, "method": "sample", "top_k": 20}
-    with live(own(plain), send_seconds=0.3) as server, socket.socket() as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect(("127.0.0.1", server.port))
-        deaf.sendall(post(json.dumps(body).encode()))
-        until(lambda: bool(server.server.server_state.connections))
-        until(lambda: not server.server.server_state.connections)
-        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 0)
-
-
 def test_a_client_that_does_not_read_does_not_delay_the_end(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.server.uvicorn_server.FLUSH_SECONDS", 1)
     body = {"model": MODEL, "prompt": ["S"] * 60, "max_tokens": 150, "ignore_eos": True, "stream": True}
-    with live(own(plain), send_seconds=PATIENCE, drain_seconds=PATIENCE) as server, socket.socket() as deaf:
+    with live(own(plain), drain_seconds=PATIENCE) as server, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", server.port))
         deaf.sendall(post(json.dumps(body | {"logprobs": 20, "top_k": 20}).encode()))
 
         def stuck() -> bool:
-            return any(
-                isinstance(one, LimitedProtocol) and one.flow.write_paused
-                for one in list(server.server.server_state.connections)
-            )
+            connections = list(server.server.server_state.connections)
+            return any(isinstance(one, H11Protocol) and one.flow.write_paused for one in connections)
 
         until(stuck)
         server.drain()

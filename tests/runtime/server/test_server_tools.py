@@ -80,8 +80,9 @@ def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, p
         {"role": "assistant", "content": None, "tool_calls": [MADE]},
         {"role": "tool", "tool_call_id": "call_1", "content": "20"},
     ]
-    _, _, answer = call(server, "POST", "/tokenize", {"messages": messages})
-    text = plain.pair.tokenizer.decode(answer["tokens"])
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 1, "return_token_ids": True}
+    _, _, answer = call(server, "POST", "/v1/chat/completions", asked)
+    text = plain.pair.tokenizer.decode(answer["choices"][0]["prompt_token_ids"])
     assert text == "[user] How warm?\n[assistant] <weather C>\n[tool] 20\n[assistant] "
 
 
