@@ -43,7 +43,7 @@ from scripts.soak.wire import replicas
 GAP, GROWTH, FILES = 0.25, 2.0, 8
 SERVER = (
     *("--provider", "cpu", "--threads", "1", "--rows", "16", "--max-waiting", "32"),
-    *("--send-seconds", "5", "--body-seconds", "3", "--request-seconds", "60"),
+    *("--body-seconds", "3", "--request-seconds", "60"),
 )
 
 

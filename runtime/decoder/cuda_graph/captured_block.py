@@ -78,7 +78,8 @@ class Key(NamedTuple):
         number, flag, real = torch.float32, torch.bool, torch.float64
         noise = like(self.levels, self.width, dtype=number)
         return Given(
-            *(like(dtype=number), like(), *(like(dtype=number) for _ in range(4)), like(dtype=flag), like()),
+            *(like(dtype=number), like(), like(dtype=number), like(dtype=number), like(dtype=number)),
+            *(like(dtype=number), like(dtype=flag), like()),
             *(like(dtype=real), like(), like(), like(dtype=flag), like(dtype=flag), like(dtype=real), like(dtype=flag)),
             *(like(2), like(), like(dtype=flag), noise, noise, like(dtype=number)),
         )
