@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_placement, command, placed_config
 from scripts.evaluation.report import plot, tables, verdict
 from scripts.evaluation.settings import BLOCK, DEFAULT, LONGEST, WIDEST, Setting, every_setting
@@ -44,6 +45,7 @@ def parser() -> Parser:
     own.add_argument("set", help="code, sql, sql-ambiguous, or jsonl=FILE")
     own.add_argument("--pair", type=Path, default=ROOT / "build" / "demo", help="pair folder (default: build/demo)")
     own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
+    own.add_argument("--prompts", type=int, help="so many of the set's prompts, from its beginning (default: all)")
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
     own.add_argument("--results", type=Path, help=f"folder to write to (default: {RESULTS.relative_to(ROOT)})")
     own.add_argument("--quick", action="store_true", help="few methods and prompts, into build/results")
@@ -74,6 +76,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """
     from scripts.evaluation.prompts import open_set
 
+    if options.prompts is not None and options.prompts < 1:
+        raise InvalidInput("prompts", options.prompts, "give at least 1")
     task = open_set(options.set)
     methods = options.methods or (QUICK_METHODS if options.quick else DEFAULT)
     settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop)
@@ -90,8 +94,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     writers = measure.Writers(options.pair, config)
     prompts = measure.fitting(writers.llm, task, settings)
     left_out, development = len(task.prompts) - len(prompts), [writers.llm.tokenize(one) for one in task.development]
+    prompts = dict(list(prompts.items())[: options.prompts or (QUICK_PROMPTS if options.quick else None)])
     if options.quick:
-        prompts, development = dict(list(prompts.items())[:QUICK_PROMPTS]), development[:1]
+        development = development[:1]
     settings = measure.choose_drafts(writers, settings, development, store)
     written = measure.write_answers(writers, settings, prompts, task.answers, TIMED, store)
     right = {label: measure.verify(task, list(prompts), answers) for label, answers in written.items()}
