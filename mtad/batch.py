@@ -69,9 +69,9 @@ class Decisions(NamedTuple):
     Attributes:
         tokens: int64 [R, D + 1], the accepted tokens and then the bonus token.
         log_probs: float64 [R, D + 1], the target's log-probability of each, at temperature 1 without a filter.
-        lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
+        lengths: int64 [R], accepted tokens; `lengths + 1` entries of tokens, log_probs and spent count.
         paths: int64 [R, D], the scored node of each accepted token.
-        spent: float64 [R], how far the laws of the tokens were moved, in total variation, added up over them.
+        spent: float64 [R, D + 1], how far the law of each token was moved, in total variation.
         finite: bool [R], whether all logits that were looked at are distributions.
     """
 
@@ -86,7 +86,7 @@ class Decisions(NamedTuple):
     def empty(cls, rows: int, draft_len: int) -> Decisions:
         tokens, paths = np.zeros((rows, draft_len + 1), np.int64), np.zeros((rows, draft_len), np.int64)
         log_probs, lengths = np.zeros((rows, draft_len + 1)), np.zeros(rows, np.int64)
-        return cls(tokens, log_probs, lengths, paths, np.zeros(rows), np.ones(rows, np.bool_))
+        return cls(tokens, log_probs, lengths, paths, np.zeros(tokens.shape), np.ones(rows, np.bool_))
 
 
 @compiled

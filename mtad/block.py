@@ -176,7 +176,6 @@ def judge(row, scored, bonus):
 @compiled
 def emit(decisions, r, scored, node, bonus, spent, logits):
     """Write down a row's tokens, their log-probabilities, and how far their laws were moved."""
-    decisions.spent[r] = 0.0
     length, at = 0, node
     while at >= 0:
         length += 1
@@ -190,6 +189,6 @@ def emit(decisions, r, scored, node, bonus, spent, logits):
         before = decisions.paths[r, depth - 1] if depth else -1
         log_prob = log_likelihood(logits[before + 1], decisions.tokens[r, depth])
         decisions.log_probs[r, depth] = log_prob
-        decisions.spent[r] += spent[before + 1]
+        decisions.spent[r, depth] = spent[before + 1]
         if not math.isfinite(log_prob):
             decisions.finite[r] = False

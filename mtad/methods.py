@@ -48,7 +48,7 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        """Whether drafts change nothing of a known law, at temperature 0 that of greedy decoding."""
+        """Whether what it promises holds whatever is drafted, and temperature 0 is greedy decoding."""
         return self.lossless or self.bounded
 
     def uses(self, name: str) -> bool:
@@ -232,7 +232,7 @@ def summary() -> str:
 
 
 def markdown() -> str:
-    """The table as README.md and docs/methods.md show it."""
+    """The table as docs/methods.md shows it."""
     lines = ["| `method` | draft | scored | lossless | what it does | source |", "|---|---|---|---|---|---|"]
     for name, method in METHODS.items():
         scored = "tree" if method.tree else "path" if method.form else "-"

@@ -92,7 +92,7 @@ class DecodingParams:
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
         speculation: fixed always drafts as requested. adaptive lets the runtime shorten or skip drafts when
             that is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method or a
-            budget without a seed (its law does not depend on the drafts, but its samples do), otherwise fixed.
+            budget without a seed (what it promises does not depend on the drafts, but its samples do), otherwise fixed.
     """
 
     method: str = "mtad"

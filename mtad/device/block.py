@@ -26,7 +26,7 @@ class Results(NamedTuple):
         lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
         paths: int64 [R, D], the scored node of each accepted token.
         longest: int64 [R], tokens of the longest path that was drafted.
-        spent: float32 [R], how far the laws of the tokens were moved, in total variation, added up over them.
+        spent: float32 [R, D + 1], how far the law of each token was moved, in total variation.
         finite: bool [R], whether all logits that were looked at are distributions.
     """
 
@@ -121,7 +121,7 @@ def decide(
         levels: D.
         blockwise: whether some row verifies by blocks. budget: whether some row's rule is `budget`.
     """
-    spent = torch.zeros_like(given.bonus)
+    spent = given.bonus.new_zeros((len(given.bonus), levels + 1))
     if scored is None:
         node = torch.full_like(given.committed, -1)
         lengths, paths = node + 1, node.new_zeros((len(node), 0))
@@ -141,7 +141,10 @@ def decide(
             by_block = (given.rule == BLOCKWISE) | own if blockwise else None
             limits = (given.divergence * own, given.plausible) if budget else None
             kept, weights, far = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_block, limits)
-            node, spent = torch.where(given.reads_draft, kept, node), torch.where(given.reads_draft, far, spent)
+            node, spent = (
+                torch.where(given.reads_draft, kept, node),
+                torch.where(given.reads_draft[:, None], far, spent),
+            )
             # rows of other rules draw from p itself
             weights = torch.where(given.reads_draft[:, None], weights, p.probabilities(node + 1))
         else:

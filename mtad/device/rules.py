@@ -92,7 +92,8 @@ class Chances(NamedTuple):
             bounded, places = budget[0] > 0, levels[:, None].expand(-1, len(count))
             each = [move(p.probabilities(at), q.probabilities(at), *budget) for at in places]
             moved = torch.stack([own for own, _ in each], 1)
-            spent = torch.stack([far for _, far in each], 1) * (levels < count[:, None])
+            spent = torch.stack([far for _, far in each], 1)
+            spent = torch.where(bounded[:, None] & (levels < count[:, None]), spent, 0.0)
         return cls(p, q, moved, bounded.bool(), spent)
 
     def log_prob(self, tokens: Tensor) -> Tensor:
@@ -123,8 +124,9 @@ def move(p: Tensor, q: Tensor, divergence: Tensor, plausible: Tensor) -> tuple[T
     likely = (p > 0) & (p >= (plausible * most)[:, None])
     gains, losses = (more * (likely & (more > 0))), (-more).clamp(min=0)
     spent = torch.minimum(divergence.double() * (1.0 - most.double()), gains.sum(1))[:, None]
-    change = spent * (gains / gains.sum(1, keepdim=True) - losses / losses.sum(1, keepdim=True))
-    return (p + torch.where(spent > 0, change, 0.0)).float(), spent[:, 0].float()
+    shares = [part / part.sum(1, keepdim=True).clamp(min=1e-300) for part in (gains, losses)]
+    change = spent * (shares[0] - shares[1])
+    return (p + torch.where(spent > 0, change, 0.0)).clamp(min=0).float(), spent[:, 0].float()
 
 
 def verify(
@@ -145,8 +147,8 @@ def verify(
         budget: divergence, 0 but for rows of `budget`, and plausible, float32 [R] each; None where no row has one.
 
     Returns:
-        the last kept node, int64 [R], -1 for none; the weights of the bonus token, float32 [R, V]; and how far the laws
-        of the kept tokens and of the bonus token were moved, float32 [R].
+        the last kept node, int64 [R], -1 for none; the weights of the bonus token, float32 [R, V]; and how far the law
+        of each token was moved, in total variation, float32 [R, levels + 1].
     """
     drafted, log_q = scored.drafted[:, :levels], scored.log_q[:, :levels]
     count = drafted.sum(1)
@@ -169,6 +171,5 @@ def verify(
         kept, weight = torch.where(blockwise, at, kept), torch.where(blockwise, scale, weight)
     rest = chances.residual(kept, weight, count)
     whole = (kept == count) | ~(rest.sum(1) > 0)
-    emitted = torch.arange(levels, device=kept.device) <= kept[:, None]
     weights = torch.where(whole[:, None], chances.after(kept, count), rest)
-    return kept - 1, weights, (chances.spent * emitted).sum(1)
+    return kept - 1, weights, pad(chances.spent, (0, 1))

@@ -47,7 +47,7 @@ class Block:
         tokens: of each row, the accepted tokens and then the target's own.
         log_probs: the target's log-probability of each, at temperature 1 without filters and constraints.
         drafted_levels: of each row, tokens of the longest path that was drafted.
-        spent: of each row, how far `budget` moved the laws of its tokens, in total variation, added up over them.
+        spent: how far `budget` moved the law of each token, in total variation.
         finite: of each row, whether the models' logits were numbers wherever they were looked at.
         logits_of: the target's logits at each token of a row, float32 [len(tokens[row]), V], until the next block.
         began, drafted, scored: `time.perf_counter()` when the block began, when the draft was there, and when it was
@@ -59,7 +59,7 @@ class Block:
     tokens: list[list[int]]
     log_probs: list[list[float]]
     drafted_levels: list[int]
-    spent: list[float]
+    spent: list[list[float]]
     finite: list[bool]
     logits_of: Callable[[int], npt.NDArray[np.float32]]
     began: float

@@ -248,7 +248,7 @@ def _outcome(
         tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
         log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
         drafted_levels=scored.longest.tolist(),
-        spent=decisions.spent.tolist(),
+        spent=[own[: length + 1] for own, length in zip(decisions.spent.tolist(), lengths, strict=True)],
         finite=decisions.finite.tolist(),
         logits_of=logits_of,
         began=times[0],

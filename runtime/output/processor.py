@@ -79,8 +79,9 @@ class OutputProcessor:
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
-            request.statistics.divergence_spent += block.spent[row]
-            self.totals.divergence_spent += block.spent[row]
+            spent = sum(block.spent[row][:count])
+            request.statistics.divergence_spent += spent
+            self.totals.divergence_spent += spent
             self.totals.add(drafted, accepted, count)
 
     def record_prefill(self, request: Request, began: float) -> None:

@@ -80,7 +80,8 @@ def main() -> None:
     from scripts.results import save, table
 
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
-    save(folder / f"{name}.json", "scripts.bench.__main__", {name: figures})
+    file = f"{name}-vocabulary" if getattr(options, "vocabulary", None) else name
+    save(folder / f"{file}.json", "scripts.bench.__main__", {name: figures})
     print(*(f"\n{table(rows)}" for rows in module.tables(figures).values()), f"\nwritten to {folder}", sep="\n")
     if hasattr(module, "plot"):
         module.plot(figures, folder / f"{name}.png")

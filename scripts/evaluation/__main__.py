@@ -1,6 +1,6 @@
 """Compare decoding methods on one set of prompts: how much faster, and at what price in quality.
 
-    python -m scripts.evaluation code|sql|sql-ambiguous|jsonl=FILE --pair build/demo --answers FILE
+    python -m scripts.evaluation code|sql|sql-ambiguous|jsonl=FILE --answers FILE
     python -m scripts.evaluation code --quick          one minute, to see that it works
 
 Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
@@ -15,7 +15,7 @@ four times, or eight times where answers are verified. Two tables are printed an
   auxiliary alone is the control (`scripts/evaluation/gain.py`).
 
 Errors are standard errors over prompts. With --answers, a run that was broken off goes on, and a finished one makes
-its tables again.
+its tables again; seconds of one machine or version stand beside those of another only if the file is used for both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ QUICK_PROMPTS, QUICK_TOKENS, QUICK_METHODS = 4, 16, "mtad,mmtad_sample"
 def parser() -> Parser:
     own = Parser(prog="scripts.evaluation", description="Decoding methods side by side on one set of prompts.")
     own.add_argument("set", help="code, sql, sql-ambiguous, or jsonl=FILE")
-    own.add_argument("--pair", type=Path, default=ROOT / "build" / "demo", help="pair folder (default: build/demo)")
+    own.add_argument(
+        "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default: build/demo-pair)"
+    )
     own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
     own.add_argument("--prompts", type=int, help="so many of the set's prompts, from its beginning (default: all)")
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")

@@ -20,6 +20,7 @@ Errors are from a bootstrap over prompts, all settings and all answers to a prom
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from scripts.evaluation.settings import BLOCK, TEMPERATURES, Setting, curve_labe
 
 Figures = Mapping[str, Figure]
 
+DRAFTED = ("method", "draft_len", "beam_width", "branching", "replacement", "draft_confidence", "speculation")
+"""Parameters that a lossless method's law does not depend on."""
 SPEEDS = ("tokens_per_pass", "tokens_per_second")
 MARGIN = 0.01
 """How much lower pass@k may be."""
@@ -107,10 +110,11 @@ def _fits(
 
 
 def _known(setting: Setting, block: Setting) -> float | None:
-    """The temperature at which `block` has a setting's law, where the curve has it."""
-    filters = [(one.params.top_k, one.params.top_p, one.params.min_p) for one in (setting, block)]
+    """The temperature at which `block` has a setting's law, where the curve has it: only drafts may differ."""
     own = setting.params.temperature
-    return own if setting.lossless and filters[0] == filters[1] and own >= TEMPERATURES[0] else None
+    same = replace(block.params, temperature=own, **{name: getattr(setting.params, name) for name in DRAFTED})
+    on_curve = TEMPERATURES[0] <= own <= TEMPERATURES[-1]
+    return own if setting.lossless and on_curve and same == setting.params else None
 
 
 def matching(own: Floats, curve: Floats, at_least: bool) -> npt.NDArray[np.bool_] | None:

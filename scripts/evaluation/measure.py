@@ -205,6 +205,8 @@ def fitting(llm: LLM, task: PromptSet, settings: Sequence[Setting]) -> dict[int,
 
 
 def describe(pair: Path, task: PromptSet) -> dict[str, str]:
-    """What all answers of a run have in common: the pair's checkpoints, the prompts."""
+    """What all answers of a run have in common: the pair's checkpoints and precisions, the prompts."""
     prompts = hashlib.sha256(json.dumps(list(task.prompts)).encode()).hexdigest()
-    return {"set": task.name, "prompts": prompts, **{name: read_spec(pair / name).checkpoint_hash for name in ROLES}}
+    specs = {name: read_spec(pair / name) for name in ROLES}
+    engines = {name: f"{spec.checkpoint_hash} {spec.precision}" for name, spec in specs.items()}
+    return {"set": task.name, "prompts": prompts, "answers": str(task.answers), **engines}

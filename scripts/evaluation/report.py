@@ -21,6 +21,8 @@ COLUMNS: dict[str, tuple[str, float, str]] = {
     "joules_per_token": ("J per token", 1, ".3f"),
 }
 """Figures: heading, factor, format."""
+FEWEST = 299
+"""Verified answers of which none differs, by which a difference of a point is excluded at a level of 5 %."""
 
 
 def tables(figures: Mapping[str, Any]) -> dict[str, list[list[str]]]:
@@ -74,6 +76,9 @@ def verdict(figures: Mapping[str, Any]) -> str:
     """What the control says, in a sentence."""
     rows = figures["gain"].items()
     held = [label for label, row in rows if row["control"] and row["holds"]]
+    few = any(row.get("pass") for _, row in rows) and figures["prompts"] < FEWEST
+    if few:
+        return f"Too few prompts to show that anything is not inferior: {FEWEST} verified answers are the least."
     if figures["control_failed"]:
         return "The control failed, as it must: the auxiliary alone holds at no temperature. Gains count."
     return f"THE CONTROL DID NOT FAIL: {', '.join(held)} would hold. No gain of this run counts."

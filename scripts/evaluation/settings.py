@@ -69,7 +69,7 @@ class Setting:
         """The parameters with every draft that is tried."""
         used = [name for name in DRAFTS if self.params.spec.uses(name) and name not in self.fixed]
         if "branching" in used:
-            used = ["branching"]
+            used = ["branching"] if "draft_len" not in self.fixed else []
         tried = itertools.product(*(DRAFTS[name] for name in used))
         return [replace(self.params, **_whole(dict(zip(used, values, strict=True)))) for values in tried]
 

@@ -199,7 +199,7 @@ def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[floa
         tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
         log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
         drafted_levels=longest,
-        spent=spent,
+        spent=[own[: length + 1] for own, length in zip(spent, lengths, strict=True)],
         finite=finite,
         logits_of=logits_of,
         began=times[0],

@@ -124,7 +124,7 @@ class CapturedBlock:
 
         found = Results(
             *(like(levels + 1), like(levels + 1, dtype=torch.float32), like(), like(levels), like()),
-            *(like(dtype=torch.float32), like(dtype=torch.bool)),
+            *(like(levels + 1, dtype=torch.float32), like(dtype=torch.bool)),
         )
         self.out = out.bytes(size_of(found))
         self.results: Results = views(found, self.out)
