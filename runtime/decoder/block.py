@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -38,8 +37,7 @@ class BlockInput(NamedTuple):
         return any(constraint is not None for constraint in self.constraints)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The outcome of a block of R rows, as the output reads it.
 
     Attributes:
