@@ -206,7 +206,7 @@ def _call_all() -> Functions:
     end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
     step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
-    _paths(scored, np.zeros((2, 2), np.int64), 2)
+    _paths(scored, np.full((2, 2), -1), 2)
     judged = trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions
     return Functions(
         entry_of(fill_noise, np.zeros((2, 2), np.uint64), noise),
