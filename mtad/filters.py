@@ -17,9 +17,6 @@ from mtad.distribution import CHUNK, F32, NEVER, NOTHING, exp_into, largest, tot
 
 SIXTEENTHS, MOST_DIGIT = F32(16.0), F32(255.0)
 
-FEW = 32
-"""Tokens of which the likeliest are taken one by one; of more, they are first found digit by digit."""
-
 
 @compiled
 def filter_after(of, node, row):
@@ -141,9 +138,8 @@ def keep_nucleus(logits, maxima, top, scale, top_p, ids):
 def keep_likeliest(logits, ids, weights, goal):
     """Keep the fewest ids, with the largest logit first, whose weights reach `goal`; at least one; all, if none do.
 
-    They are taken one by one. Of many, the last of them is first found digit by digit, until `FEW` are left: how many
-    sixteenths its logit lies below the largest, then the four bytes of the logit itself, most significant first. Each
-    digit leaves the tokens that agree with the last one's.
+    The last of them is found digit by digit: first how many sixteenths its logit lies below the largest, then the four
+    bytes of the logit itself, most significant first. Each digit leaves the tokens that agree with the last one's.
 
     Args:
         logits: float32 [V].
@@ -154,9 +150,9 @@ def keep_likeliest(logits, ids, weights, goal):
     inside, values = np.arange(few), np.empty(few, np.float32)
     for at in range(few):
         values[at] = logits[ids[at]] + NOTHING  # so that 0 and -0 have the same bits
-    bits, top, digit = values.view(np.int32), values.max(), 0
-    digits, bins = np.empty(few if few > FEW else 0, np.int64), np.empty(256)
-    while few > FEW and digit < 5:
+    bits, top = values.view(np.int32), values.max()
+    digits, bins = np.empty(few, np.int64), np.empty(256)
+    for digit in range(5):
         bins[:] = 0.0
         for at in range(few):
             if digit == 0:
@@ -172,18 +168,13 @@ def keep_likeliest(logits, ids, weights, goal):
             if digits[at] == edge:
                 inside[few] = inside[at]
                 few += 1
-        digit += 1
-    last, most = 0, 0
+        if few == 1:
+            break
+    least, last = values[inside[0]], 0
     while last < few and (last == 0 or mass < goal):
-        best = last
-        for at in range(last + 1, few if few <= FEW else 0):  # more are equal, and in order
-            own, other = values[inside[at]], values[inside[best]]
-            best = at if own > other or (own == other and inside[at] < inside[best]) else best
-        most = inside[best]
-        inside[best], inside[last] = inside[last], most
-        mass += weights[most]
+        mass += weights[inside[last]]
         last += 1
-    kept, least = 0, values[most]
+    kept, most = 0, inside[last - 1]
     for at in range(len(weights)):
         ids[kept] = ids[at]
         kept += (values[at] > least) | ((values[at] == least) & (at <= most))
