@@ -102,13 +102,3 @@ def tree_of(trees, r):
         trees.ended[r, :count],
         trees.starts[r],
     )
-
-
-@compiled
-def any_growing(trees, level):
-    """Whether the path of some row goes on behind a level."""
-    for r in range(len(trees.starts)):
-        for node in range(trees.starts[r, level], trees.starts[r, level + 1]):
-            if trees.growing[r, node]:
-                return True
-    return False

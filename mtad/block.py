@@ -31,7 +31,7 @@ FUNCTIONS = tuple(
 
 @compiled
 def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, finite):
-    """Draw a level of the drafts of rows `first` to `last`.
+    """Draw a level of the drafts of rows `first` to `last`; returns whether the path of some row goes on behind it.
 
     Args:
         rows: records, `mtad.rows.ROW` [R].
@@ -42,7 +42,7 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
         finite: bool [R], made False where logits are no distribution.
     """
     vocab = logits.shape[2]
-    kept = 1
+    kept, growing = 1, False
     for r in range(first, last):
         kept = max(kept, min(rows[r].top_k, vocab))
     ids, log_p = np.empty((logits.shape[1], kept), np.int32), np.empty((logits.shape[1], kept), np.float32)
@@ -65,6 +65,9 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
             above.counts[:] = -1
         if not draft_level(row, level, tree, above, uniforms[r, level], is_end):
             finite[r] = False
+        for node in range(tree.starts[level], tree.starts[level + 1]):
+            growing = growing or tree.growing[node]
+    return growing
 
 
 @compiled

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import config, njit
+from numba import config, njit, typeof
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,16 @@ def compiled(function: F, without: frozenset[str] = frozenset()) -> F:
         return made
     finally:
         config.CACHE_DIR = before
+
+
+def entry_of(function: F, *arguments: object) -> F:
+    """Call a function, and return its machine code for arguments of these types, which takes a third of the time.
+
+    Nothing looks at types there: dimensions and contiguity of arrays must be the same ever after.
+    """
+    function(*arguments)
+    find = getattr(function, "get_overload", None)  # which uncompiled functions lack
+    return find(tuple(map(typeof, arguments))) if find else function
 
 
 def compiled_without_nan(function: F) -> F:

@@ -125,13 +125,14 @@ def exp_into(values, top, scale, out):
 @compiled
 def total_of(weights):
     """The sum of weights, float32 [n], in float64."""
-    lanes, whole = np.zeros(SUMS, np.float64), len(weights) // SUMS * SUMS
-    for at in range(0, whole, SUMS):
+    total, whole = 0.0, len(weights) // SUMS * SUMS
+    if whole > 0:
+        lanes = np.zeros(SUMS, np.float64)
+        for at in range(0, whole, SUMS):
+            for lane in range(SUMS):
+                lanes[lane] += weights[at + lane]
         for lane in range(SUMS):
-            lanes[lane] += weights[at + lane]
-    total = 0.0
-    for lane in range(SUMS):
-        total += lanes[lane]
+            total += lanes[lane]
     for at in range(whole, len(weights)):
         total += weights[at]
     return total

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
@@ -202,7 +203,7 @@ class DecodingParams:
         if self.speculation == "adaptive" and self.drafts and not self.flexible:
             raise InvalidInput("speculation", "adaptive", f"the draft of {self.method} cannot change; leave it out")
 
-    @property
+    @cached_property
     def spec(self) -> Method:
         """The method's row of the table."""
         return METHODS[self.method]
@@ -224,12 +225,12 @@ class DecodingParams:
             return 0.0
         return self.draft_confidence if self.draft_confidence is not None else self.spec.confidence
 
-    @property
+    @cached_property
     def drafts(self) -> bool:
         """Whether anything is drafted, so that the auxiliary's cache must follow the text."""
         return self.spec.form is not None
 
-    @property
+    @cached_property
     def drafted(self) -> int:
         """Levels of the draft tree; 0 for `sample`."""
         if not self.drafts:
@@ -263,7 +264,7 @@ class DecodingParams:
         """Whether the draft may be made shorter or narrower without changing what the method promises."""
         return self.drafts and self.spec.form != "branches"
 
-    @property
+    @cached_property
     def adaptive(self) -> bool:
         """Whether the runtime may draft less than asked."""
         if self.speculation is None:

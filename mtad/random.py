@@ -40,6 +40,12 @@ class Noise(NamedTuple):
     accept: Floats
     bonus: Floats
 
+    @classmethod
+    def empty(cls, rows: int, draft_len: int, width: int) -> Noise:
+        """Memory for the numbers of R rows."""
+        draft, accept = np.empty((2, rows, draft_len, width), np.float32)
+        return cls(draft, accept, np.empty(rows, np.float32))
+
 
 def draw_noise(keys: Sequence[tuple[int, int]], draft_len: int, width: int) -> Noise:
     """The numbers of a block.
@@ -48,8 +54,7 @@ def draw_noise(keys: Sequence[tuple[int, int]], draft_len: int, width: int) -> N
         keys: (seed, block index) of each of R rows.
         draft_len, width: D and W, of the largest draft of the batch; a smaller one has the same numbers as alone.
     """
-    shape = len(keys), draft_len, width
-    noise = Noise(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(len(keys), np.float32))
+    noise = Noise.empty(len(keys), draft_len, width)
     fill_noise(np.array(keys, np.uint64).reshape(-1, 2), noise)
     return noise
 

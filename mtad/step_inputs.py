@@ -87,13 +87,20 @@ def kept_columns(committed, scored, decisions, target, auxiliary, to):
 
     Args:
         target, auxiliary, to: int64 [R, D], written to; beyond the accepted tokens, columns that stay where they are.
+
+    Returns:
+        whether some column has to move, of the target and of the auxiliary.
     """
+    target_moves = auxiliary_moves = False
     for r in range(len(committed)):
         for at in range(to.shape[1]):
             to[r, at] = target[r, at] = auxiliary[r, at] = committed[r] + at
             if at < decisions.lengths[r]:
                 node = decisions.paths[r, at]
                 target[r, at], auxiliary[r, at] = committed[r] + node, committed[r] + scored.origins[r, node]
+                target_moves = target_moves or node != at
+                auxiliary_moves = auxiliary_moves or scored.origins[r, node] != at
+    return target_moves, auxiliary_moves
 
 
 @compiled

@@ -25,7 +25,7 @@ from runtime.constraints.constraint import Constrainer
 from runtime.constraints.follower import Grammar
 from runtime.decoder.block import BlockRunner
 from runtime.decoder.engine_role import EngineRole
-from runtime.decoder.host_runner import HostRunner, compile_rules
+from runtime.decoder.host_runner import HostRunner
 from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
@@ -83,7 +83,6 @@ class LLM:
         self._auxiliary = EngineRole(pair.auxiliary, pair.vocab_size)
         self._target = EngineRole(pair.target, pair.vocab_size)
         host = HostRunner(self._auxiliary, self._target, pair.eos)
-        compile_rules()
         self.blocks: CudaGraphRunner | None = None
         if recorder:
             from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner

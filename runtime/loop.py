@@ -149,7 +149,7 @@ class DecodingLoop:
                 is_kept,
             )
         )
-        if all(is_kept):
+        if self.planner.adapts and all(is_kept):
             seconds, alone = time.perf_counter() - began, self.caches.deferred_rows >= deferred
             accepted = [len(tokens) - 1 for tokens in block.tokens]
             self.planner.observe(params, accepted, seconds, self._catch_up_seconds, alone)
@@ -195,13 +195,12 @@ class DecodingLoop:
 
     def _end(self) -> None:
         """Release the rows of requests that have ended; a failed one's may hold what is not a number."""
-        holders = self.scheduler.holders
-        for request in holders:
+        ended = [(row, request) for row, request in enumerate(self.scheduler.holders) if request.finish_reason]
+        for row, request in ended:
             if request.finish_reason == "error":
-                self.caches.clear(holders.index(request))
-        for request in holders:
-            if request.finish_reason:
-                self._release(request)
+                self.caches.clear(row)
+        for _, request in ended:
+            self._release(request)
 
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class ColumnCache(KvCache):
         shape = (spec.layers, 2, spec.rows, spec.kv_heads, spec.capacity, spec.head_dim)
         self.kv = torch.zeros(shape, dtype=spec.torch_dtype, device=device)
         self._memory, self._copy = self.kv.flatten(2), Arena()
+        self._move: Callable[[Tensor, Tensor], None] | None = None
         self._used = [0] * spec.rows  # columns up to the last that was written: nobody needs one behind that
 
     @property
@@ -92,7 +94,8 @@ class ColumnCache(KvCache):
         self._used[to] = columns
 
     def keep(self, source: Tensor, to: Tensor) -> None:
-        kept_columns(self.kv, source, to)
+        self._move = self._move or column_mover(self.kv)
+        self._move(source, to)
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
         return ColumnPrefixCache(self, tokens)
@@ -115,6 +118,7 @@ class ColumnCache(KvCache):
         rows = max((row + 1 for row, used in enumerate(self._used) if used), default=0)
         both = min(columns, before, max(self._used))
         moved, shape = self.kv.new_empty(rows, heads, both, dim), (count, heads, columns, dim)
+        self._move = None
         held, self.kv = self.kv, self._memory[:, :, : math.prod(shape)].view(layers, pair, *shape)
         for old, new in zip(held.flatten(0, 1), self.kv.flatten(0, 1), strict=True):
             moved.copy_(old[:rows, :, :both])  # old and new are the same memory
@@ -141,15 +145,14 @@ class ColumnPrefixCache(PrefixCache):
         self._pool[slot] = self._cache.kv[:, :, row, :, start : start + self.size]
 
 
-def kept_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:
+def column_mover(kv: Tensor) -> Callable[[Tensor, Tensor], None]:
     """`KvCache.keep` of an array of columns, [layers, 2, rows, kv_heads, capacity, head_dim]."""
-    if kv.device.type == "cpu" and kv.shape[-1] * kv.element_size() % 8 == 0:
-        from mtad import step_inputs  # numba is imported where a model runs, not where its folder is read
+    if kv.device.type != "cpu" or kv.shape[-1] * kv.element_size() % 8:
+        return partial(index_columns, kv)
+    from mtad import step_inputs  # numba is imported where a model runs, not where its folder is read
 
-        words = kv.permute(2, 4, 0, 1, 3, 5).view(torch.int64)
-        step_inputs.move_columns(words.numpy(), source.numpy(), to.numpy())
-    else:
-        index_columns(kv, source, to)
+    words = kv.permute(2, 4, 0, 1, 3, 5).view(torch.int64).numpy()
+    return lambda source, to: step_inputs.move_columns(words, source.numpy(), to.numpy())
 
 
 def index_columns(kv: Tensor, source: Tensor, to: Tensor) -> None:

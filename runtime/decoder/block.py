@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -38,8 +37,7 @@ class BlockInput(NamedTuple):
         return any(constraint is not None for constraint in self.constraints)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The outcome of a block of R rows, as the output reads it.
 
     Attributes:
@@ -47,7 +45,7 @@ class Block:
         tokens: of each row, the accepted tokens and then the target's own.
         log_probs: the target's log-probability of each, at temperature 1 without filters and constraints.
         drafted_levels: of each row, tokens of the longest path that was drafted.
-        spent: how far `budget` moved the law of each token, in total variation.
+        spent: how far `budget` moved the law of each token, in total variation; there may be more entries than tokens.
         finite: of each row, whether the models' logits were numbers wherever they were looked at.
         logits_of: the target's logits at each token of a row, float32 [len(tokens[row]), V], until the next block.
         began, drafted, scored: `time.perf_counter()` when the block began, when the draft was there, and when it was

@@ -30,17 +30,12 @@ class StepInputs(NamedTuple):
     """What a step over R rows of S tokens is given, to be written to; see `engines.base.Step`.
 
     Attributes:
-        tokens, positions: int64 [R, S].
-        write_at: int64 [R].
-        mask: bool [R, 1, S, L].
+        arrays: tokens and positions, int64 [R, S]; write_at, int64 [R]; mask, bool [R, 1, S, L].
         step: of these arrays.
         logits: float32 [R, N, V] on the host, what `step.out` holds; None where that has another type or width.
     """
 
-    tokens: Ints
-    positions: Ints
-    write_at: Ints
-    mask: npt.NDArray[np.bool_]
+    arrays: tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]
     step: Step
     logits: Floats | None
 
@@ -98,11 +93,11 @@ class EngineRole:
         self.engine.cache.reserve([(start, end)], row)
         return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
 
-    def keep(self, source: Ints, to: Ints) -> None:
-        """Commit accepted nodes of rows 0 .. R - 1 (`engines.cache.base.KvCache.keep`), unless all lie in place."""
-        if (source != to).any():
-            cache = self.engine.cache
-            cache.keep(torch.from_numpy(source).to(cache.device), torch.from_numpy(to).to(cache.device))
+    def keep(self, source: Tensor, to: Tensor) -> None:
+        """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`; given on the host."""
+        if not self._on_cpu:
+            source, to = source.to(self.engine.device), to.to(self.engine.device)
+        self.engine.cache.keep(source, to)
 
     def inputs(self, rows: int, tokens: int, longest: int, first: int = 0) -> StepInputs:
         """Memory for the inputs of a step over rows 0 .. rows - 1 that keeps the logits from its token `first` on.
@@ -124,14 +119,15 @@ class EngineRole:
         out = self._logits.view_like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
         step = Step(*given, torch.arange(first, tokens), out=out)
         plain = out is not None and out.dtype == torch.float32 and spec.vocab_size == self.vocab_size
-        return StepInputs(*(x.numpy() for x in given), step, out.numpy() if plain else None)  # type: ignore[arg-type, call-arg, union-attr]
+        arrays = tuple(x.numpy() for x in given)
+        return StepInputs(arrays, step, out.numpy() if out is not None and plain else None)  # type: ignore[arg-type]
 
     def run(self, inputs: StepInputs) -> Floats:
         """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one."""
-        step, device = inputs.step, self.engine.device
+        step = inputs.step
         if not self._on_cpu:
             parts = (step.tokens, step.positions, step.write_at, step.mask, step.keep)
-            step = Step(*(x.to(device) for x in parts))  # type: ignore[arg-type]
+            step = Step(*(x.to(self.engine.device) for x in parts))  # type: ignore[arg-type]
         logits = self.engine.enqueue(step)
         if logits is step.out and inputs.logits is not None:
             return inputs.logits

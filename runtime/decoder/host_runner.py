@@ -9,8 +9,9 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from operator import is_not
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,12 @@ from filelock import FileLock
 from numba import NumbaExperimentalFeatureWarning
 from torch import Tensor
 
-from mtad import batch, block, step_inputs
+from mtad import block, step_inputs
 from mtad.batch import Decisions, ScoredTrees, Trees
-from mtad.compiled import cache_folder
+from mtad.compiled import cache_folder, entry_of
 from mtad.distribution import Distributions
 from mtad.params import DecodingParams
-from mtad.random import Noise, draw_noise
+from mtad.random import Noise, fill_noise
 from mtad.rows import stack_rows
 from runtime.constraints.adjust import Constraints
 from runtime.decoder.block import Block, BlockInput
@@ -37,11 +38,18 @@ WORTH_THREADS = 2**19
 
 Floats = npt.NDArray[np.float32]
 
-ENTRIES = (
-    *(step_inputs.first_inputs, block.draft_levels, batch.any_growing, step_inputs.level_inputs, block.select_nodes),
-    *(step_inputs.target_inputs, block.decide, step_inputs.kept_columns, step_inputs.node_paths),
-)
-"""The functions that a block calls."""
+
+class Functions(NamedTuple):
+    """What a block calls of `mtad`, as machine code for the types that it gives."""
+
+    fill_noise: Callable[..., None]
+    first_inputs: Callable[..., None]
+    draft_levels: Callable[..., bool]
+    level_inputs: Callable[..., None]
+    select_nodes: Callable[..., None]
+    target_inputs: Callable[..., None]
+    decide: Callable[..., None]
+    kept_columns: Callable[..., tuple[bool, bool]]
 
 
 class BatchArrays:
@@ -53,8 +61,9 @@ class BatchArrays:
         starts: int64 [R, D + 1], see `mtad.draft.Tree`.
         kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
         scored_nodes: the most nodes that the target scores of a row, by the number of levels that were drafted.
-        trees, q, decisions: of the block that runs.
+        noise, trees, q, decisions: of the block that runs.
         scored: the same, by the number of levels that were drafted.
+        columns: int64 [R, D] each: where accepted tokens lie in both caches, target's first, and where they belong.
     """
 
     def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
@@ -74,6 +83,9 @@ class BatchArrays:
         self.trees, self.q = Trees.empty(self.starts), _distributions(self)
         self.scored = [ScoredTrees.empty(len(params), most, self.draft_len) for most in self.scored_nodes]
         self.decisions = Decisions.empty(len(params), self.draft_len)
+        self.noise = Noise.empty(len(params), self.draft_len, self.width)
+        self.columns = torch.zeros((3, len(params), self.draft_len), dtype=torch.int64).unbind()
+        self.columns_written = [each.numpy() for each in self.columns]
 
     def is_of(self, params: Sequence[DecodingParams]) -> bool:
         """Whether these are the parameters, the same objects."""
@@ -94,6 +106,7 @@ class HostRunner:
     def __init__(self, auxiliary: EngineRole, target: EngineRole, eos: Sequence[int]) -> None:
         self.auxiliary, self.target = auxiliary, target
         self._is_end = np.isin(np.arange(target.vocab_size), list(eos))
+        self._call = compile_rules()
         self._arrays: BatchArrays | None = None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._threads = min(cores, 8)
@@ -105,16 +118,16 @@ class HostRunner:
         if self._arrays is None or not self._arrays.is_of(given.params):
             self._arrays = BatchArrays(given.params, self.target.vocab_size)
         arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
-        trees, decisions = arrays.trees, arrays.decisions
+        decisions, noise = arrays.decisions, arrays.noise
         decisions.finite[:] = True
-        noise = draw_noise(given.keys, arrays.draft_len, arrays.width)
-        constraints = Constraints.of(given.constraints)
-        levels = self._draft(arrays, last_two, committed, noise, constraints) if arrays.draft_len else 0
+        self._call.fill_noise(np.array(given.keys, np.uint64), noise)
+        constraints, longest = Constraints.of(given.constraints), max(given.committed)
+        levels = self._draft(arrays, last_two, committed, longest, constraints) if arrays.draft_len else 0
         drafted = time.perf_counter()
         nodes, scored = arrays.scored_nodes[levels], arrays.scored[levels]
-        block.select_nodes(arrays.rows, levels, trees, self._is_end, scored)
-        inputs = self.target.inputs(len(committed), 1 + nodes, max(given.committed) + nodes)
-        step_inputs.target_inputs(scored, last_two[:, 1], committed, *inputs[:4])
+        inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
+        self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored)
+        self._call.target_inputs(scored, last_two[:, 1], committed, *inputs.arrays)
         logits = self.target.run(inputs)
         scored_at = time.perf_counter()
         adjusted = logits
@@ -122,9 +135,13 @@ class HostRunner:
             after = np.arange(-1, nodes)[None].repeat(len(committed), 0)
             after[after >= scored.counts[:, None]] = -1
             adjusted = constraints.adjust(logits, *_paths(scored, after, arrays.draft_len))
-        own = arrays.rows, trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
-        self._share(block.decide, adjusted, *own)
-        self._commit(committed, scored, arrays)
+        own = arrays.rows, arrays.trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
+        self._share(self._call.decide, adjusted, *own)
+        moves = self._call.kept_columns(committed, scored, decisions, *arrays.columns_written)
+        if moves[0]:
+            self.target.keep(arrays.columns[0], arrays.columns[2])
+        if moves[1]:  # the last level of the draft was never run, and is run by the next
+            self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
         return _outcome(given, scored, decisions, logits, (began, drafted, scored_at))
 
     def _draft(
@@ -132,54 +149,43 @@ class HostRunner:
         arrays: BatchArrays,
         last_two: npt.NDArray[np.int64],
         committed: npt.NDArray[np.int64],
-        noise: Noise,
+        longest: int,
         constraints: Constraints | None,
     ) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
-        trees, finite = arrays.trees, arrays.decisions.finite
-        count, longest = len(committed), int(committed.max()) + arrays.draft_len * arrays.width
-        inputs = self.auxiliary.inputs(count, 2, longest, 1)
-        step_inputs.first_inputs(arrays.rows, last_two, committed, *inputs[:4])
-        logits = self.auxiliary.run(inputs)
+        trees, count, end = arrays.trees, len(committed), longest + arrays.draft_len * arrays.width
+        inputs = self.auxiliary.inputs(count, 2, end, 1)
+        self._call.first_inputs(arrays.rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
+            logits = self.auxiliary.run(inputs)
             if constraints:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
                 logits = constraints.adjust(logits, *_paths(trees, after, level))
-            own = arrays.rows, level, trees, logits, arrays.q, noise.draft, self._is_end, finite
-            self._share(block.draft_levels, logits, *own)
-            if level + 1 == arrays.draft_len or not batch.any_growing(trees, level):
-                return level + 1
-            inputs = self.auxiliary.inputs(count, arrays.width, longest)
-            step_inputs.level_inputs(level, trees, committed, *inputs[:4])
-            logits = self.auxiliary.run(inputs)
-        raise AssertionError("a draft has a level")
+            own = arrays.rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
+            if not self._share(self._call.draft_levels, logits, *own):
+                break
+            if level == 0:
+                inputs = self.auxiliary.inputs(count, arrays.width, end)
+            self._call.level_inputs(level, trees, committed, *inputs.arrays)
+        return level + 1
 
-    def _commit(self, committed: npt.NDArray[np.int64], scored: ScoredTrees, arrays: BatchArrays) -> None:
-        """Keep the accepted tokens' columns; the last level of the draft was never run, and is run by the next."""
-        if arrays.width > 1:
-            target, auxiliary, to = np.empty((3, len(committed), arrays.draft_len), dtype=np.int64)
-            step_inputs.kept_columns(committed, scored, arrays.decisions, target, auxiliary, to)
-            self.target.keep(target, to)
-            self.auxiliary.keep(auxiliary, to)
-
-    def _share(self, work: Callable[..., Any], logits: Floats, *arguments: Any) -> None:
-        """Do work(first, last, ...) for all rows: on several threads where the step has many logits."""
+    def _share(self, work: Callable[..., Any], logits: Floats, *arguments: Any) -> bool:
+        """Whether work(first, last, ...) says so of some rows: on several threads where the step has many logits."""
         rows = len(logits)
         parts = min(self._threads, rows) if logits.size >= WORTH_THREADS else 1
         if parts == 1:
-            work(0, rows, *arguments)
-            return
+            return bool(work(0, rows, *arguments))
         self._pool = self._pool or ThreadPoolExecutor(self._threads, "rules")
         edges = [rows * part // parts for part in range(parts + 1)]
         futures = [self._pool.submit(work, low, high, *arguments) for low, high in itertools.pairwise(edges[1:])]
-        work(0, edges[1], *arguments)
-        for future in futures:
-            future.result()
+        found = [work(0, edges[1], *arguments), *(future.result() for future in futures)]
+        return any(found)
 
 
-def compile_rules() -> None:
+@lru_cache(maxsize=1)
+def compile_rules() -> Functions:
     """Compile all functions now, or load them from the cache, so that nothing is compiled while requests run.
 
     One process compiles at a time; those that wait for it load what it has compiled.
@@ -188,31 +194,30 @@ def compile_rules() -> None:
         warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)  # calling a row's rule by its number
         if not any(cache_folder().rglob("*.nbi")):
             log.warning("compiling the decoding rules, once for this version: about a minute")
-        _call_all()
-    for function in ENTRIES:
-        if hasattr(function, "disable_compile"):
-            function.disable_compile()
+        return _call_all()
 
 
-def _call_all() -> None:
+def _call_all() -> Functions:
     vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
     arrays = BatchArrays(given, vocab)
     rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored[-1], arrays.decisions
-    noise, committed = draw_noise([(0, 0), (0, 1)], arrays.draft_len, arrays.width), np.array([3, 3])
     tokens, positions = np.zeros((2, 2, 5), np.int64)
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
-    end = np.zeros(vocab, np.bool_)
-    logits, last_two = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64)
-    step_inputs.first_inputs(rows, last_two, committed, *inputs)
-    block.draft_levels(0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite)
-    batch.any_growing(trees, 0)
-    step_inputs.level_inputs(0, trees, committed, *inputs)
-    block.select_nodes(rows, 1, trees, end, scored)
-    step_inputs.target_inputs(scored, last_two[:, 1], committed, *inputs)
-    block.decide(0, 2, rows, trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions)
-    step_inputs.kept_columns(committed, scored, decisions, *np.empty((3, 2, arrays.draft_len), np.int64))
-    step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64), *np.zeros((2, 2, arrays.draft_len), np.int64))
-    _paths(scored, np.zeros((2, 2), np.int64), 2)
+    end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
+    logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
+    step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
+    _paths(scored, np.full((2, 2), -1), 2)
+    judged = trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions
+    return Functions(
+        entry_of(fill_noise, np.zeros((2, 2), np.uint64), noise),
+        entry_of(step_inputs.first_inputs, rows, last_two, committed, *inputs),
+        entry_of(block.draft_levels, 0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite),
+        entry_of(step_inputs.level_inputs, 0, trees, committed, *inputs),
+        entry_of(block.select_nodes, rows, 1, trees, end, scored),
+        entry_of(step_inputs.target_inputs, scored, last_two[:, 1], committed, *inputs),
+        entry_of(block.decide, 0, 2, rows, *judged),
+        entry_of(step_inputs.kept_columns, committed, scored, decisions, *columns),
+    )
 
 
 def _distributions(arrays: BatchArrays) -> Distributions:
@@ -231,27 +236,23 @@ def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -
 
 
 def _outcome(
-    given: BlockInput,
-    scored: ScoredTrees,
-    decisions: Decisions,
-    logits: Floats,
-    times: tuple[float, float, float],
+    given: BlockInput, scored: ScoredTrees, decisions: Decisions, logits: Floats, times: tuple[float, float, float]
 ) -> Block:
-    lengths, tokens, log_probs = decisions.lengths.tolist(), decisions.tokens.tolist(), decisions.log_probs.tolist()
+    lengths = decisions.lengths.tolist()
+    tokens = [own[: count + 1] for own, count in zip(decisions.tokens.tolist(), lengths, strict=True)]
+    log_probs = [own[: count + 1] for own, count in zip(decisions.log_probs.tolist(), lengths, strict=True)]
 
     def logits_of(row: int) -> Floats:
         at = [0, *(decisions.paths[row, : lengths[row]] + 1).tolist()]
         return logits[row, at]
 
     return Block(
-        given=given,
-        tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
-        log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
-        drafted_levels=scored.longest.tolist(),
-        spent=[own[: length + 1] for own, length in zip(decisions.spent.tolist(), lengths, strict=True)],
-        finite=decisions.finite.tolist(),
-        logits_of=logits_of,
-        began=times[0],
-        drafted=times[1],
-        scored=times[2],
+        given,
+        tokens,
+        log_probs,
+        scored.longest.tolist(),
+        decisions.spent.tolist(),
+        decisions.finite.tolist(),
+        logits_of,
+        *times,
     )

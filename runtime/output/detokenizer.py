@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time, and where a text ends."""
+"""Tokens to text, and where a text ends."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Detokenizer:
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._decoded = 0
 
-    def append(self, request: Request, token: int, log_prob: float) -> FinishReason | None:
-        """Add one token to `request`; return the reason if the text ends with it."""
-        params = request.params
-        early = len(request.tokens) + 1 < params.min_tokens
-        request.tokens.append(token)
-        request.log_probs.append(log_prob)
-        request.offsets.append(len(request.text))
-        if token in self._eos or (token in self._stop_tokens and not early):
-            self._flush(request, request.tokens[:-1])
-            return "stop"
-        piece = self._stream.step(self._tokenizer, token)
-        if piece:
-            self._decoded = len(request.tokens)
-            if self._add(request, piece, early):
+    def append(self, request: Request, tokens: list[int], log_probs: list[float]) -> FinishReason | None:
+        """Add tokens to `request` up to the one that its text ends with, if any; return the reason then."""
+        params, known = request.params, request.tokens
+        for token, log_prob in zip(tokens, log_probs, strict=True):
+            early = len(known) + 1 < params.min_tokens
+            known.append(token)
+            request.log_probs.append(log_prob)
+            request.offsets.append(len(request.text))
+            if token in self._eos or (token in self._stop_tokens and not early):
+                self._flush(request, known[:-1])
                 return "stop"
-        if len(request.tokens) >= params.max_tokens:
-            return "stop" if self._flush(request, request.tokens) else "length"
+            if piece := self._stream.step(self._tokenizer, token):
+                self._decoded = len(known)
+                if self._add(request, piece, early):
+                    return "stop"
+            if len(known) >= params.max_tokens:
+                return "stop" if self._flush(request, known) else "length"
         return None
 
     def _flush(self, request: Request, tokens: list[int]) -> bool:

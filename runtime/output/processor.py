@@ -58,30 +58,32 @@ class OutputProcessor:
         A request that has ended, be it by an error, has its `finish_reason`. It still holds its row, until the loop
         releases it.
         """
-        kept = [(row, request, len(request.tokens)) for row, request in enumerate(requests) if block.given.is_kept[row]]
-        for row, request, _ in kept:
-            try:
-                self._append(request, row, block)
-            except Exception as error:
-                request.fail(error)
-            else:
-                if block.given.params[row].drafts:
+        given, grown = block.given, []
+        for row, request in enumerate(requests):
+            if given.is_kept[row]:
+                before = len(request.tokens)
+                try:
+                    self._append(request, row, block)
+                except Exception as error:
+                    request.fail(error)
+                    continue
+                if given.params[row].drafts:
                     request.auxiliary_cached = max(0, request.committed - 2)
+                grown.append((row, request, before))
         now = time.perf_counter()
         seconds = block.drafted - block.began, block.scored - block.drafted, now - block.scored
         self.totals.record_block(*seconds)
-        for row, request, before in kept:
-            if request.error:
-                continue
+        for row, request, before in grown:
             count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
             if alarm := request.statistics.record_block(drafted, accepted, count, seconds):
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
-            spent = sum(block.spent[row][:count])
-            request.statistics.divergence_spent += spent
-            self.totals.divergence_spent += spent
+            if block.given.params[row].spec.bounded:
+                spent = sum(block.spent[row][:count])
+                request.statistics.divergence_spent += spent
+                self.totals.divergence_spent += spent
             self.totals.add(drafted, accepted, count)
 
     def record_prefill(self, request: Request, began: float) -> None:
@@ -109,14 +111,10 @@ class OutputProcessor:
         before, tokens, log_probs = len(request.tokens), block.tokens[row], block.log_probs[row]
         if not block.finite[row]:
             raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
-        detokenizer, wanted = self._detokenizers[request.id], request.params.top_logprobs
+        wanted = request.params.top_logprobs
         top = _top_tokens(block.logits_of(row), wanted) if wanted else []
-        for index, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
-            request.finish_reason = detokenizer.append(request, token, log_prob)
-            if wanted:
-                request.top_log_probs.append(top[index])
-            if request.finish_reason:
-                break
+        request.finish_reason = self._detokenizers[request.id].append(request, tokens, log_probs)
+        request.top_log_probs += top[: len(request.tokens) - before]
         request.target_cached = request.committed - 1
         request.blocks += 1
         if request.id in self._constraints:

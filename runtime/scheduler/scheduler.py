@@ -192,7 +192,7 @@ class Scheduler:
         for row, one in enumerate(self.running):
             if one.target_cached < one.committed - 1:  # a step was interrupted before it had prefilled it
                 pieces.append(PromptPiece(one, row, one.committed - 1, is_drafted(one)))
-        while left > 0:
+        while left > 0 and (self._queues or self.joining):
             request = self.next(lambda one: caches.fits([*self.running, one], self.lookahead))
             if request is None:
                 break
@@ -211,7 +211,7 @@ class Scheduler:
 
         One request alone always fits.
         """
-        while len(self.holders) > 1 and not caches.fits(self.running, self.lookahead):
+        while not caches.fits(self.running, self.lookahead) and len(self.holders) > 1:
             self.preempt(self.last, caches)
         return list(self.running)
 

@@ -82,10 +82,11 @@ class Planner:
 
     Attributes:
         length: the longest draft of the next block's adaptive requests, in tokens; 0 for none.
+        adapts: whether some request that `plan` was given last is adaptive; there is nothing to learn for others.
     """
 
     def __init__(self) -> None:
-        self.length = 1
+        self.length, self.adapts = 1, False
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
         self._accepted = defaultdict[tuple[str, int], RunningMean](RunningMean)
         self._choice = 1
@@ -104,7 +105,8 @@ class Planner:
         Those that stay the same are the same objects; so is the list until the choice or the requests change.
         """
         ids = [request.id for request in requests]
-        due = self._blocks_left <= 0 and any(request.params.adaptive for request in requests)
+        self.adapts = any(request.params.adaptive for request in requests)
+        due = self.adapts and self._blocks_left <= 0
         if due:
             self._choose(requests)
         if due or ids != self._ids:

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from engines import Engine, open_engine
 from engines.base import DTYPES, mask_length
-from engines.cache.columns import kept_columns
+from engines.cache.columns import column_mover
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
 from tests.support.mock_engine import MockEngine, mock_spec
@@ -175,7 +175,7 @@ def test_moving_columns_copies_each_to_its_place(seed: int, dtype: torch.dtype) 
         for column, place in zip(columns, places, strict=True):
             expected[:, :, row, :, place] = cache[:, :, row, :, column]
     address = cache.data_ptr()
-    kept_columns(cache, source, to)
+    column_mover(cache)(source, to)
     assert torch.equal(cache, expected)
     assert cache.data_ptr() == address
 
@@ -184,7 +184,7 @@ def test_moved_columns_keep_their_bits() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)  # every bfloat16, not-a-numbers among them
     cache = bits.view(torch.bfloat16).view(1, 2, 1, 16, 64, 32).clone()
     columns = torch.arange(32)[None]
-    kept_columns(cache, columns + 32, columns)
+    column_mover(cache)(columns + 32, columns)
     expected = bits.view(1, 2, 1, 16, 64, 32).clone()
     expected[..., :32, :] = expected[..., 32:, :]
     assert torch.equal(cache.view(torch.int16), expected)

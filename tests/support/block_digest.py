@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import NumbaExperimentalFeatureWarning
 
-from mtad import batch, block, step_inputs
+from mtad import block, step_inputs
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
@@ -61,8 +61,7 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
     trees, q, finite = Trees.empty(layout.starts), _distributions(layout), np.ones(rows, np.bool_)
     for level in range(layout.draft_len):
         logits = logits_of(kind, centre, layout.width if level else 1, generator)
-        block.draft_levels(0, rows, layout.rows, level, trees, logits, q, noise.draft, is_end, finite)
-        if not batch.any_growing(trees, level):
+        if not block.draft_levels(0, rows, layout.rows, level, trees, logits, q, noise.draft, is_end, finite):
             break
     nodes = layout.scored_nodes[level + 1]
     scored = ScoredTrees.empty(rows, nodes, layout.draft_len)

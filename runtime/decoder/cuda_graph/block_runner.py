@@ -194,15 +194,6 @@ def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[floa
         at = [0, *(1 + node for node in paths[row][: lengths[row]])]
         return logits[row].cpu().numpy()[at]
 
-    return Block(
-        given=given,
-        tokens=[own[: length + 1] for own, length in zip(tokens, lengths, strict=True)],
-        log_probs=[own[: length + 1] for own, length in zip(log_probs, lengths, strict=True)],
-        drafted_levels=longest,
-        spent=[own[: length + 1] for own, length in zip(spent, lengths, strict=True)],
-        finite=finite,
-        logits_of=logits_of,
-        began=times[0],
-        drafted=times[1],
-        scored=times[2],
-    )
+    tokens = [own[: count + 1] for own, count in zip(tokens, lengths, strict=True)]
+    log_probs = [own[: count + 1] for own, count in zip(log_probs, lengths, strict=True)]
+    return Block(given, tokens, log_probs, longest, spent, finite, logits_of, *times)
