@@ -19,6 +19,8 @@ INVALID: dict[str, list[Any]] = {
     "beam_width": [0, -1, 65, 2.0, False, "4", None],
     "branching": [(), 4, (0,), (2, 1.5), (65,), (8, 3, 3), "4,2", None],
     "accept_threshold": [-0.1, math.inf, math.nan, "0.5", True],
+    "divergence": [-0.1, 1.1, float("nan"), "0.1", True, None],
+    "plausible": [-0.1, 1.1, float("nan"), "0.1", True, None],
     "relaxed_topk": [0, -1, 2**31, 1.5, True, None],
     "fly_window_size": [0, -1, 128, 1.5, True, None],
     "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
