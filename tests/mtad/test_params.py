@@ -19,8 +19,8 @@ INVALID: dict[str, list[Any]] = {
     "beam_width": [0, -1, 65, 2.0, False, "4", None],
     "branching": [(), 4, (0,), (2, 1.5), (65,), (8, 3, 3), "4,2", None],
     "accept_threshold": [-0.1, math.inf, math.nan, "0.5", True],
-    "divergence": [-0.1, 1.1, float("nan"), "0.1", True, None],
-    "plausible": [-0.1, 1.1, float("nan"), "0.1", True, None],
+    "divergence": [-0.1, 1.1, math.nan, "0.1", True, None],
+    "plausible": [-0.1, 1.1, math.nan, "0.1", True, None],
     "relaxed_topk": [0, -1, 2**31, 1.5, True, None],
     "fly_window_size": [0, -1, 128, 1.5, True, None],
     "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
@@ -89,8 +89,8 @@ def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field
 
 def test_every_real_field_is_known() -> None:
     assert [
-        *("accept_threshold", "draft_confidence", "temperature", "top_p", "min_p", "logit_bias"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("accept_threshold", "divergence", "plausible", "draft_confidence", "temperature", "top_p", "min_p"),
+        *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     ] == REALS
 
 
@@ -149,8 +149,8 @@ def test_sizes_follow_the_method(method: str) -> None:
     sizes = params.drafted, params.draft_width, params.score_width, sum(params.widths)
     expected = {
         "sample": (0, 0, 0, 0),
-        **dict.fromkeys(("specinfer", "traversal"), (3, 4, 4, 10)),
-        **dict.fromkeys(("speculative", "block", "threshold", "ensemble", "relaxed", "fly", "bild"), chain),
+        **dict.fromkeys(("specinfer", "traversal", "budget_tree"), (3, 4, 4, 10)),
+        **dict.fromkeys(("speculative", "block", "budget", "threshold", "ensemble", "relaxed", "fly", "bild"), chain),
         **dict.fromkeys(("mtad", "modal"), best),
         **dict.fromkeys(("mmtad", "mmtad_sample", "typical"), whole),
     }
