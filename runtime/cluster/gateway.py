@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,22 +22,25 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
 from runtime.cluster.board import Report
 from runtime.cluster.router import prefix_keys
 from runtime.scheduler.scheduler import QueueFull
+from runtime.server.app import table
 from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled
 from runtime.server.metrics import exposition
 from runtime.server.middleware import CLIENT
 from runtime.server.responses import sent_event
+from runtime.server.schema import Body
 from runtime.server.streaming import cancel_on_disconnect
 
 log = logging.getLogger(__name__)
 
+FULL_SECONDS = 0.1  # when all queues are full, a request whose replica died is offered again after so long
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
 _UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
@@ -59,10 +63,7 @@ class Gateway:
         self._serving: set[asyncio.Task[Any]] = set()
         self._bodies = BodyReader()
         self._draining, self._retries, self._broken = False, 0, 0
-        routes = [Route(path, self._live, methods=()) for path in ("/health/live", "/ping")]
-        routes += [Route(path, self._ready, methods=()) for path in ("/health/ready", "/health")]
-        routes += [Route("/metrics", self._scrape, methods=())]
-        self._router = Router(routes, default=self._forward)
+        self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
@@ -76,10 +77,18 @@ class Gateway:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    async def _live(self, _: Request) -> Response:
+    async def complete(self, _: type[Body], __: Request) -> ASGIApp:
+        return self._forward
+
+    async def models(self, _: Request) -> ASGIApp:
+        return self._forward
+
+    model = models
+
+    async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
 
-    async def _ready(self, _: Request) -> Response:
+    async def ready(self, _: Request) -> Response:
         if self._draining:
             return JSONResponse({"status": "draining"}, 503)
         ready = len(await self._reports())
@@ -87,7 +96,7 @@ class Gateway:
         status = {"status": "ready" if ready else "starting", "replicas": ready}
         return JSONResponse(status | update, 200 if ready else 503)
 
-    async def _scrape(self, request: Request) -> Response:
+    async def scrape(self, request: Request) -> Response:
         own: list[Metric] = [
             GaugeMetricFamily("mtad_gateway_requests", "requests on their way", value=len(self._serving)),
             CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
@@ -101,53 +110,49 @@ class Gateway:
             raise EngineStopped("takes no requests: it is draining")
         body = await Request(scope, receive).body()
         head = {name: scope.get(name) for name in _HEAD}
-        work = asyncio.create_task(self._answer(head, body, send))
+        sent = _Sent(send)
+        work = asyncio.create_task(self._answer(head, body, sent))
         self._serving.add(work)
         try:
             await cancel_on_disconnect(receive, asyncio.get_running_loop().time(), self._seconds, work)
         except asyncio.CancelledError:
             if not work.cancelled():  # the request's own task was cancelled, rather than its work, by `close`
                 raise
-            raise cancelled() from None
+            await sent.give_up(cancelled())
+        except ApiError as error:
+            await sent.give_up(error)
         finally:
             self._serving.discard(work)
 
-    async def _answer(self, head: dict[str, Any], body: bytes, send: Send) -> None:
+    async def _answer(self, head: dict[str, Any], body: bytes, sent: _Sent) -> None:
         keys = await self._bodies.run(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
-        for last in (False, True):
-            start: Message | None = None
-            sent = False
+        again = False
+        while True:
             try:
                 async with contextlib.aclosing(self._messages(head, body, keys)) as messages:
                     async for message in messages:
-                        if message["type"] == "http.response.start":
-                            start = message  # held back: as long as nothing was sent, another replica may answer
-                            continue
-                        if start is not None:
-                            await send(start)
-                            start, sent = None, True
-                        await send(message)
+                        await sent(message)
                 return
             except BackPressureError as full:
-                raise QueueFull(full.args[0], 1.0) from None  # it keeps the number of waiting requests there
+                if not again:
+                    raise QueueFull(full.args[0], 1.0) from None  # it keeps the number of waiting requests there
+                await asyncio.sleep(FULL_SECONDS)  # what was taken is not refused for the sake of later ones
             except (RayError, *_UNREACHABLE) as error:
-                if sent:
+                if sent.begun:
                     self._broken += 1
                     log.error("a replica died under a stream", exc_info=error)
                     problem = "the replica died after part of the answer was sent; ask again"
-                    event = sent_event(ApiError(503, problem, code="replica_died").body)
-                    await send({"type": "http.response.body", "body": event})
-                    return
+                    raise ApiError(503, problem, code="replica_died") from error
                 if not isinstance(error, _UNREACHABLE):
                     raise api_error(error) from error
-                if last and not isinstance(error, RayActorError):
+                if again and not isinstance(error, RayActorError):
                     raise ApiError(503, "no replica can be reached", code="unavailable") from error
-                if last:
-                    again = {"x-should-retry": "false"}  # OpenAI's client follows it
-                    problem = "two replicas died under this request; change it"
-                    raise ApiError(500, problem, None, "replica_died", again) from error
+                if again:
+                    problem, told = "two replicas died under this request; change it", {"x-should-retry": "false"}
+                    raise ApiError(500, problem, None, "replica_died", told) from error  # OpenAI's client follows it
                 log.warning("tried again on another replica: %s", type(error).__name__)
                 self._retries += 1
+                again = True
 
     async def _messages(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
         """The messages of one replica's answer; closing it cancels the request there."""
@@ -157,6 +162,35 @@ class Gateway:
                 yield message
         finally:
             coming.cancel()
+
+
+@dataclass
+class _Sent:
+    """What is sent to a client. A start is held back: as long as nothing was sent, another replica may answer."""
+
+    send: Send
+    start: Message = field(default_factory=dict)
+    begun: bool = False
+    ended: bool = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.start = message
+            return
+        if not self.begun:
+            self.begun = True
+            await self.send(self.start)
+        self.ended = not message.get("more_body", False)
+        await self.send(message)
+
+    async def give_up(self, error: ApiError) -> None:
+        """Answer with an error, which is the last event of a stream that has begun."""
+        if not self.begun:
+            raise error
+        if not self.ended:
+            with contextlib.suppress(TimeoutError):  # the client may have stopped reading
+                async with asyncio.timeout(1):
+                    await self.send({"type": "http.response.body", "body": sent_event(error.body)})
 
 
 def merged(reports: list[Report]) -> list[Metric]:

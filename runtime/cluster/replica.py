@@ -22,6 +22,8 @@ from runtime.server.options import ServerOptions
 from runtime.server.service import Service
 from runtime.server.uvicorn_server import freeze
 
+log = logging.getLogger(__name__)
+
 REPORT_SECONDS = 1.0
 
 
@@ -66,6 +68,7 @@ class Replica:
         serving.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             while (message := await messages.get()) is not None:
+                self._leave_if_broken()  # before an error of the engine's is sent
                 yield message
             await serving
         finally:
@@ -74,9 +77,7 @@ class Replica:
             await asyncio.wait({serving})
 
     def check_health(self) -> None:
-        """Raise if the process is to be replaced; Ray Serve asks."""
-        if self._engine.cause is not None:
-            raise RuntimeError("the engine broke down") from self._engine.cause
+        """Raise if the engine hangs, so that the process is replaced; Ray Serve asks."""
         now, progress = self._engine.statistics(), self._engine.llm.loop.totals.to_dict()
         if progress != self._progress or not now["running"] + now["waiting"]:
             self._progress, self._since = progress, time.monotonic()
@@ -85,6 +86,13 @@ class Replica:
 
     async def _report(self, board: Any, labels: dict[str, str]) -> None:
         while True:
+            self._leave_if_broken()
             with contextlib.suppress(Exception):  # the board may be starting again
                 await board.put.remote((labels, self._metrics.families()))
             await asyncio.sleep(REPORT_SECONDS)
+
+    def _leave_if_broken(self) -> None:
+        """With a broken engine, end the process: its requests go elsewhere, and new ones do not find it idle."""
+        if self._engine.cause is not None:
+            log.critical("the process ends, because its engine broke down: %s", self._engine.cause)
+            os._exit(1)

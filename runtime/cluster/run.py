@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+from uuid import uuid4
 
 from engines.folder import read_spec
 from mtad.errors import InvalidInput
@@ -54,48 +56,104 @@ def serve_cluster(
     where: dict[str, Any] = {"address": cluster.ray_address}
     if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
         cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
-        where = {"include_dashboard": False, "num_cpus": cores}
+        where = {"address": "local", "include_dashboard": False, "num_cpus": cores}  # not one found on the machine
     try:
         ray.init(**where)
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
-    board, generations = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote(), count(1)
-
-    def deploy() -> Any:
-        """Start the replicas, or replace them one after another; returns when all are ready."""
-        rows = config.rows or read_spec(pair / "target").rows  # of a new export, after a signal
-        inner = replace(options, api_keys=())  # the gateway asks for them
-        given = str(pair.absolute()), config, inner, cluster.stall_seconds, board, next(generations)
-        application = _deployment(rows, config, options, cluster).bind(*given)
+    try:
+        _check_resources(cluster, ray.cluster_resources())
+        serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
+        generations = Generations(pair, config, options, cluster)
         try:
-            return serve.run(application, name=options.model, route_prefix=None)
-        except RuntimeError as error:  # which does not say why
-            why = serve.status().applications[options.model].deployments["replica"].message.strip().splitlines()[-1]
-            raise InvalidInput("pair", str(pair), f"its replicas do not start: {why}") from error
+            gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)
+            if hasattr(signal, "SIGHUP"):
+                asked = SimpleQueue[int]()  # a handler of signals may use no lock
+                signal.signal(signal.SIGHUP, lambda number, _: asked.put(number))
+                threading.Thread(target=keep_updating, args=(asked, generations, gateway), daemon=True).start()
+            guarded = Guard(gateway, options, lambda path, status: None)
+            serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
+        finally:  # a Ray cluster of one's own goes on
+            generations.closing = True
+            serve.delete(options.model)
+    finally:
+        ray.shutdown()
 
-    def update() -> None:
+
+class Generations:
+    """The replicas of a pair folder as it was when they were deployed, and of the one before where that is refused.
+
+    Attributes:
+        board: where replicas report.
+        closing: whether the application is being deleted, so that nothing is to be deployed any more.
+    """
+
+    def __init__(self, pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> None:
+        self._pair, self._config, self._options, self._cluster = pair, config, options, cluster
+        self.board, self.closing = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote(), False
+        self._numbers, self._good, self._name = count(1), dict[str, Any](), uuid4().hex
+
+    def deploy(self) -> Any:
+        """Start the replicas, or replace them one after another; returns Ray Serve's handle when all are ready.
+
+        Raises:
+            InvalidInput: they do not start. Those of the last generation that did are the wanted ones again.
+        """
+        pair = self._pair.absolute()
+        folder = pair.parent / pair.readlink() if pair.is_symlink() else pair  # a link may lead elsewhere later
+        rows = self._config.rows or read_spec(folder / "target").rows  # of a new export, after a signal
+        new: dict[str, Any] = {"rows": rows, "folder": str(folder), "generation": next(self._numbers)}
+        try:
+            replicas = self._run(**new)
+        except RuntimeError as error:
+            problem = f"its replicas do not start: {self._why()}{self._deploy_last()}"
+            raise InvalidInput("pair", str(folder), problem) from error
+        self._good = new
+        return replicas
+
+    def update(self) -> None:
+        """Replace the replicas, if there is room for one more."""
+        _check_resources(replace(self._cluster, replicas=1, max_replicas=None), ray.available_resources())
+        self.deploy()
+
+    def _deploy_last(self) -> str:
+        """Ray Serve replaces no replica of a failed update, not even old ones; returns what is to be said of it."""
+        if self.closing or not self._good:
+            return ""
+        try:
+            self._run(**self._good)
+        except RuntimeError:
+            return f"; nor do the last ones again, so that none that dies is replaced: {self._why()}"
+        return f"; generation {self._good['generation']} serves"
+
+    def _run(self, rows: int, folder: str, generation: int) -> Any:
+        inner = replace(self._options, api_keys=())  # the gateway asks for them
+        given = folder, self._config, inner, self._cluster.stall_seconds, self.board, generation
+        deployment = _deployment(rows, self._config, self._options, self._cluster)
+        # with a version of ours, replicas of the last generation stay when it is deployed again
+        deployment = deployment.options(version=f"{self._name} {generation}", _internal=True)
+        return serve.run(deployment.bind(*given), name=self._options.model, route_prefix=None)
+
+    def _why(self) -> str:
+        """What Ray Serve's error does not say."""
+        replicas = serve.status().applications[self._options.model].deployments["replica"]
+        return str(replicas.message.strip().splitlines()[-1])
+
+
+def keep_updating(asked: SimpleQueue[int], generations: Generations, gateway: Gateway) -> None:
+    """One update after another; all that were asked for during one are one more."""
+    while asked.get():
+        while not asked.empty():
+            asked.get()
         log.info("replacing the replicas, one after another")
         try:
-            _check_resources(replace(cluster, replicas=1, max_replicas=None), ray.available_resources())
-            deploy()
+            generations.update()
         except Exception as error:  # whatever is wrong with the folder
             gateway.update_refused = str(error)
             log.error("the pair folder is not taken, and the old replicas stay: %s", error)
         else:
             gateway.update_refused = ""
             log.info("all replicas are new")
-
-    try:
-        _check_resources(cluster, ray.cluster_resources())
-        serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
-        gateway = Gateway(deploy(), options.request_seconds, board.reports.remote)
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=update, daemon=True).start())
-        guarded = Guard(gateway, options, lambda path, status: None)
-        serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
-        serve.delete(options.model)
-    finally:
-        ray.shutdown()
 
 
 def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> None:
@@ -123,7 +181,7 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
         max_ongoing_requests=2 * rows,  # a full batch and its successors; the rest waits for any replica
         max_queued_requests=config.max_waiting,
         max_surge_percent=1,  # a new replica has answered a prompt before an old one goes
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=2,  # an update is refused at its second failure in a row, crashes included
         ray_actor_options={"num_cpus": cluster.replica_cpus, "num_gpus": cluster.replica_gpus},
         request_router_config=RequestRouterConfig(request_router_class="runtime.cluster.router.PrefixRouter"),
         health_check_period_s=2.0,

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
+from typing import Protocol
 
 from jinja2 import Environment
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from mtad import __version__
 from runtime.async_llm import AsyncLLM
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
@@ -57,8 +59,33 @@ def application(service: Service) -> ASGIApp:
     return Guard(Router([row.route for row in rows], lifespan=lifespan), service.options, responded)
 
 
-def table(service: Service) -> list[Endpoint]:
+class Answers(Protocol):
+    """What answers the routes: a service, or the gateway before several."""
+
+    async def complete(self, kind: type[Body], request: Request, /) -> ASGIApp:
+        """A request for text."""
+
+    async def models(self, request: Request, /) -> ASGIApp:
+        """The list of models."""
+
+    async def model(self, request: Request, /) -> ASGIApp:
+        """One of them."""
+
+    async def live(self, request: Request, /) -> ASGIApp:
+        """Whether the process should be left running."""
+
+    async def ready(self, request: Request, /) -> ASGIApp:
+        """Whether requests should be sent here."""
+
+    async def scrape(self, request: Request, /) -> ASGIApp:
+        """Metrics."""
+
+
+def table(service: Answers) -> list[Endpoint]:
     """Every route of the server; the router takes the first row that fits."""
+
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": __version__})
 
     def text(path: str, body: type[Body], summary: str) -> Endpoint:
         return Endpoint(path, partial(service.complete, body), f"{summary}, whole or in events", body, ("POST",))
@@ -77,7 +104,7 @@ def table(service: Service) -> list[Endpoint]:
         text("/v1/responses", ResponseRequest, "Answer the last item of an input"),
         Endpoint("/v1/models", service.models, "The model, its limits, and every parameter with its type and default."),
         Endpoint("/v1/models/{model:path}", service.model, "One model."),
-        Endpoint("/version", service.version, "The toolkit's version."),
+        Endpoint("/version", version, "The toolkit's version."),
         Endpoint("/ping", service.live, live, methods=("GET", "POST")),
         Endpoint("/health/live", service.live, live),
         Endpoint("/health/ready", service.ready, ready),

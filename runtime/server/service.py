@@ -78,9 +78,6 @@ class Service:
             end_span(span, {}, shown.message)
             return shown.response
 
-    async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         """A body of JSON for this server's model, checked off the event loop where it is large."""
         declared = request.headers.get("content-type", "").partition(";")[0]
@@ -160,12 +157,16 @@ class Service:
             told = error.problem.removesuffix(f"; {REMEDY['grammar']}")  # of a grammar that no client has written
             names = [function.name for function in calling.functions]
             raise InvalidInput("tools", names, f"calls cannot be kept to their parameters: {told}") from None
-        echoes: list[Echo] = []
-        if isinstance(body, CompletionRequest) and body.echo:
-            echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
-        kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
-        response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-        describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+        try:
+            echoes: list[Echo] = []
+            if isinstance(body, CompletionRequest) and body.echo:
+                echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
+            kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
+            response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
+            describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+        except BaseException:  # also when the client goes away
+            stream.cancel()
+            raise
         return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, self.options.request_seconds)
 
     async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:

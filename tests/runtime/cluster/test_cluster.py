@@ -37,7 +37,8 @@ class Cluster:
 
     def __init__(self, pair: Path, folder: Path) -> None:
         self.hold, self.pair = Hold(folder), folder / "pair"
-        shutil.copytree(pair, self.pair)
+        shutil.copytree(pair, folder / "first")
+        self.pair.symlink_to("first")
         sizes = ("--replicas", "2", "--max-replicas", "3", "--replica-cpus", "0.1", "--rows", "4", "--threads", "1")
         self.process = Process(
             *(str(self.pair), *sizes, "--stall-seconds", "30", "--model", "demo", "--provider", "cpu"),
@@ -51,6 +52,12 @@ class Cluster:
 
     def wait(self) -> None:
         self.port = int(self.process.url().rpartition(":")[2])
+
+    def lead_to(self, export: str) -> None:
+        """Have the pair's link lead elsewhere."""
+        link = self.pair.with_name("link")
+        link.symlink_to(export)
+        link.replace(self.pair)
 
     def call(self, method: str, path: str, body: Any = None, key: str = "secret") -> tuple[int, dict[str, str], str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE)
@@ -271,19 +278,26 @@ def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster:
     assert not set(before) & set(cluster.replicas())
 
 
-def test_a_folder_that_cannot_be_used_leaves_the_old_replicas_and_health_says_why(cluster: Cluster) -> None:
+def test_a_folder_that_cannot_be_used_leaves_the_old_replicas_and_those_that_die_come_back(cluster: Cluster) -> None:
     until(lambda: cluster.ready >= 2, STARTING)
     before = cluster.replicas()
-    (weights,) = (cluster.pair / "auxiliary").glob("model.onnx*data*")
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
+    damaged = cluster.pair.with_name("damaged")
+    shutil.copytree(cluster.pair, damaged)
+    (weights,) = (damaged / "auxiliary").glob("model.onnx*data*")
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    cluster.lead_to("damaged")
     cluster.process.process.send_signal(signal.SIGHUP)
     until(lambda: "update_refused" in cluster.health, STARTING)
     assert "auxiliary" in cluster.health["update_refused"]
     assert "the old replicas stay" in cluster.process.log
     assert len(set(before) & set(cluster.replicas())) >= 2
     assert cluster.complete("def", max_tokens=2)[0] == 200
-    weights.write_bytes(whole)
+    victim = cluster.replicas().popitem()[1][0]
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: victim not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
+    until(lambda: cluster.ready >= 2, STARTING)  # replaced, although the folder is still damaged
+    assert "update_refused" in cluster.health
+    cluster.lead_to("first")
     cluster.process.process.send_signal(signal.SIGHUP)
     until(lambda: "update_refused" not in cluster.health, STARTING)
     until(lambda: not set(before) & set(cluster.replicas()), STARTING)

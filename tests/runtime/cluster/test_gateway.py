@@ -98,6 +98,7 @@ def ask(
     seconds: float = 600.0,
     during: Callable[[Gateway, asyncio.Event], None] = lambda gateway, gone: None,
     keys: tuple[str, ...] = (),
+    method: str = "POST",
 ) -> tuple[int, bytes, Gateway]:
     """One request through the gateway: status (0 without an answer), body."""
     sent: list[Message] = []
@@ -118,7 +119,7 @@ def ask(
         async def send(message: Message) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
         replicas.silent = lambda: during(gateway, gone)
         await app(scope, receive, send)
         return gateway
@@ -176,6 +177,31 @@ def test_a_request_beyond_its_time_is_cancelled_and_told() -> None:
     assert replicas.cancelled == 1
 
 
+def test_a_begun_stream_beyond_its_time_ends_with_an_error() -> None:
+    replicas = Replicas([START, PART, FOREVER])
+    status, body, _ = ask(replicas, seconds=-0.8)
+    assert (status, json.loads(body.split(b"data: ")[-1])["error"]["code"]) == (200, "timeout")
+    assert replicas.cancelled == 1
+
+
+def test_a_begun_stream_that_a_second_signal_ends_says_so() -> None:
+    closing: list[asyncio.Future[None]] = []
+
+    def close(gateway: Gateway, _: asyncio.Event) -> None:
+        closing.append(asyncio.ensure_future(gateway.close(drain=False)))
+
+    _, body, _ = ask(Replicas([START, PART, FOREVER]), during=close)
+    assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "cancelled"
+
+
+def test_a_request_whose_replica_died_is_not_refused_by_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.cluster.gateway.FULL_SECONDS", 0.0)
+    full = BackPressureError(num_queued_requests=1, max_queued_requests=1)
+    replicas = Replicas([died()], [full], [full], [START, WHOLE])
+    assert ask(replicas)[:2] == (200, b"whole")
+    assert len(replicas.calls) == 4
+
+
 def test_a_client_that_leaves_cancels_its_request() -> None:
     replicas = Replicas([START, PART, FOREVER])
     ask(replicas, during=lambda gateway, gone: gone.set())
@@ -195,16 +221,25 @@ def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones() -> No
     assert gateway._draining
 
 
-def test_other_routes_are_a_replicas() -> None:
-    replicas = Replicas([START, WHOLE])
-    assert ask(replicas, "/version")[:2] == (200, b"whole")
-    assert replicas.calls[0][0]["path"] == "/version"
+def test_models_are_a_replicas() -> None:
+    replicas = Replicas([START, WHOLE], [START, WHOLE])
+    assert ask(replicas, "/v1/models", method="GET")[:2] == (200, b"whole")
+    assert ask(replicas, "/v1/models/m", method="GET")[:2] == (200, b"whole")
+    assert [head["path"] for head, _ in replicas.calls] == ["/v1/models", "/v1/models/m"]
+
+
+def test_what_needs_no_key_takes_no_replicas_time() -> None:
+    replicas = Replicas()
+    for path, status in {"/": 200, "/docs": 200, "/openapi.json": 200, "/version": 200, "/nowhere": 404}.items():
+        assert ask(replicas, path, method="GET", keys=("secret",))[0] == status, path
+    assert ask(replicas, "/docs", keys=("secret",))[0] == 405
+    assert not replicas.calls
 
 
 def test_health_metrics_and_keys_are_the_gateways_own() -> None:
-    assert json.loads(ask(Replicas(), "/health")[1]) == {"status": "ready", "replicas": 2}
-    assert ask(Replicas(), "/health/live")[0] == ask(Replicas(), "/ping")[0] == 200
-    shown = ask(Replicas(), "/metrics")[1].decode()
+    assert json.loads(ask(Replicas(), "/health", method="GET")[1]) == {"status": "ready", "replicas": 2}
+    assert ask(Replicas(), "/health/live", method="GET")[0] == ask(Replicas(), "/ping")[0] == 200
+    shown = ask(Replicas(), "/metrics", method="GET")[1].decode()
     assert 'mtad_replica{generation="1",host="host",pid="1",replica="a"} 1.0' in shown
     assert 'x_total{replica="a"} 3.0' in shown
     assert 'x_total{replica="b"} 3.0' in shown

@@ -40,7 +40,7 @@ def test_keys_guard_what_costs_something(plain: LLM) -> None:
             with pytest.raises(AuthenticationError):
                 server.client.with_options(api_key=key).models.list()
         for header in ({}, {"authorization": "first-key"}, {"authorization": "Basic first-key"}):
-            for path in ("/v1/models", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", "/v1/nothing"):
+            for path in ("/v1/models", "/v1/completions", "/v1/responses", "/v1/nothing"):
                 status, headers, answer = call(server, "GET", path, **header)
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
                 assert headers["www-authenticate"] == "Bearer"
@@ -185,6 +185,31 @@ def test_a_dropped_connection_frees_its_row_by_the_next_block(stream: bool, plai
         assert request.finish_reason == "cancelled"
         assert request.blocks == 4
         assert not scheduler.running
+
+
+def test_a_client_that_leaves_while_its_prompt_is_made_an_echo_is_not_served(
+    plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, begun, left = own(plain), threading.Event(), threading.Event()
+
+    def echoes(*_: Any) -> list[Any]:
+        begun.set()
+        assert left.wait(PATIENCE)
+        return []
+
+    monkeypatch.setattr("runtime.server.service.Service._echoes", echoes)
+    gate = Gate(llm)
+    with live(llm) as server:
+        body = json.dumps({"model": MODEL, "prompt": "S", "echo": True, "max_tokens": 150, "ignore_eos": True}).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+            connection.sendall(BEGIN + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert begun.wait(PATIENCE)
+        try:
+            until(lambda: server.leaving == 1)
+        finally:
+            left.set()
+            gate.open()
+        until(lambda: llm.loop.totals.requests["cancelled"] == 1)
 
 
 def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
