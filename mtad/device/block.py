@@ -141,10 +141,7 @@ def decide(
             by_block = (given.rule == BLOCKWISE) | own if blockwise else None
             limits = (given.divergence * own, given.plausible) if budget else None
             kept, weights, far = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_block, limits)
-            node, spent = (
-                torch.where(given.reads_draft, kept, node),
-                torch.where(given.reads_draft[:, None], far, spent),
-            )
+            node, spent = torch.where(given.reads_draft, kept, node), spent if far is None else far
             # rows of other rules draw from p itself
             weights = torch.where(given.reads_draft[:, None], weights, p.probabilities(node + 1))
         else:

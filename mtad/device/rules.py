@@ -67,34 +67,41 @@ def joint_log_p(scored: Scored, p: Tables) -> Tensor:
     return whole.masked_fill(~scored.drafted, -math.inf)
 
 
+class Moved(NamedTuple):
+    """Targets that are moved along chains, as `mtad.rules.budget` has them.
+
+    Attributes:
+        p: float32 [R, levels, V], p~ where the row has a budget.
+        bounded: bool [R], which rows have one.
+        spent: float32 [R, levels], total variation of p~ and p; 0 elsewhere.
+    """
+
+    p: Tensor
+    bounded: Tensor
+    spent: Tensor
+
+    @classmethod
+    def of(cls, p: Tables, q: Tables, count: Tensor, divergence: Tensor, plausible: Tensor) -> Moved:
+        """Those of rows that have drafted `count` [R] tokens; divergence is 0 without a budget; float32 [R] each."""
+        levels = torch.arange(q.logits.shape[1], device=count.device)
+        places = levels[:, None].expand(-1, len(count))
+        each = [move(p.probabilities(at), q.probabilities(at), divergence, plausible) for at in places]
+        spent, bounded = torch.stack([far for _, far in each], 1), divergence > 0
+        spent = torch.where(bounded[:, None] & (levels < count[:, None]), spent, 0.0)
+        return cls(torch.stack([own for own, _ in each], 1), bounded, spent)
+
+
 class Chances(NamedTuple):
     """The target's distributions along chains, some of them moved, and the auxiliary's.
 
     Attributes:
         p: [R, 1 + M]. q: [R, levels], what each token of the chain was drawn from.
-        moved: float32 [R, levels, V], p~ of `mtad.rules.budget` for the rows of `bounded`; None where there are none.
-        bounded: bool [R].
-        spent: float32 [R, levels], total variation of p~ and p.
+        moved: None where no row has a budget.
     """
 
     p: Tables
     q: Tables
-    moved: Tensor | None
-    bounded: Tensor
-    spent: Tensor
-
-    @classmethod
-    def of(cls, p: Tables, q: Tables, count: Tensor, budget: tuple[Tensor, Tensor] | None) -> Chances:
-        """Those of rows that have drafted `count` [R] tokens; `budget`: divergence and plausible, float32 [R] each."""
-        levels, moved = torch.arange(q.logits.shape[1], device=count.device), None
-        bounded, spent = torch.zeros_like(count), torch.zeros((len(count), len(levels)), device=count.device)
-        if budget is not None:
-            bounded, places = budget[0] > 0, levels[:, None].expand(-1, len(count))
-            each = [move(p.probabilities(at), q.probabilities(at), *budget) for at in places]
-            moved = torch.stack([own for own, _ in each], 1)
-            spent = torch.stack([far for _, far in each], 1)
-            spent = torch.where(bounded[:, None] & (levels < count[:, None]), spent, 0.0)
-        return cls(p, q, moved, bounded.bool(), spent)
+    moved: Moved | None
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of the chains' tokens [R, levels], float64."""
@@ -102,15 +109,16 @@ class Chances(NamedTuple):
         plain = self.p.log_prob(at, tokens)
         if self.moved is None:
             return plain
-        return torch.where(self.bounded[:, None], self.moved.gather(2, tokens[..., None])[..., 0].double().log(), plain)
+        own = self.moved.p.gather(2, tokens[..., None])[..., 0].double().log()
+        return torch.where(self.moved.bounded[:, None], own, plain)
 
     def after(self, at: Tensor, count: Tensor) -> Tensor:
         """All probabilities after the first `at` [R] of `count` [R] tokens, float32 [R, V]."""
         plain = self.p.probabilities(at)
         if self.moved is None:
             return plain
-        own = self.moved[torch.arange(len(at), device=at.device), at.clamp(max=self.moved.shape[1] - 1)]
-        return torch.where((self.bounded & (at < count))[:, None], own, plain)
+        own = self.moved.p[torch.arange(len(at), device=at.device), at.clamp(max=self.moved.p.shape[1] - 1)]
+        return torch.where((self.moved.bounded & (at < count))[:, None], own, plain)
 
     def residual(self, at: Tensor, weight: Tensor, count: Tensor) -> Tensor:
         """max(weight p - q, 0) after the first `at` [R] tokens of chains, float32 [R, V]."""
@@ -137,7 +145,7 @@ def verify(
     levels: int,
     blockwise: Tensor | None,
     budget: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """`token_wise`, `block` and `budget` of chains, the first `levels` nodes of each row.
 
     Args:
@@ -148,11 +156,12 @@ def verify(
 
     Returns:
         the last kept node, int64 [R], -1 for none; the weights of the bonus token, float32 [R, V]; and how far the law
-        of each token was moved, in total variation, float32 [R, levels + 1].
+        of each token was moved, in total variation, float32 [R, levels + 1], None without a budget.
     """
     drafted, log_q = scored.drafted[:, :levels], scored.log_q[:, :levels]
     count = drafted.sum(1)
-    chances = Chances.of(p, q, count, budget)
+    moved = Moved.of(p, q, count, *budget) if budget is not None else None
+    chances = Chances(p, q, moved)
     log_p = chances.log_prob(scored.tokens[:, :levels])
     own_q = log_q - pad(log_q[:, :-1], (1, 0))
     ratio = torch.where(drafted, (log_p - own_q).clamp(max=700), 0.0).exp()
@@ -172,4 +181,4 @@ def verify(
     rest = chances.residual(kept, weight, count)
     whole = (kept == count) | ~(rest.sum(1) > 0)
     weights = torch.where(whole[:, None], chances.after(kept, count), rest)
-    return kept - 1, weights, pad(chances.spent, (0, 1))
+    return kept - 1, weights, None if moved is None else pad(moved.spent, (0, 1))

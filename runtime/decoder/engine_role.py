@@ -134,6 +134,6 @@ class EngineRole:
         logits = logits.to("cpu").contiguous()
         if logits.shape[2] != self.vocab_size or logits.dtype != torch.float32:
             shape = (*logits.shape[:2], self.vocab_size)
-            plain: Tensor = self._plain.view_like(torch.empty(shape, device="meta"))
+            plain: Tensor = self._plain.view_like(torch.empty(shape, dtype=torch.float32, device="meta"))
             logits = plain.copy_(logits[..., : self.vocab_size])
         return logits.numpy()

@@ -117,7 +117,11 @@ class HostRunner:
         began = time.perf_counter()
         if self._arrays is None or not self._arrays.is_of(given.params):
             self._arrays = BatchArrays(given.params, self.target.vocab_size)
-        arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
+        arrays, committed, last_two = (
+            self._arrays,
+            np.array(given.committed, np.int64),
+            np.array(given.last_two, np.int64),
+        )
         decisions, noise = arrays.decisions, arrays.noise
         decisions.finite[:] = True
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)

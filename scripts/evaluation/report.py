@@ -78,7 +78,7 @@ def verdict(figures: Mapping[str, Any]) -> str:
     held = [label for label, row in rows if row["control"] and row["holds"]]
     few = any(row.get("pass") for _, row in rows) and figures["prompts"] < FEWEST
     if few:
-        return f"Too few prompts to show that anything is not inferior: {FEWEST} verified answers are the least."
+        return f"Too few prompts to show anything of methods or control: {FEWEST} verified answers are the least."
     if figures["control_failed"]:
         return "The control failed, as it must: the auxiliary alone holds at no temperature. Gains count."
     return f"THE CONTROL DID NOT FAIL: {', '.join(held)} would hold. No gain of this run counts."

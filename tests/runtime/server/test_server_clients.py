@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
     whole = plain.generate("SELECT", params)[0]
     stop = whole.text[5:8]
     for kept, end in ((False, whole.text.index(stop)), (True, whole.text.index(stop) + len(stop))):
-        asked = DecodingParams(**{**vars(params), "stop": (stop, stop + "#"), "include_stop_str_in_output": kept})
+        asked = replace(params, stop=(stop, stop + "#"), include_stop_str_in_output=kept)
         result = plain.generate("SELECT", asked)[0]
         assert (result.text, result.finish_reason) == (whole.text[:end], "stop")
     token = whole.token_ids[9]
