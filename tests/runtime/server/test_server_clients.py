@@ -108,10 +108,10 @@ def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
         result = plain.generate("SELECT", asked)[0]
         assert (result.text, result.finish_reason) == (whole.text[:end], "stop")
     token = whole.token_ids[9]
-    result = plain.generate("SELECT", DecodingParams(**{**vars(params), "stop_token_ids": (token,)}))[0]
+    result = plain.generate("SELECT", replace(params, stop_token_ids=(token,)))[0]
     assert result.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
     assert result.finish_reason == "stop"
-    late = DecodingParams(**{**vars(params), "stop_token_ids": (token,), "min_tokens": 24})
+    late = replace(params, stop_token_ids=(token,), min_tokens=24)
     assert len(plain.generate("SELECT", late)[0].token_ids) == 24
 
 

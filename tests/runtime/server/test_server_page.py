@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_both_texts_are_shown_coloured_by_origin_with_their_figures(plain: LLM, 
     expect(page.locator("#ratio")).to_contain_text("times the tokens/s")
     params = DecodingParams(max_tokens=60, seed=5, ignore_eos=True, top_k=0, temperature=1.3)
     for side, method in (("drafted", "mtad"), ("plain", "sample")):
-        expected = plain.generate(PROMPT, DecodingParams(**{**vars(params), "method": method}))[0]
+        expected = plain.generate(PROMPT, replace(params, method=method))[0]
         shown = spans(page, side)
         assert "".join(text for _, text in shown) == expected.text
         assert {kind for kind, _ in shown} == ({"accepted", "bonus"} if method == "mtad" else {"bonus"})
