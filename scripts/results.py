@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def save(path: Path, made_by: str, figures: Mapping[str, Any]) -> None:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     about = {
         "made_by": made_by,
-        "command": " ".join(["python -m", made_by.removesuffix(".__main__"), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", made_by.removesuffix(".__main__"), *sys.argv[1:]]),
         "commit": found or None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
