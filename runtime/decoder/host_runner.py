@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +22,10 @@ from torch import Tensor
 from mtad import block, step_inputs
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
-from mtad.distribution import Distributions
 from mtad.params import DecodingParams
-from mtad.random import Noise, fill_noise
-from mtad.rows import stack_rows
+from mtad.random import fill_noise
 from runtime.constraints.adjust import Constraints
+from runtime.decoder.batch_arrays import BatchArrays
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.engine_role import EngineRole
 
@@ -50,46 +48,6 @@ class Functions(NamedTuple):
     target_inputs: Callable[..., None]
     decide: Callable[..., None]
     kept_columns: Callable[..., tuple[bool, bool]]
-
-
-class BatchArrays:
-    """What follows from the parameters of a batch's rows, and the memory of its blocks.
-
-    Attributes:
-        rows: records, `mtad.rows.ROW` [R].
-        draft_len, width: D and W, of the largest draft.
-        starts: int64 [R, D + 1], see `mtad.draft.Tree`.
-        kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
-        scored_nodes: the most nodes that the target scores of a row, by the number of levels that were drafted.
-        noise, trees, q, decisions: of the block that runs.
-        scored: the same, by the number of levels that were drafted.
-        columns: int64 [R, D] each: where accepted tokens lie in both caches, target's first, and where they belong.
-    """
-
-    def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
-        self.params = list(params)
-        self.rows = stack_rows(params, vocab_size)
-        self.draft_len, self.width = int(self.rows["draft_len"].max()), int(self.rows["width"].max())
-        widths = np.zeros((len(params), self.draft_len), dtype=np.int64)
-        for own, p in zip(widths, params, strict=True):
-            own[: p.drafted] = p.widths
-        self.starts = np.zeros((len(params), self.draft_len + 1), dtype=np.int64)
-        np.cumsum(widths, axis=1, out=self.starts[:, 1:])
-        readers = self.rows["top_k"][self.rows["reads_draft"]]
-        self.kept = int(readers.max()) if len(readers) else 0
-        ends = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
-        nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in ends]
-        self.scored_nodes = [int(each.max()) for each in nodes]
-        self.trees, self.q = Trees.empty(self.starts), _distributions(self)
-        self.scored = [ScoredTrees.empty(len(params), most, self.draft_len) for most in self.scored_nodes]
-        self.decisions = Decisions.empty(len(params), self.draft_len)
-        self.noise = Noise.empty(len(params), self.draft_len, self.width)
-        self.columns = torch.zeros((3, len(params), self.draft_len), dtype=torch.int64).unbind()
-        self.columns_written = [each.numpy() for each in self.columns]
-
-    def is_of(self, params: Sequence[DecodingParams]) -> bool:
-        """Whether these are the parameters, the same objects."""
-        return len(params) == len(self.params) and not any(map(is_not, params, self.params))
 
 
 class HostRunner:
@@ -222,14 +180,6 @@ def _call_all() -> Functions:
         entry_of(block.decide, 0, 2, rows, *judged),
         entry_of(step_inputs.kept_columns, committed, scored, decisions, *columns),
     )
-
-
-def _distributions(arrays: BatchArrays) -> Distributions:
-    """Memory for what rows were drafted from, where their rules read it."""
-    shape = len(arrays.rows), 1 + (int(arrays.starts.max()) if arrays.kept else 0), max(arrays.kept, 1)
-    logits = np.empty((0, 0, 0), np.float32)
-    ids, log_p = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    return Distributions(logits, ids, log_p, np.full(shape[:2], -1))
 
 
 def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:

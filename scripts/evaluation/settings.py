@@ -17,7 +17,7 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 
 DEFAULT = (
-    "speculative,block:temperature=0,mtad,mtad:accept_threshold=0.1,mtad:temperature=0,"
+    "speculative,block:temperature=0,budget,budget:divergence=0.2,mtad,mtad:accept_threshold=0.1,mtad:temperature=0,"
     "mmtad,mmtad:accept_threshold=0.1,mmtad_sample,mmtad_sample:accept_threshold=0.1"
 )
 LOSSLESS = ("sample", "greedy")

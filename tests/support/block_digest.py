@@ -16,7 +16,7 @@ from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from mtad.random import draw_noise
-from runtime.decoder.host_runner import BatchArrays, _distributions
+from runtime.decoder.batch_arrays import BatchArrays, empty_distributions
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,7 +58,7 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
     generator, digest = np.random.default_rng([seed, KINDS.index(kind)]), hashlib.sha256()
     centre = (2 * generator.standard_normal((rows, 1, VOCAB))).astype(np.float32)
     noise = draw_noise([(seed, row) for row in range(rows)], layout.draft_len, layout.width)
-    trees, q, finite = Trees.empty(layout.starts), _distributions(layout), np.ones(rows, np.bool_)
+    trees, q, finite = Trees.empty(layout.starts), empty_distributions(layout), np.ones(rows, np.bool_)
     for level in range(layout.draft_len):
         logits = logits_of(kind, centre, layout.width if level else 1, generator)
         if not block.draft_levels(0, rows, layout.rows, level, trees, logits, q, noise.draft, is_end, finite):

@@ -18,10 +18,10 @@ from mtad.device.tables import Given, Tables, Tree
 from mtad.distribution import Distributions
 from mtad.params import DecodingParams
 from mtad.random import draw_noise
+from runtime.decoder.batch_arrays import BatchArrays
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.captured_block import Key, write
-from runtime.decoder.host_runner import BatchArrays
 
 CAPACITY = 64
 COMMITTED = 5

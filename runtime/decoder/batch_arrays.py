@@ -1,0 +1,63 @@
+"""The memory of a batch's blocks, which lives as long as the parameters of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_not
+
+import numpy as np
+import torch
+
+from mtad.batch import Decisions, ScoredTrees, Trees
+from mtad.distribution import Distributions
+from mtad.params import DecodingParams
+from mtad.random import Noise
+from mtad.rows import stack_rows
+
+
+class BatchArrays:
+    """What follows from the parameters of a batch's rows, and the memory of its blocks.
+
+    Attributes:
+        rows: records, `mtad.rows.ROW` [R].
+        draft_len, width: D and W, of the largest draft.
+        starts: int64 [R, D + 1], see `mtad.draft.Tree`.
+        kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
+        scored_nodes: the most nodes that the target scores of a row, by the number of levels that were drafted.
+        noise, trees, q, decisions: of the block that runs.
+        scored: the same, by the number of levels that were drafted.
+        columns: int64 [R, D] each: where accepted tokens lie in both caches, target's first, and where they belong.
+    """
+
+    def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
+        self.params = list(params)
+        self.rows = stack_rows(params, vocab_size)
+        self.draft_len, self.width = int(self.rows["draft_len"].max()), int(self.rows["width"].max())
+        widths = np.zeros((len(params), self.draft_len), dtype=np.int64)
+        for own, p in zip(widths, params, strict=True):
+            own[: p.drafted] = p.widths
+        self.starts = np.zeros((len(params), self.draft_len + 1), dtype=np.int64)
+        np.cumsum(widths, axis=1, out=self.starts[:, 1:])
+        readers = self.rows["top_k"][self.rows["reads_draft"]]
+        self.kept = int(readers.max()) if len(readers) else 0
+        ends = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
+        nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in ends]
+        self.scored_nodes = [int(each.max()) for each in nodes]
+        self.trees, self.q = Trees.empty(self.starts), empty_distributions(self)
+        self.scored = [ScoredTrees.empty(len(params), most, self.draft_len) for most in self.scored_nodes]
+        self.decisions = Decisions.empty(len(params), self.draft_len)
+        self.noise = Noise.empty(len(params), self.draft_len, self.width)
+        self.columns = torch.zeros((3, len(params), self.draft_len), dtype=torch.int64).unbind()
+        self.columns_written = [each.numpy() for each in self.columns]
+
+    def is_of(self, params: Sequence[DecodingParams]) -> bool:
+        """Whether these are the parameters, the same objects."""
+        return len(params) == len(self.params) and not any(map(is_not, params, self.params))
+
+
+def empty_distributions(arrays: BatchArrays) -> Distributions:
+    """Memory for what rows were drafted from, where their rules read it."""
+    shape = len(arrays.rows), 1 + (int(arrays.starts.max()) if arrays.kept else 0), max(arrays.kept, 1)
+    logits = np.empty((0, 0, 0), np.float32)
+    ids, log_p = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    return Distributions(logits, ids, log_p, np.full(shape[:2], -1))
