@@ -33,6 +33,7 @@ from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
+from runtime.speculation.planner import variants
 
 if TYPE_CHECKING:
     from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
@@ -118,11 +119,11 @@ class LLM:
     def record(self, params: Sequence[DecodingParams]) -> None:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
 
-        An adaptive request's blocks are those of its largest draft; `runtime.speculation.planner.variants` has all.
+        Of automatic drafts, those of each length.
         """
         assert not self.loop.scheduler.holders, "rows in use would be overwritten"
         if self.blocks:
-            self.blocks.prepare(params)
+            self.blocks.prepare([own for p in params for own in variants(p, self.config.max_draft_len)])
 
     def generate(
         self,

@@ -99,9 +99,15 @@ def json_object(text: str) -> dict[str, Any]:
     raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
 
 
+def _length(text: str) -> int | str:
+    """An integer or auto; the configuration class refuses all else."""
+    return int(text) if text.isdecimal() else text
+
+
 _KINDS: dict[str, dict[str, Any]] = {
     "bool": {"action": argparse.BooleanOptionalAction},
     "int": {"type": int, "metavar": "N"},
+    "int | Literal['auto']": {"type": _length, "metavar": "N"},
     "float": {"type": float, "metavar": "X"},
     "tuple[int, ...]": {"type": _integers, "metavar": "N,N,..."},
     "tuple[str, ...]": {"action": "append", "metavar": "TEXT"},

@@ -119,7 +119,7 @@ def measure(
         seed: another one gives other texts of the same prompts.
         label: what the bar of progress says.
     """
-    fixed = replace(base, speculation="fixed", n=1)
+    fixed = replace(base, n=1)
     settings = [replace(fixed, method="sample"), *(replace(fixed, **own) for own in values)]
     llm.record(settings)  # otherwise the first answers would have their blocks captured
     for params in settings:
