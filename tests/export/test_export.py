@@ -338,24 +338,24 @@ class TestRefusal:
     @pytest.mark.parametrize(
         ("field", "values", "words"),
         [
-            ("rows", {"rows": 0}, ""),
-            ("rows", {"rows": -1}, ""),
-            ("capacity", {"capacity": 100}, ""),
-            ("capacity", {"capacity": 0}, ""),
-            ("capacity", {"capacity": -64}, ""),
-            ("capacity", {"capacity": 576}, ""),
-            ("precision", {"precision": "int3"}, ""),
-            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, ""),
-            ("to", {"format": "gguf"}, ""),
-            ("drafts", {"defaults": {"drafts": 3}}, ""),
-            ("draft_len", {"defaults": {"draft_len": 0}}, ""),
-            ("target", {"target": "/no/such/folder"}, ""),
-            ("auxiliary", {"auxiliary": "no-such-folder"}, ""),
-            ("precision", {"precision": "int8", "calibration": HERE}, ""),
-            ("calibration", {**ONNX, "precision": "int8"}, ""),
-            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, ""),
-            ("calibration", {**ONNX, "calibration": HERE}, ""),
-            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, ""),
+            ("rows", {"rows": 0}, None),
+            ("rows", {"rows": -1}, None),
+            ("capacity", {"capacity": 100}, None),
+            ("capacity", {"capacity": 0}, None),
+            ("capacity", {"capacity": -64}, None),
+            ("capacity", {"capacity": 576}, None),
+            ("precision", {"precision": "int3"}, None),
+            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, None),
+            ("to", {"format": "gguf"}, None),
+            ("drafts", {"defaults": {"drafts": 3}}, None),
+            ("draft_len", {"defaults": {"draft_len": 0}}, None),
+            ("target", {"target": "/no/such/folder"}, None),
+            ("auxiliary", {"auxiliary": "no-such-folder"}, None),
+            ("precision", {"precision": "int8", "calibration": HERE}, None),
+            ("calibration", {**ONNX, "precision": "int8"}, None),
+            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
+            ("calibration", {**ONNX, "calibration": HERE}, None),
+            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
             (
                 "precision",
                 {**STATIC, "compute_capabilities": ["8.6", "12.0"]},
@@ -374,7 +374,7 @@ class TestRefusal:
         ],
     )
     def test_bad_options_are_refused_by_name_before_anything_is_written(
-        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str
+        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str | None
     ) -> None:
         with pytest.raises(InvalidInput, match=words) as caught:
             export(**values)

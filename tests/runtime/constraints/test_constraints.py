@@ -32,7 +32,7 @@ def constrainer(tokenizer: Tokenizer) -> Constrainer:
 
 def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> None:
     maker = Constrainer(letters("abc"), 4, [0, 3])
-    constraint = maker.constraint("x", replace(FREE, regex="ab?"), ())
+    constraint = maker.constraint("x", replace(FREE, regex="ab?", frequency_penalty=0.5), ())
     assert constraint is not None
     batch = Constraints([constraint])
     tokens = torch.tensor([[[0, 0], [1, 0], [1, 2]]])
@@ -40,6 +40,8 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
     finite = np.isfinite(batch.adjust(np.zeros((1, 3, 4), np.float32), tokens, valid))[0]
     assert finite.astype(int).tolist() == [[0, 1, 0, 0], [1, 0, 1, 1], [1, 0, 0, 1]]
     constraint.advance([1, 3])
+    assert constraint.counts is not None
+    assert constraint.counts.tolist() == [0, 1, 0, 1]
 
 
 def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_draft() -> None:
