@@ -40,12 +40,11 @@ def make_requests(draft_probs: Tensor, begun: int) -> list[Request]:
     drafts = torch.stack([torch.multinomial(q, 1)[:, 0] for q in draft_probs]).tolist()
     made = []
     for at, slot in enumerate(torch.randperm(SLOTS).tolist()):
-        sizes = (1, []) if at < begun else (1 + LEVELS, drafts[slot])
-        logits = 2 * torch.randn(sizes[0], VOCAB)
-        logits[: len(sizes[1])] += draft_probs[slot, : len(sizes[1])].log()
-        made.append(
-            Request(slot, logits, sizes[1], (0.7, 1.0)[at % 2], (3, 2**31 - 1)[at % 3 > 0], (0.8, 1.0)[at % 4 > 0])
-        )
+        draft = [] if at < begun else drafts[slot]
+        logits = 2 * torch.randn(1 + len(draft), VOCAB)
+        logits[: len(draft)] += draft_probs[slot, : len(draft)].log()
+        heat, top_k, top_p = (0.7, 1.0)[at % 2], (3, 2**31 - 1)[at % 3 > 0], (0.8, 1.0)[at % 4 > 0]
+        made.append(Request(slot, logits, draft, heat, top_k, top_p))
     return made
 
 
@@ -53,14 +52,13 @@ def decided(requests: Sequence[Request], draft_probs: Tensor, penalised: int = -
     """The tokens of each request that our worker keeps, or what the library's own gives."""
     worker = ours.make_worker(fake.DraftTargetOneModelWorker, fake, 0.3)(None, None)
     rows = torch.tensor([len(request.logits) for request in requests])
-    names = ("temperature", "top_k", "top_p", "slot")
-    heat, top_k, top_p, slots = (torch.tensor([getattr(one, name) for one in requests]) for name in names)
-    meta = SimpleNamespace(
-        advanced_sampling_mode="full", use_rejection_sampling=True, is_all_greedy_sample=greedy, penalised=penalised,
-        temperatures=heat.repeat_interleave(rows), top_ks=top_k.repeat_interleave(rows), committed=0,
-        top_ps=top_p.repeat_interleave(rows), min_ps=torch.zeros(int(rows.sum())), draft_probs=draft_probs,
-        batch_slot_ids=slots, request_seeds=slots, request_offsets=4 * slots,
-    )  # fmt: skip
+    names, slots = ("temperature", "top_k", "top_p"), torch.tensor([request.slot for request in requests])
+    each = (torch.tensor([getattr(request, name) for request in requests]) for name in names)
+    filters = {f"{name}s": values.repeat_interleave(rows) for name, values in zip(names, each, strict=True)}
+    own = {"batch_slot_ids": slots, "request_seeds": slots, "request_offsets": 4 * slots, "draft_probs": draft_probs}
+    state = {"advanced_sampling_mode": "full", "use_rejection_sampling": True, "is_all_greedy_sample": greedy}
+    none = torch.zeros(int(rows.sum()))
+    meta = SimpleNamespace(**filters, **own, **state, min_ps=none, penalised=penalised, committed=0)
     drafts = torch.tensor([request.draft for request in requests if request.draft], dtype=torch.int32)
     begun, logits = len(requests) - len(drafts), torch.cat([request.logits for request in requests])
     found = worker._accept_draft_tokens(logits, drafts.view(-1, LEVELS), begun, len(requests), meta)
