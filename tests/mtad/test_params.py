@@ -87,13 +87,6 @@ def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field
     assert caught.value.field == field
 
 
-def test_every_real_field_is_known() -> None:
-    assert [
-        *("accept_threshold", "divergence", "plausible", "draft_confidence", "temperature", "top_p", "min_p"),
-        *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    ] == REALS
-
-
 def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput) as caught:
         DecodingParams.from_dict({"gamma": 4})

@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines import Step
 from mtad.errors import CapacityExceeded
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request
+from tests.support.log_probabilities import assert_log_probabilities
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
@@ -179,14 +179,6 @@ def test_a_stop_string_anywhere_cuts_the_text_before_its_first_occurrence(llm: L
         assert any(r.statistics.accepted + r.statistics.target_passes > r.statistics.tokens for r in results)
 
 
-def test_prompts_as_token_ids_equal_prompts_as_text(llm: LLM) -> None:
-    ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in PROMPTS]
-    as_text, as_ids = llm.generate(PROMPTS, BASE), llm.generate(ids, BASE)
-    assert [r.token_ids for r in as_text] == [r.token_ids for r in as_ids]
-    assert [r.prompt_token_ids for r in as_text] == ids
-    assert llm.generate(tuple(ids[0]), BASE)[0].token_ids == as_text[0].token_ids
-
-
 @pytest.mark.parametrize(
     "method", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
@@ -209,72 +201,32 @@ def test_temperature_zero_is_the_checkpoints_greedy_decoding(
         assert result.token_ids == greedy[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("method", ["mtad", "mmtad"])
-def test_temperature_zero_is_deterministic(llm: LLM, method: str) -> None:
-    params = [replace(BASE, method=method, temperature=0.0, seed=seed) for seed in (1, 2, None)]
-    first, *others = llm.generate([PROMPTS[0]] * 3, params)
-    assert all(other.token_ids == first.token_ids for other in others)
-
-
 @every_method
-def test_log_probabilities_are_those_of_a_plain_forward_pass(
+def test_log_probabilities_and_alternatives_are_those_of_a_plain_forward_pass(
     llm: LLM, reference: LlamaForCausalLM, method: str
 ) -> None:
-    for result in llm.generate(PROMPTS, replace(BASE, method=method, temperature=1.3, accept_threshold=0.1)):
-        start = len(result.prompt_token_ids)
-        with torch.inference_mode():
-            logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
-        expected = logits.log_softmax(-1)[start - 1 : -1].gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(result.logprobs), expected, rtol=0, atol=1e-4)
-
-
-@every_method
-def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward_pass(
-    llm: LLM, reference: LlamaForCausalLM, method: str
-) -> None:
-    counts = [0, 1, 5, 20, 3]
-    params = [replace(BASE, method=method, top_logprobs=count, accept_threshold=0.1) for count in counts]
-    for count, result in zip(counts, llm.generate(PROMPTS, params), strict=True):
-        if not count:
-            assert result.top_logprobs == []
-            continue
-        start = len(result.prompt_token_ids)
-        with torch.inference_mode():
-            logits = reference(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0]
-        expected = logits.log_softmax(-1)[start - 1 : -1].topk(count)
-        ids = torch.tensor([[token for token, _ in top] for top in result.top_logprobs])
-        values = torch.tensor([[value for _, value in top] for top in result.top_logprobs])
-        assert torch.equal(ids, expected.indices)
-        torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
+    base = replace(BASE, method=method, temperature=1.3, accept_threshold=0.1)
+    params = [replace(base, top_logprobs=count) for count in (0, 1, 5, 20, 3)]
+    for asked, result in zip(params, llm.generate(PROMPTS, params), strict=True):
+        assert_log_probabilities(result, reference, asked.top_logprobs)
 
 
 def test_a_long_prompt_delays_those_that_run_by_a_bounded_number_of_tokens_a_turn(llm: LLM) -> None:
     bounded = LLM(llm.pair, RuntimeConfig(max_prefill_tokens=8, prefix_tokens=0))
-    steps: list[int] = []
-    engine = llm.pair.target
-    plain = engine.enqueue
-
-    def step(step: Step) -> torch.Tensor:
-        if not step.keep.numel():
-            steps.append(step.tokens.shape[1])
-        return plain(step)
-
-    vars(engine)["enqueue"] = step
-    try:
+    with patch.object(llm.pair.target, "enqueue", wraps=llm.pair.target.enqueue) as enqueue:
         running = bounded.add(PROMPTS[0], replace(BASE, method="sample", max_tokens=60))
         while not running.tokens:
             bounded.step()
         late = bounded.add([5] * 100, BASE)
         while not late.tokens:
-            steps.clear()
+            enqueue.reset_mock()
             before = len(running.tokens)
             bounded.step()
-            assert sum(steps) <= 8
+            steps = [call.args[0] for call in enqueue.call_args_list]
+            assert sum(step.tokens.shape[1] for step in steps if not step.keep.numel()) <= 8
             assert len(running.tokens) == before + 1, "a turn did not decode"
         assert len(running.tokens) >= 99 // 8
-    finally:
-        vars(engine).pop("enqueue")
-        bounded.cancel(running, late)
+    bounded.cancel(running, late)
 
 
 def test_more_prompts_than_the_queue_holds_are_fed_as_it_empties(llm: LLM) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from export.tensorrt_llm.build import ExecutorPairPlan, build_pair, plan_pair
 from export.tensorrt_llm.opt_checkpoint import opt_config, write_opt_checkpoint
 from mtad.errors import InvalidInput
 from tests.support.commands import Run
-from tests.support.fake_trtllm_build import MODEL, OPTIONS, FakeLlama, fake_build, install, opt_logits
+from tests.support.fake_trtllm_build import OPTIONS, FakeLlama, fake_build, install, opt_logits
 
 
 @pytest.fixture
@@ -71,15 +70,6 @@ def of(plan: ExecutorPairPlan, role: str) -> dict[str, str]:
     """A role's arguments of `trtllm-build`."""
     arguments = plan.engines[role].build
     return {name.removeprefix("--"): value for name, value in zip(arguments[1::2], arguments[2::2], strict=True)}
-
-
-@pytest.mark.parametrize("name", MODEL)
-def test_the_fake_has_the_recorded_signatures(name: str) -> None:
-    found = inspect.signature(getattr(FakeLlama, name))
-    plain = found.replace(
-        parameters=[p.replace(annotation=p.empty) for p in found.parameters.values()], return_annotation=found.empty
-    )
-    assert str(plain) == MODEL[name]
 
 
 def test_a_target_takes_drafts_and_an_auxiliary_beams(plan: Callable[..., ExecutorPairPlan]) -> None:
