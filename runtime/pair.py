@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engines import Engine, Placement, Step, open_engine
-from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
+from engines.base import Engine, Step
+from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
 from engines.memory import Memory
+from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
 from mtad.params import DecodingParams

@@ -17,9 +17,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from engines import Placement, open_engine
-from engines.folder import read_spec
+from engines.folder import open_engine, read_spec
 from engines.kinds import Kind
+from engines.placement import Placement
 from mtad.methods import METHODS, REMOVED, markdown
 from mtad.params import DecodingParams
 from runtime.commands import generate

@@ -18,7 +18,19 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from mtad.errors import Failed, InvalidInput
-from runtime.config import RuntimeConfig, describe, read_mapping
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from runtime.config import describe, read_mapping
+
+
+class _CommonHelp(argparse._HelpAction):
+    """Prints the help of a parser's common options."""
+
+    def __call__(self, parser: Any, *given: Any) -> None:
+        for action in parser._actions:
+            if action.option_strings and action.dest not in parser.common:
+                action.help = argparse.SUPPRESS
+        super().__call__(parser, *given)
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,14 +38,21 @@ class Parser(argparse.ArgumentParser):
 
     Options are not abbreviated, and may stand between the arguments. `--config FILE` reads options from a YAML
     mapping; the command line goes before it.
+
+    Args:
+        common: names of the options that `--help` shows, where there are too many for one screen; `--help-all` shows
+            all. Without, `--help` does.
     """
 
     current: ClassVar[Parser | None] = None
     """The parser of the command that runs in this process."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-        Parser.current = self
+    def __init__(self, common: Collection[str] = (), **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False, add_help=not common)
+        Parser.current, self.common = self, {"help", "help_all", *common}
+        if common:
+            self.add_argument("-h", "--help", action=_CommonHelp, help="show what most people use, and exit")
+            self.add_argument("--help-all", action="help", help="show all options, and exit")
         self.add_argument("--config", type=Path, metavar="FILE", help="YAML file with any of these options, by name")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -74,8 +93,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             print(f"{Path(sys.argv[0]).stem}: error: {' '.join(problem.split())}", file=sys.stderr)
             sys.exit(2)
         except Failed as error:
-            print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
-            sys.exit(1)
+            sys.exit(f"{Path(sys.argv[0]).stem}: failed: {error}")
         except KeyboardInterrupt:
             sys.exit(130)
 
@@ -138,12 +156,23 @@ def given_options(parsed: argparse.Namespace, config: type, only: Collection[str
     return {name: getattr(parsed, name) for name in names if hasattr(parsed, name)}
 
 
-def add_placement(parser: _Target) -> None:
-    """Add the options that say where the engines run."""
-    add_options(parser, RuntimeConfig, only=PLACEMENT)
-    parser.set_defaults(**{name: getattr(RuntimeConfig, name) for name in PLACEMENT})
+DECODING = {
+    "lossless": "with a lossless method, these change the speed alone",
+    "lossy": "only for methods that are not lossless",
+    "output": "for all methods alike",
+}
+"""Groups of the decoding parameters, and what they have in common."""
 
 
-def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:
-    """A configuration of `others`, placed where the command line says."""
-    return RuntimeConfig(**others, **given_options(parsed, RuntimeConfig, PLACEMENT))
+def add_decoding(parser: Parser, but: Collection[str] = ()) -> None:
+    """Add the decoding parameters, but for those named, in the groups of `DECODING`."""
+
+    def group(name: str) -> str:
+        if name not in ("method", "speculation") and METHODS["sample"].uses(name):
+            return "output"
+        return "lossless" if any(one.uses(name) for one in METHODS.values() if one.lossless) else "lossy"
+
+    names = [field.name for field in fields(DecodingParams) if field.name not in but]
+    for title, words in DECODING.items():
+        target = parser.add_argument_group(title, words)
+        add_options(target, DecodingParams, [name for name in names if group(name) == title])

@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
+COMMON = (
+    *("host", "port", "model", "chat_template", "auxiliary", "api_key"),
+    *("device", "rows", "memory", "replicas"),
+)
+"""Options that `mtad serve --help` shows."""
 LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices", "allow_priority")
 """Fields of `ServerOptions` among the options for authentication and limits."""
 
@@ -28,6 +33,7 @@ LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices
 def parser() -> argparse.ArgumentParser:
     """The options of `mtad serve`."""
     described = Parser(
+        COMMON,
         prog="mtad serve",
         usage="%(prog)s PAIR [options]",
         description="Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. "
@@ -53,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="a name under which clients reach this server, needed only without API keys; may be repeated",
     )
-    add_options(described.add_argument_group("runtime"), RuntimeConfig)
+    add_options(described.add_argument_group("where it runs"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
     watch.add_argument(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines import Step
+from engines.base import Step
 from mtad.errors import CapacityExceeded
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.prompts import Prompt

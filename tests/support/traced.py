@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import PreTrainedModel
 
-from engines import EngineSpec
+from engines.base import EngineSpec
 from engines.tensorrt_plan import RUNTIMES
 
 Traced = tuple[ir.Model, dict[str, torch.dtype]]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines import Step, open_engine
+from engines.base import Step
+from engines.folder import open_engine
 from engines.graphs.capture import Work
 from engines.graphs.runner import GraphRunner, StepShape
 from tests.support.fake_cuda import FakeRecorder

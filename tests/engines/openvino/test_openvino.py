@@ -17,12 +17,13 @@ import torch
 from scipy.stats import chisquare
 from transformers import LlamaForCausalLM
 
-from engines import Engine, Placement, Step, open_engine
-from engines.folder import read_spec
+from engines.base import Engine, Step
+from engines.folder import open_engine, read_spec
 from engines.openvino import engine as openvino_engine
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.graph import computes_bfloat16
 from engines.openvino.run import Run
+from engines.placement import Placement
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig, pair

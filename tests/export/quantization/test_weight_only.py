@@ -15,8 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engines import open_engine
-from engines.folder import read_spec, write_spec
+from engines.folder import open_engine, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
