@@ -18,18 +18,12 @@ if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
     from runtime.server.chat import ChatTemplate
 
-COMMON = (
-    *("chat_template", "system", "auxiliary", "device", "memory"),
-    *("method", "accept_threshold", "temperature", "seed", "max_tokens"),
-)
-"""Options that `mtad chat --help` shows."""
-
 
 @command
 def main() -> None:
     """Entry point of `mtad chat`."""
     parser = Parser(
-        COMMON,
+        brief=True,
         prog="mtad chat",
         usage="%(prog)s PAIR [options]",
         description="Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends "

@@ -22,15 +22,10 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe, read_mapping
 
-
-class _CommonHelp(argparse._HelpAction):
-    """Prints the help of a parser's common options."""
-
-    def __call__(self, parser: Any, *given: Any) -> None:
-        for action in parser._actions:
-            if action.option_strings and action.dest not in parser.common:
-                action.help = argparse.SUPPRESS
-        super().__call__(parser, *given)
+COMMON = {"help", "help_all", "file", "json", "system", "chat_template", "auxiliary", "device", "memory"}
+COMMON |= {"method", "accept_threshold", "temperature", "seed", "max_tokens"}
+COMMON |= {"host", "port", "model", "api_key", "log_level", "replicas"}
+"""Options that most people use."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,20 +35,27 @@ class Parser(argparse.ArgumentParser):
     mapping; the command line goes before it.
 
     Args:
-        common: names of the options that `--help` shows, where there are too many for one screen; `--help-all` shows
-            all. Without, `--help` does.
+        brief: whether `--help` shows the options of `COMMON` alone, and `--help-all` all.
     """
 
     current: ClassVar[Parser | None] = None
     """The parser of the command that runs in this process."""
 
-    def __init__(self, common: Collection[str] = (), **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False, add_help=not common)
-        Parser.current, self.common = self, {"help", "help_all", *common}
-        if common:
-            self.add_argument("-h", "--help", action=_CommonHelp, help="show what most people use, and exit")
-            self.add_argument("--help-all", action="help", help="show all options, and exit")
+    def __init__(self, brief: bool = False, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        Parser.current, self._brief = self, brief
+        if brief:
+            self.add_argument(
+                "--help-all", action="help", help="show all options, of which --help shows the common ones"
+            )
         self.add_argument("--config", type=Path, metavar="FILE", help="YAML file with any of these options, by name")
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the options that are asked for."""
+        for action in self._actions if self._brief and "--help-all" not in sys.argv else ():
+            if action.option_strings and action.dest not in COMMON:
+                action.help = argparse.SUPPRESS
+        super().print_help(file)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options of the command line over those of the file, if one is named."""
@@ -93,7 +95,8 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             print(f"{Path(sys.argv[0]).stem}: error: {' '.join(problem.split())}", file=sys.stderr)
             sys.exit(2)
         except Failed as error:
-            sys.exit(f"{Path(sys.argv[0]).stem}: failed: {error}")
+            print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
+            sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(130)
 
@@ -156,23 +159,19 @@ def given_options(parsed: argparse.Namespace, config: type, only: Collection[str
     return {name: getattr(parsed, name) for name in names if hasattr(parsed, name)}
 
 
-DECODING = {
-    "lossless": "with a lossless method, these change the speed alone",
-    "lossy": "only for methods that are not lossless",
-    "output": "for all methods alike",
-}
-"""Groups of the decoding parameters, and what they have in common."""
+DECODING = "lossless: these change the speed alone", "lossy: for methods that are not lossless", "output"
+"""Groups of the decoding parameters."""
 
 
 def add_decoding(parser: Parser, but: Collection[str] = ()) -> None:
     """Add the decoding parameters, but for those named, in the groups of `DECODING`."""
 
-    def group(name: str) -> str:
+    def group(name: str) -> int:
         if name not in ("method", "speculation") and METHODS["sample"].uses(name):
-            return "output"
-        return "lossless" if any(one.uses(name) for one in METHODS.values() if one.lossless) else "lossy"
+            return 2
+        return 0 if any(one.uses(name) for one in METHODS.values() if one.lossless) else 1
 
     names = [field.name for field in fields(DecodingParams) if field.name not in but]
-    for title, words in DECODING.items():
-        target = parser.add_argument_group(title, words)
-        add_options(target, DecodingParams, [name for name in names if group(name) == title])
+    for number, title in enumerate(DECODING):
+        target = parser.add_argument_group(title)
+        add_options(target, DecodingParams, [name for name in names if group(name) == number])

@@ -18,18 +18,12 @@ from runtime.config import RuntimeConfig, read_text, use_torch
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
 
-COMMON = (
-    *("file", "json", "auxiliary", "device", "memory"),
-    *("method", "accept_threshold", "temperature", "seed", "max_tokens"),
-)
-"""Options that `mtad generate --help` shows."""
-
 
 @command
 def main() -> None:
     """Entry point of `mtad generate`."""
     parser = Parser(
-        COMMON,
+        brief=True,
         prog="mtad generate",
         usage="%(prog)s PAIR [PROMPT ...] [options]",
         description="Decode prompts with a pair of engines. Parameters not given come from the pair's defaults.",

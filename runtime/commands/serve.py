@@ -21,11 +21,6 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
 PORT = 8000
-COMMON = (
-    *("host", "port", "model", "chat_template", "auxiliary", "api_key"),
-    *("device", "rows", "memory", "replicas"),
-)
-"""Options that `mtad serve --help` shows."""
 LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices", "allow_priority")
 """Fields of `ServerOptions` among the options for authentication and limits."""
 
@@ -33,7 +28,7 @@ LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices
 def parser() -> argparse.ArgumentParser:
     """The options of `mtad serve`."""
     described = Parser(
-        COMMON,
+        brief=True,
         prog="mtad serve",
         usage="%(prog)s PAIR [options]",
         description="Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. "

@@ -20,12 +20,13 @@ import pytest
 import torch
 
 from engines.folder import read_spec
+from engines.kinds import STATIC
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.options import STATIC, ExportOptions
+from export.options import ExportOptions
 from export.pair import export_pair
 from export.quantization.model_optimizer import LONGEST, TOKENS, quantize_static
 from export.quantization.weight_only import matrices, quantized_weights
@@ -161,8 +162,8 @@ def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same
     ("field", "changes", "problem"),
     [
         ("precision", {"compute_capabilities": ["8.6", "12.0"]}, "8.6 does not support it; 8.9 and later do"),
-        ("precision", {"format": "onnx", "compute_capabilities": []}, "is for TensorRT"),
-        ("precision", {"attention": "decomposed"}, "is for TensorRT .*decomposed"),
+        ("precision", {"format": "onnx", "compute_capabilities": []}, "needs --to tensorrt or tensorrt-rtx"),
+        ("precision", {"attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
         ("auxiliary_precision", {"auxiliary_precision": "int8"}, "needs --to onnx"),
         ("calibration", {"calibration": None}, "give text"),
     ],
