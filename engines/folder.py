@@ -13,17 +13,14 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.base import KV_PAGE, PRECISIONS, Engine, EngineSpec
-from engines.kinds import FORMATS
+from engines.base import KV_PAGE, Engine, EngineSpec
+from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import InvalidInput, refused_as
 
 VERSION = 1
 """Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
-
-ATTENTION = ("operator", "decomposed")
-"""Forms of a graph's attention, see `EngineSpec.attention`."""
 
 _SHARDS = re.compile(r"model-\d{5}-of-(\d{5})\.data")
 
@@ -99,9 +96,9 @@ def read_spec(folder: Path) -> EngineSpec:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
     values = read_json(folder, "engine.json")
-    if values.get("format") == "tensorrt-llm":
+    if values.get("format") in EXTERNAL:
         problem = "an engine of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
-        raise InvalidInput("engine.json format", "tensorrt-llm", problem)
+        raise InvalidInput("engine.json format", values["format"], problem)
     values = described(EngineSpec, values, folder)
     for name in _SIZES:
         if not isinstance(values[name], int) or values[name] < 1:

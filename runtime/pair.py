@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engines import Engine, Placement, Step, open_engine
-from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
+from engines.base import Engine, Step
+from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
+from engines.kinds import Kind
 from engines.memory import Memory
+from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
 from mtad.params import DecodingParams
@@ -114,7 +116,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
-    drafter = _open_auxiliary(folder / "auxiliary", placement, rows)
+    drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
@@ -138,15 +140,18 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     return pair
 
 
-def _open_auxiliary(folder: Path, placement: Placement, rows: int | None) -> Engine:
-    """Open the auxiliary's engine; of a pair on OpenVINO where its own drafts take the shortest.
+def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | None) -> Engine:
+    """Open the auxiliary's engine; where there is a choice, on the provider where its own drafts take the shortest.
 
     Small models are bound by what a runtime does between operators, which ONNX Runtime has less of.
     """
-    if placement.provider != "openvino":
+    if not kind.drafters:
         return open_engine(folder, placement, rows)
-    others = placement, replace(placement, provider="cpu", compute=None, kv_cache=None)
-    engines = {str(one.provider): open_engine(folder, one, rows) for one in others}
+    engines = {}
+    for name in kind.drafters:
+        plain: dict[str, Any] = dict.fromkeys(kind.options)  # the others have none of these
+        own = placement if name == kind.provider else replace(placement, provider=name, **plain)
+        engines[name] = open_engine(folder, own, rows)
     seconds = {name: _draft_seconds(engine) for name, engine in engines.items()}
     best = min(seconds, key=seconds.__getitem__)
     each = ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())

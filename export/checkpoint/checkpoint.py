@@ -28,7 +28,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from engines.base import DTYPES, KV_PAGE, PRECISIONS, EngineSpec
+from engines.base import DTYPES, KV_PAGE, EngineSpec
+from engines.kinds import PRECISIONS
 from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet

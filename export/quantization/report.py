@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from engines import Engine, open_engine
-from engines.base import Step
+from engines.base import Engine, Step
+from engines.folder import open_engine
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams

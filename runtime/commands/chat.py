@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_options, command, given_options
+from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer
 from runtime.config import RuntimeConfig, use_torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of `mtad chat`."""
     parser = Parser(
+        brief=True,
         prog="mtad chat",
         usage="%(prog)s PAIR [options]",
         description="Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends "
@@ -31,8 +32,8 @@ def main() -> None:
     add_pair(parser)
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
     parser.add_argument("--system", help="a system message that the conversation begins with")
-    add_options(parser.add_argument_group("decoding"), DecodingParams, but=("n", "top_logprobs", "prompt_logprobs"))
-    add_options(parser.add_argument_group("runtime"), RuntimeConfig)
+    add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
+    add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs"))
     options = parser.parse_args()
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
     given = given_options(options, DecodingParams)

@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from engines.tensorrt_plan import RUNTIMES
+from engines.kinds import EXTERNAL, FORMATS
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument(
         "--to",
         dest="format",
-        default="onnx",
-        help="onnx (ONNX Runtime), torch (reference), tensorrt, tensorrt-rtx or tensorrt-llm (default %(default)s)",
+        default=ExportOptions.format,
+        help=f"{', '.join((*FORMATS, *EXTERNAL))} (default %(default)s)",
     )
     parser.add_argument(
         "--compute-capability",
@@ -67,7 +67,7 @@ def main() -> None:
     group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
     executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "plan")
-    executor, ours = options.format == "tensorrt-llm", ("attention", "compute_capabilities", "auxiliary_precision")
+    executor, ours = options.format in EXTERNAL, ("attention", "compute_capabilities", "auxiliary_precision")
     for name in ours if executor else executor_only:
         default = getattr(ExportOptions, name, parser.get_default(name))
         if getattr(options, name, default) != default:
@@ -95,7 +95,7 @@ def main() -> None:
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        where = ", where its GPU is" if asked.format in RUNTIMES else ""
+        where = ", where its GPU is" if FORMATS[asked.format].stored == "plan" else ""
         print(f"next{where}: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
     print(options.pair)
 

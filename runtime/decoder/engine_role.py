@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines import Engine, Step
-from engines.base import mask_length
+from engines.base import Engine, Step, mask_length
 from engines.buffers import Arena, LruCache, to_device
 from runtime.scheduler.request import TokenScore
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from engines import Engine
+from engines.base import Engine
 from engines.placement import cores
 from export.options import ExportOptions
 from export.pair import export_pair

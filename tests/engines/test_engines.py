@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines import Engine, open_engine
-from engines.base import DTYPES, mask_length
+from engines.base import DTYPES, Engine, mask_length
 from engines.cache.columns import column_mover
+from engines.folder import open_engine
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import VerificationFailed
 from tests.support.steps import LENGTHS, change, columns_of, make_step, more_tokens, some_tokens

@@ -361,8 +361,8 @@ class TestRefusal:
                 {**STATIC, "compute_capabilities": ["8.6", "12.0"]},
                 "8.6 does not support it; 8.9",
             ),
-            ("precision", {**STATIC, **ONNX, "compute_capabilities": []}, "is for TensorRT"),
-            ("precision", {**STATIC, "attention": "decomposed"}, "is for TensorRT .*decomposed"),
+            ("precision", {**STATIC, **ONNX, "compute_capabilities": []}, "needs --to tensorrt or tensorrt-rtx"),
+            ("precision", {**STATIC, "attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
             ("auxiliary_precision", {**STATIC, "auxiliary_precision": "int8"}, "needs --to onnx"),
             ("calibration", {**STATIC, "calibration": None}, "give text"),
             ("compute-capability", {**RTX, "compute_capabilities": ["8.7"]}, "builds for 7.5, .*12.1; for other GPUs"),
@@ -370,7 +370,7 @@ class TestRefusal:
             ("compute-capability", {**RTX, **ONNX}, "only for --to tensorrt-rtx"),
             ("format", {**RTX, "format": "tensorrt"}, "tensorrt cannot be imported"),
             ("attention", {**RTX, "attention": "flash"}, "operator, decomposed"),
-            ("attention", {"attention": "decomposed"}, "torch has only the first"),
+            ("attention", {"attention": "decomposed"}, "a checkpoint .* has only the first"),
         ],
     )
     def test_bad_options_are_refused_by_name_before_anything_is_written(

@@ -22,7 +22,8 @@ from transformers import (
     PretrainedConfig,
 )
 
-from engines import Placement, open_engine
+from engines.folder import open_engine
+from engines.placement import Placement
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.verify import TOLERANCE, expect, verify

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM
 
-from engines import Engine, open_engine
-from engines.folder import read_spec, write_spec
+from engines.base import Engine
+from engines.folder import open_engine, read_spec, write_spec
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names, stored_weights
 from export.onnx.folding import FOLDED, TRANSPOSED

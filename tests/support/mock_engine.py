@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
-from engines import Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.cache.base import KvCache
 from engines.cache.columns import ColumnCache, index_columns
 from engines.cache.paged import PageCache, gathered, slots

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines import Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.cache.columns import ColumnCache
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constraint, ConstraintFailed

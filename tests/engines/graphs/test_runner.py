@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from engines import Step
+from engines.base import Step
 from engines.graphs.capture import Work
 from engines.graphs.runner import GraphRunner, StepShape
 from tests.support.fake_cuda import FakeRecorder

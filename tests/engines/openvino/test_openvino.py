@@ -17,11 +17,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines import Engine, Placement, Step, open_engine
-from engines.folder import read_spec
+from engines.base import Engine, Step
+from engines.folder import open_engine, read_spec
 from engines.openvino import engine as openvino_engine
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.graph import computes_bfloat16
+from engines.placement import Placement
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig, pair

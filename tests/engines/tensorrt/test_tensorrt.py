@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import engines.tensorrt_plan
 import export.tensorrt
-from engines import EngineSpec, open_engine
-from engines.folder import read_spec, write_spec
+from engines.base import EngineSpec
+from engines.folder import open_engine, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
 from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan

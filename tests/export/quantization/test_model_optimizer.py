@@ -20,12 +20,13 @@ import pytest
 import torch
 
 from engines.folder import read_spec
+from engines.kinds import STATIC
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.options import STATIC, ExportOptions
+from export.options import ExportOptions
 from export.pair import export_pair
 from export.quantization.model_optimizer import LONGEST, TOKENS, quantize_static
 from export.quantization.weight_only import matrices, quantized_weights

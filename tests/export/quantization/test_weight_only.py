@@ -15,13 +15,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engines import open_engine
-from engines.folder import read_spec, write_spec
+from engines.folder import open_engine, read_spec, write_spec
+from engines.kinds import QUANTIZED
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
-from export.options import QUANTIZED, ExportOptions
+from export.options import ExportOptions
 from export.pair import export_pair
 from export.quantization.report import compare_on_text, logits_on
 from export.quantization.weight_only import (

@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 
-from engines import open_engine
+from engines.folder import open_engine
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check

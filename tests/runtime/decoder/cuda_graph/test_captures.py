@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines import Step
+from engines.base import Step
 from engines.graphs.capture import CudaRecorder, Uncapturable
 from mtad.params import DecodingParams
 from tests.support.device_loop import Device, pool

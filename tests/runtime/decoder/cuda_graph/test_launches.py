@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engines import EngineSpec
+from engines.base import EngineSpec
 from engines.buffers import Arena, size_of
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fusion import fuse

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from engines import Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.buffers import Arena, flatten_tensors, size_of
 from engines.cache.columns import ColumnCache
 from engines.folder import read_spec
