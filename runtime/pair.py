@@ -19,7 +19,7 @@ from engines.graphs.runner import MAX_GRAPHS
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
-from mtad.params import DecodingParams
+from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,14 @@ class Pair:
         whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
+
+    @property
+    def law(self) -> str:
+        """What a request gets that asks for nothing else; for people."""
+        own, spec = self.defaults, self.defaults.spec
+        bound = f"within divergence {own.divergence:g}" if spec.bounded else "not lossless"
+        sampling = (f"{name} {getattr(own, name):g}" for name in SAMPLING)
+        return f"default: {own.method} ({'lossless' if spec.lossless else bound}), {', '.join(sampling)}"
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +137,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         limited="max_tokens" in values["defaults"],
         runs_on=runs_on,
     )
+    log.info("%s", pair.law)
     if config.memory is not None and paged:
         records = placement.on_gpu and placement.graphs and kinds[0].capturable and ranks == 1
         pages = pair.memory(config, keep, MAX_GRAPHS if records else 0).within(config.memory).pages

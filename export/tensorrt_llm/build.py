@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -125,7 +125,7 @@ def plan_pair(
     description = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": {k: v for k, v in asdict(checked).items() if k in asked.defaults},
+        "defaults": models[0].defaults(asked.defaults),
     }
     return ExecutorPairPlan(engines, description)
 

@@ -18,6 +18,7 @@ from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Result
+from runtime.tuning.law import law_change
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,6 +30,8 @@ class Texts(NamedTuple):
         seconds: of decoding alone.
         passes: of the target.
         nll: mean negative log-likelihood of a text's tokens under the target, in nats.
+        filtered: by how much temperature and filters change the target's law, added up over tokens; see `law_change`.
+        spent: by how much the method changes it further; 0 for a lossless one, NaN where nothing bounds it.
         right: 1 for the right answer, 0 for another one; NaN where none is known.
         distinct_2: different pairs of adjacent tokens / pairs.
     """
@@ -37,6 +40,8 @@ class Texts(NamedTuple):
     seconds: Floats
     passes: Floats
     nll: Floats
+    filtered: Floats
+    spent: Floats
     right: Floats
     distinct_2: Floats
 
@@ -54,6 +59,8 @@ FIGURES: dict[str, Callable[[Texts, Texts], float]] = {
     "accuracy": lambda own, sample: own.right.mean(),
     "accuracy gain": lambda own, sample: (own.right - sample.right).mean(),
     "tokens per pass": lambda own, sample: own.tokens.sum() / own.passes.sum(),
+    "TV of filters": lambda own, sample: own.filtered.sum() / own.tokens.sum(),
+    "TV of method": lambda own, sample: own.spent.sum() / own.tokens.sum(),
 }
 """What is measured of a setting's texts, beside those of `sample` in the same run."""
 
@@ -64,7 +71,7 @@ class Point:
 
     Attributes:
         values: decoding parameters by name, the method among them.
-        figures: `FIGURES`, each with its standard error over prompts; without accuracy where no answers are known.
+        figures: `FIGURES`, each with its standard error over prompts; without those of which nothing is known.
     """
 
     values: dict[str, Any]
@@ -134,7 +141,9 @@ def measure(
             (result,), seconds = answer(llm, [example.prompt], [seeded])
             nll = -sum(result.logprobs) / len(result.logprobs)
             right, distinct_2 = example.right(result.text), distinct(result.token_ids, 2)
-            row = len(result.token_ids), seconds, result.statistics.target_passes, nll
+            changed, spec = law_change(llm, result.prompt_token_ids, result.token_ids, seeded).sum(), seeded.spec
+            spent = 0.0 if spec.lossless else result.statistics.divergence_spent if spec.bounded else math.nan
+            row = len(result.token_ids), seconds, result.statistics.target_passes, nll, changed, spent
             rows[index].append((*row, math.nan if right is None else right, 1.0 if distinct_2 is None else distinct_2))
     sample, *measured = (Texts(*np.array(own, np.float64).T) for own in rows)
     points = []

@@ -196,7 +196,7 @@ def test_both_engines_give_the_same_tokens(plain: LLM, torch_llm: LLM, method: s
     assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
 
 
-@pytest.mark.parametrize("method", ["sample", "speculative"])
+@pytest.mark.parametrize("method", ["sample", "speculative", DecodingParams.method])
 def test_temperature_zero_is_the_checkpoints_greedy_decoding(
     llm: LLM, reference: LlamaForCausalLM, method: str
 ) -> None:

@@ -62,6 +62,34 @@ def test_several_prompts_and_choices_are_numbered_prompt_by_prompt(plain: LLM, s
     assert [choice.text for choice in answer.choices] == [result.text for result in expected]
 
 
+@pytest.mark.parametrize(
+    ("named", "same", "lossless"),
+    [({}, "sample", True), ({"method": "mtad", "accept_threshold": 0.0}, "mtad", False)],
+)
+def test_temperature_zero_is_greedy_unless_a_lossy_method_is_named_and_answers_say_whether_they_are_lossless(
+    named: dict[str, Any], same: str, lossless: bool, plain: LLM, server: LiveServer
+) -> None:
+    greedy = replace(BASE, method="sample", temperature=0.0)
+    params = DecodingParams.from_dict({**named, "method": same}, greedy)
+    expected = [one.text for one in plain.generate(PROMPTS, params)]
+    assert (expected == [one.text for one in plain.generate(PROMPTS, greedy)]) == lossless
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 16, "temperature": 0}
+    asked["extra_body"] = {"ignore_eos": True, **named}
+    client = server.client
+    whole = client.completions.with_raw_response.create(prompt=PROMPTS, **asked)
+    streamed = client.completions.with_raw_response.create(prompt=PROMPTS[0], stream=True, **asked)
+    chat = client.chat.completions.with_raw_response.create(messages=[{"role": "user", "content": "Hello"}], **asked)
+    del asked["max_tokens"]
+    response = client.responses.with_raw_response.create(input="Hello", max_output_tokens=16, **asked)
+    for answer in (whole, streamed, chat, response):
+        assert answer.headers["x-mtad-lossless"] == str(lossless).lower()
+    for answer in (whole, chat, response):
+        assert answer.parse().usage.to_dict()["mtad"]["lossless"] is lossless
+    assert [choice.text for choice in whole.parse().choices] == expected
+    assert "".join(chunk.choices[0].text for chunk in streamed.parse()) == expected[0]
+    assert response.parse().output_text == chat.parse().choices[0].message.content
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_stream_says_which_characters_came_from_accepted_drafts(method: str, plain: LLM, server: LiveServer) -> None:
     params = replace(BASE, method=method, max_tokens=40, speculation="fixed", temperature=1.3, top_k=0, top_p=1.0)
