@@ -180,10 +180,6 @@ class LLM:
         with contextlib.suppress(InvalidInput):  # whoever asks for one is told
             self._constrainer.grammars.prepare()
 
-    def forget_grammars(self) -> None:
-        """Give back the memory of kept grammars; later requests compile theirs anew. From any thread."""
-        self._constrainer.grammars.forget()
-
     def stop_compiling(self) -> None:
         """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
         self._constrainer.grammars.close()

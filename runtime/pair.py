@@ -75,10 +75,10 @@ class Pair:
     @property
     def law(self) -> str:
         """What a request gets that asks for nothing else; for people."""
-        own, spec = self.defaults, self.defaults.spec
-        bound = f"within divergence {own.divergence:g}" if spec.bounded else "not lossless"
-        sampling = (f"{name} {getattr(own, name):g}" for name in SAMPLING)
-        return f"default: {own.method} ({'lossless' if spec.lossless else bound}), {', '.join(sampling)}"
+        own = self.defaults
+        bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
+        sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
+        return f"default: {own.method} ({'lossless' if own.spec.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -220,11 +220,9 @@ def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_siz
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    method = values.get("method")
-    if method in REMOVED:
-        default = DecodingParams.method
+    if (method := values.get("method")) in REMOVED:
+        default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
-        own = "method", "accept_threshold", "draft_confidence"
         values = {name: value for name, value in values.items() if name not in own}
     return DecodingParams.from_dict(values)
 

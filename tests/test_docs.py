@@ -20,11 +20,12 @@ import torch
 from engines import Placement, open_engine
 from engines.folder import read_spec
 from engines.kinds import Kind
-from mtad.methods import METHODS, REMOVED, markdown
+from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest
+from scripts.results import methods_table
 from tests.support.pages import EVERY_PAGE, PAGES, TOP, assert_parses, blocks, commands
 from tests.support.paths import ROOT
 from tests.support.steps import make_step, some_tokens
@@ -115,7 +116,7 @@ def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
 
 
 def test_the_page_of_methods_has_the_one_table() -> None:
-    assert f"\n\n{markdown()}\n" in (DOCS / "methods.md").read_text(), "python -m scripts.results docs/methods.md"
+    assert f"\n\n{methods_table()}\n" in (DOCS / "methods.md").read_text(), "python -m scripts.results docs/methods.md"
 
 
 def test_every_front_door_describes_every_method(

@@ -125,11 +125,8 @@ class Checkpoint:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""
         found = self._generation.get("eos_token_id", self.config.get_text_config().eos_token_id)
-        try:
+        with refused_as(self.name, str(self.folder), "its eos_token_id is neither an integer nor a list"):
             return tuple(map(int, found)) if isinstance(found, list) else () if found is None else (int(found),)
-        except (ValueError, TypeError):
-            problem = "its eos_token_id is neither an integer nor a list"
-            raise InvalidInput(self.name, str(self.folder), problem) from None
 
     def defaults(self, own: Mapping[str, object]) -> dict[str, object]:
         """Default decoding parameters of a pair of which this is the target.
@@ -140,7 +137,8 @@ class Checkpoint:
         Raises:
             InvalidInput: what that file recommends is not usable.
         """
-        found = {name: self._generation[name] for name in SAMPLING if self._generation.get(name) is not None} | own
+        advised = {name: self._generation[name] for name in SAMPLING if self._generation.get(name) is not None}
+        found = {**advised, **own}
         try:
             checked = asdict(DecodingParams.from_dict(dict(found)))
         except InvalidInput as error:
@@ -152,10 +150,8 @@ class Checkpoint:
     def _generation(self) -> dict[str, Any]:
         """What generation_config.json says; nothing where there is none."""
         path = self.folder / "generation_config.json"
-        try:
+        with refused_as(self.name, str(path), "not a JSON object"):
             return {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
-        except (ValueError, TypeError):
-            raise InvalidInput(self.name, str(path), "not a JSON object") from None
 
     def spec(self, rows: int, capacity: int, precision: str, format: str) -> EngineSpec:
         """The engine this checkpoint becomes.

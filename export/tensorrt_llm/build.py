@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers import OPTForCausalLM
 
 from engines.folder import vocabulary_hash, write_folder, write_json
 from engines.placement import versions
-from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths, write_executor_spec
+from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths
 from export.checkpoint.checkpoint import find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import ExportOptions
@@ -157,7 +157,7 @@ def build_pair(
             used = dict(each.spec.versions)
             with contextlib.suppress(PackageNotFoundError):
                 used["tensorrt-llm"] = version("tensorrt-llm")
-            write_executor_spec(temporary / role, replace(each.spec, versions=used))
+            write_json(temporary / role / "engine.json", asdict(replace(each.spec, versions=used)))
         write_json(temporary / "pair.json", plan.description)
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engines.prompts import Example
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.tuning.law import Floats, filtered
+from runtime.tuning.measure import Floats, filtered
 
 
 def texts_to_read(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[tuple[Tensor, int]]:

@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from engines.prompts import Example
+from mtad.filters import filter_logits
 from mtad.methods import METHODS
+from mtad.rows import stack_rows
 from runtime import LLM, DecodingParams
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Result
-from runtime.tuning.law import law_change
 
 Floats = npt.NDArray[np.float64]
 
@@ -176,3 +179,47 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
         llm.loop.prompts_apart = False
     seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in made)
     return [llm.result(request) for request in made], seconds
+
+
+@torch.inference_mode()
+def law_change(llm: LLM, prompt: Sequence[int], tokens: Sequence[int], params: DecodingParams) -> Floats:
+    """How far temperature and filters change the target's law at each token of an answer, in total variation.
+
+    Penalties, biases and constraints do not count; see `variation`.
+
+    Args:
+        llm: idle, and for this call alone.
+
+    Returns:
+        float64 [tokens].
+    """
+    target, first, step = llm.loop.caches.target, len(prompt) - 1, llm.config.max_prefill_tokens
+    if (params.temperature, params.top_k, params.top_p, params.min_p) == (1, 0, 1, 0):
+        return np.zeros(len(tokens))
+    for at in range(0, first, step):
+        target.prefill(0, prompt[at : min(at + step, first)], at)
+    read = target.logits(0, [prompt[-1], *tokens[:-1]], first)
+    changes = [variation(logits.cpu(), params) for logits in read]
+    llm.loop.caches.release(0)
+    return np.concatenate(changes)
+
+
+def variation(logits: Tensor, params: DecodingParams) -> Floats:
+    """Total variation between the law of logits, float32 [n, V], and what temperature and filters make of it: [n].
+
+    It is half the sum over the vocabulary of |p_T - p|. At temperature 0, p_T has the most likely token alone.
+    """
+    own, plain = replace(params, method="sample"), DecodingParams(method="sample")
+    changed: Floats = np.abs(filtered(logits, own) - filtered(logits, plain)).sum(1) / 2
+    return changed
+
+
+def filtered(logits: Tensor, params: DecodingParams) -> Floats:
+    """Distributions after a request's filters, float64 [positions, V], from logits, float32 [positions, V]."""
+    count, vocab = logits.shape
+    row, found = stack_rows([params], vocab)[0], np.zeros((count, vocab))
+    ids, log_p = np.empty(vocab, np.int32), np.empty(vocab, np.float32)
+    for own, out in zip(logits.numpy(), found, strict=True):
+        kept = filter_logits(own, row, ids, log_p)
+        out[ids[:kept]] = np.exp(log_p[:kept].astype(np.float64))
+    return found

@@ -25,8 +25,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import ROLES
 from runtime.scheduler.request import TokenScore
-from runtime.tuning.law import law_change
-from runtime.tuning.measure import answer
+from runtime.tuning.measure import answer, law_change
 from scripts.energy import EnergyMeter
 from scripts.evaluation.answers import Answer, Store
 from scripts.evaluation.prompts import PromptSet

@@ -137,7 +137,7 @@ def test_the_edges_of_the_ranges_are_accepted(field: str, values: list[Any]) -> 
 
 def test_greedy_keeps_one_token_and_no_filter_the_vocabulary() -> None:
     assert top_k_of(DecodingParams(method="sample", temperature=0.0), 50) == 1
-    assert top_k_of(DecodingParams(method="mtad", temperature=0.0), 50) == 10
+    assert top_k_of(DecodingParams(method="mtad", temperature=0.0, top_k=10), 50) == 10
     assert top_k_of(DecodingParams(top_k=0), 50) == 50
     assert top_k_of(DecodingParams(top_k=99), 50) == 50
 
@@ -186,7 +186,7 @@ def test_a_row_records_what_its_request_asks() -> None:
     asked = [
         DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
         DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
-        DecodingParams(method="bild", temperature=0.0, draft_len=9),
+        DecodingParams(method="bild", temperature=0.0, top_k=10, draft_len=9),
         DecodingParams(method="specinfer", branching=(3, 2), replacement=True),
         DecodingParams(method="fly", fly_window_size=6),
         DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),

@@ -14,13 +14,13 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
 from runtime import LLM, DecodingParams, RuntimeConfig
-from runtime.tuning.estimate import filtered
+from runtime.tuning.measure import filtered
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO
 
 CHECKPOINTS = DEMO / "pair"
-BASE = DecodingParams(max_tokens=96)
+BASE = DecodingParams(top_k=10, top_p=0.9, max_tokens=96)
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,8 @@ class TestPair:
         prompts = [json.loads(line)["prompt"] for line in calibration.read_text().splitlines()]
         llm = LLM(mixed, RuntimeConfig(threads=1))
         ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in prompts]
-        assert block_efficiency(mixed, ids, DecodingParams(max_tokens=NEW_TOKENS)) == report["mtad"]["pair"]
+        params = DecodingParams(method="mtad", top_k=10, top_p=0.9, max_tokens=NEW_TOKENS)
+        assert block_efficiency(mixed, ids, params) == report["mtad"]["pair"]
         assert report["mtad"]["pair"]["tokens_per_pass"] > 1
 
     @pytest.mark.slow

@@ -25,8 +25,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
-from runtime.tuning.law import law_change
-from runtime.tuning.measure import FIGURES, Point, Texts, measure, with_error
+from runtime.tuning.measure import FIGURES, Point, Texts, law_change, measure, with_error
 from tests.support.checkpoints import TEXT
 from tests.support.commands import Run
 
