@@ -102,9 +102,9 @@ def read_spec(folder: Path) -> EngineSpec:
     if values.get("format") == "tensorrt-llm":
         problem = "an engine of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
         raise InvalidInput("engine.json format", "tensorrt-llm", problem)
-    known = {field.name: field.default for field in fields(EngineSpec)}
-    values = {name: default for name, default in known.items() if default is not MISSING} | values
-    if wrong := sorted(values.keys() ^ known.keys()):
+    described = {field.name: field.default for field in fields(EngineSpec)}
+    values = {name: default for name, default in described.items() if default is not MISSING} | values
+    if wrong := sorted(values.keys() ^ described.keys()):
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):

@@ -25,7 +25,6 @@ from mtad.params import DecodingParams
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest
-from scripts.results import methods_table
 from tests.support.pages import EVERY_PAGE, PAGES, TOP, assert_parses, blocks, commands
 from tests.support.paths import ROOT
 from tests.support.steps import make_step, some_tokens
@@ -113,10 +112,6 @@ def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
         for field in fields(DecodingParams)
     }
     assert {name: ast.literal_eval(rows[name]) for name in defaults} == defaults
-
-
-def test_the_page_of_methods_has_the_one_table() -> None:
-    assert f"\n\n{methods_table()}\n" in (DOCS / "methods.md").read_text(), "python -m scripts.results docs/methods.md"
 
 
 def test_every_front_door_describes_every_method(
