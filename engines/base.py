@@ -123,12 +123,10 @@ class Engine(ABC):
         capturable: whether `enqueue` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
         reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
-        reproducible: whether a row's logits are the same bits whatever the other rows are.
     """
 
     capturable: ClassVar[bool] = False
     reads_mask: bool = True
-    reproducible: ClassVar[bool] = True
 
     def __init__(self, spec: EngineSpec, cache: KvCache) -> None:
         self.spec, self.cache = spec, cache

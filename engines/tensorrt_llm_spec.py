@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-from engines.folder import write_json
 from mtad.params import DecodingParams
 
 FORMAT = "tensorrt-llm"
@@ -61,17 +59,7 @@ class ExecutorSpec:
     versions: dict[str, str]
     format: str = FORMAT
 
-    @property
-    def paths(self) -> int:
-        """Requests in flight per row: paths of a tree, or beams that are drawn level by level."""
-        return self.max_batch_size // self.rows
-
 
 def paths(params: DecodingParams) -> int:
     """Requests that a row's block has in flight at the target: one per path of its tree."""
     return params.draft_width if params.spec.tree else 1
-
-
-def write_executor_spec(folder: Path, spec: ExecutorSpec) -> None:
-    """Write the `engine.json` of a folder."""
-    write_json(folder / "engine.json", asdict(spec))

@@ -37,7 +37,7 @@ class ExportOptions:
             `export.tensorrt_llm` builds.
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
         compute_capabilities: of tensorrt-rtx, such as 8.6; by default, all that it knows.
-        defaults: decoding parameters to put into pair.json.
+        defaults: decoding parameters to put into pair.json, over what the target's generation_config.json recommends.
 
     Raises:
         InvalidInput: a value is not usable, whatever the checkpoints are; `EXTERNAL` formats have checks of their own.

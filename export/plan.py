@@ -21,7 +21,6 @@ from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import Calibration, read_calibration
 from mtad.errors import InvalidInput
-from mtad.params import DecodingParams
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ def plan_pair(
     fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=True)
     optimizers = [{"nvidia-modelopt": optimizer_version(*one)} if one[1] in STATIC else {} for one in fields]
     rows, capacity, format = options.rows, options.capacity, options.format
-    checked = DecodingParams.from_dict(dict(options.defaults))
     progress("checking")
     models = [
         find("target", options.target, weights, options.revision),
@@ -82,7 +80,7 @@ def plan_pair(
     description: dict[str, object] = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": {k: v for k, v in asdict(checked).items() if k in options.defaults},
+        "defaults": models[0].defaults(options.defaults),
     }
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 

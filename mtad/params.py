@@ -22,13 +22,17 @@ _SMALLEST, _LARGEST = 1e-37, 1e37
 LANGUAGES = ("json_schema", "regex", "grammar")
 """Fields of `DecodingParams` that say which texts are allowed."""
 
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of `DecodingParams` that decide what becomes of the target's law, named as in a generation_config.json."""
+
 
 @dataclass(frozen=True)
 class DecodingParams:
     """Decoding parameters of one request.
 
-    Defaults are those of the paper's experiments (arXiv 2407.09722 and its published code: B 4, gamma 4, top-k 10,
-    top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
+    By default, a lossless method decodes from the target's own law, at temperature 1 without a filter. What `mtad` and
+    other methods need besides are the values of the paper's experiments (arXiv 2407.09722 and its published code: B 4,
+    gamma 4, tau 0.5). A pair folder may carry others: its checkpoint's, its owner's, or tuned ones.
 
     Attributes:
         method: Decoding method, a row of `mtad.methods.METHODS`.
@@ -98,7 +102,7 @@ class DecodingParams:
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
     """
 
-    method: str = "mtad"
+    method: str = "block"
     draft_len: int | Literal["auto"] = "auto"
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
@@ -110,8 +114,8 @@ class DecodingParams:
     fly_window_size: int = 2
     draft_confidence: float | None = None
     temperature: float = 1.0
-    top_k: int = 10
-    top_p: float = 0.9
+    top_k: int = 0
+    top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int = 128

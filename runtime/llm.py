@@ -13,7 +13,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from tqdm import tqdm
 
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
@@ -109,12 +108,6 @@ class LLM:
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         self.record([pair.defaults] if record is None else record)
         self._ids = itertools.count()
-
-    @property
-    def device(self) -> str:
-        """Where it runs: the GPU's name and number, or `cpu`."""
-        where = self.pair.device
-        return f"{torch.cuda.get_device_name(where)}, {where}" if where.type == "cuda" else str(where)
 
     def record(self, params: Sequence[DecodingParams]) -> None:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.

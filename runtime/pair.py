@@ -21,7 +21,7 @@ from engines.memory import Memory
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
-from mtad.params import DecodingParams
+from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,14 @@ class Pair:
         whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
+
+    @property
+    def law(self) -> str:
+        """What a request gets that asks for nothing else; for people."""
+        own = self.defaults
+        bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
+        sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
+        return f"default: {own.method} ({'lossless' if own.spec.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -131,6 +139,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         limited="max_tokens" in values["defaults"],
         runs_on=runs_on,
     )
+    log.info("%s", pair.law)
     if config.memory is not None and paged:
         records = placement.on_gpu and placement.graphs and kinds[0].capturable and ranks == 1
         pages = pair.memory(config, keep, MAX_GRAPHS if records else 0).within(config.memory).pages
@@ -216,11 +225,9 @@ def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_siz
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    method = values.get("method")
-    if method in REMOVED:
-        default = DecodingParams.method
+    if (method := values.get("method")) in REMOVED:
+        default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
-        own = "method", "accept_threshold", "draft_confidence"
         values = {name: value for name, value in values.items() if name not in own}
     return DecodingParams.from_dict(values)
 

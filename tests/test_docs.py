@@ -22,7 +22,7 @@ from engines.folder import open_engine
 from engines.kinds import Kind
 from export.options import ExportOptions
 from export.pair import export_pair
-from mtad.methods import METHODS, REMOVED, markdown
+from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
@@ -114,10 +114,6 @@ def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
         for field in fields(DecodingParams)
     }
     assert {name: ast.literal_eval(rows[name]) for name in defaults} == defaults
-
-
-def test_the_page_of_methods_has_the_one_table() -> None:
-    assert f"\n\n{markdown()}\n" in (DOCS / "methods.md").read_text(), "python -m scripts.results docs/methods.md"
 
 
 def test_every_front_door_describes_every_method(

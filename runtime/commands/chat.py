@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
@@ -40,9 +39,6 @@ def main() -> None:
     DecodingParams.from_dict(given)
     folder = find_pair(options)
     check_room(folder, config, given.get("max_tokens", 0))
-    if options.chat_template is None and not _has_template(folder / "target"):
-        problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
-        raise InvalidInput("chat-template", None, problem)
 
     from runtime.async_llm import AsyncLLM
     from runtime.pair import open_tokenizer
@@ -69,13 +65,6 @@ async def converse(
             ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
             text = await answer(engine, ids, params, colour)
             messages.append({"role": "assistant", "content": text})
-
-
-def _has_template(engine: Path) -> bool:
-    """Whether an engine's tokenizer brings a chat template; read off its files, since opening it takes seconds."""
-    config = engine / "tokenizer_config.json"
-    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
-    return named or (engine / "chat_template.jinja").is_file()
 
 
 def _ask() -> str:

@@ -173,7 +173,7 @@ def add_decoding(parser: Parser, but: Collection[str] = ()) -> None:
     """Add the decoding parameters, but for those named, in the groups of `DECODING`."""
 
     def group(name: str) -> int:
-        if name not in ("method", "speculation") and METHODS["sample"].uses(name):
+        if name != "method" and METHODS["sample"].uses(name):
             return 2
         return 0 if any(one.uses(name) for one in METHODS.values() if one.lossless) else 1
 

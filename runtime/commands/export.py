@@ -52,7 +52,7 @@ def main() -> None:
         help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all supported)",
     )
     parser.add_argument(
-        "--defaults", type=json_object, default={}, help="decoding parameters for pair.json, as a JSON object"
+        "--defaults", type=json_object, default={}, help="decoding parameters, over what the target recommends, as JSON"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
     parser.add_argument(

@@ -25,7 +25,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import ROLES
 from runtime.scheduler.request import TokenScore
-from runtime.tuning.measure import answer
+from runtime.tuning.measure import answer, law_change
 from scripts.energy import EnergyMeter
 from scripts.evaluation.answers import Answer, Store
 from scripts.evaluation.prompts import PromptSet
@@ -33,8 +33,6 @@ from scripts.evaluation.settings import Setting
 
 Ids = Sequence[int]
 SHOWN = {"file": sys.stderr, "unit": "setting", "mininterval": 0.5 if sys.stderr.isatty() else 30.0}
-REPORTED = 20
-"""Likeliest tokens that a pair reports at most at each place."""
 
 
 class Writers:
@@ -62,7 +60,7 @@ class Writers:
     def write(self, setting: Setting, prompt: Ids, seeds: Sequence[int], timed: bool) -> list[Answer]:
         """Answers to a prompt, one per seed, decoded at once; `timed` for one seed, to say what it took."""
         llm = self._auxiliary if setting.alone else self.llm
-        params = [replace(setting.params, seed=seed, speculation="fixed") for seed in seeds]
+        params = [replace(setting.params, seed=seed) for seed in seeds]
         self.meter.begin()
         results, seconds = answer(llm, [prompt] * len(seeds), params)
         joules = self.meter.end()
@@ -78,40 +76,13 @@ class Writers:
         """The answer, with `changed` where the setting is lossless."""
         if not setting.lossless:
             return one
-        return replace(one, changed=law_change(self._target_scores(prompt, one.tokens), setting.params))
+        return replace(one, changed=float(law_change(self.llm, prompt, one.tokens, setting.params).mean()))
 
     def _target_scores(self, prompt: Ids, tokens: Ids) -> list[TokenScore]:
         """What the target says of each token behind a prompt."""
-        asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=REPORTED)
+        asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=0)
         (result,) = self.llm.generate([[*prompt, *tokens]], asked)
         return result.prompt_logprobs[len(prompt) - 1 :]
-
-
-def law_change(scores: Sequence[TokenScore], params: DecodingParams) -> float | None:
-    """Total variation per token between what temperature and filters make of the target's law, and that law itself.
-
-    It is half the sum of |p_T - p_1| over the vocabulary. What the filters keep must be among the tokens reported.
-
-    Args:
-        scores: of the target, at the tokens of an answer, with the likeliest tokens of each place.
-        params: of a lossless setting.
-
-    Returns:
-        the mean over tokens; None where more tokens are kept than are reported.
-    """
-    kept = 1 if params.temperature == 0 else params.top_k
-    if not 0 < kept <= REPORTED:
-        return None
-    changes = []
-    for score in scores:
-        own = np.exp([log_p for _, log_p in score.top_logprobs][:kept])
-        sharp = own ** (1 / (params.temperature or 1.0))
-        sharp /= sharp.sum()
-        sharp[np.cumsum(sharp) - sharp >= params.top_p] = 0  # top-p keeps the token that crosses it
-        sharp[sharp < params.min_p * sharp[0]] = 0
-        sharp /= sharp.sum()
-        changes.append((np.abs(sharp - own).sum() + max(0.0, 1 - own.sum())) / 2)
-    return float(np.mean(changes))
 
 
 def choose_drafts(writers: Writers, settings: Sequence[Setting], prompts: Sequence[Ids], store: Store) -> list[Setting]:

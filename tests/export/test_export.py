@@ -158,9 +158,14 @@ class TestFolder:
         assert names(pair_folder) == {"target", "auxiliary", "pair.json"}
         assert not [path for path in pair_folder.parent.iterdir() if path.name.startswith(".")]
 
-    def test_defaults_become_the_pairs_own(self, export: Callable[..., bool], tmp_path: Path) -> None:
-        export(defaults={"method": "mmtad", "draft_len": 3, "stop": ["\n"]})
-        expected = replace(DecodingParams(), method="mmtad", draft_len=3, stop=("\n",))
+    def test_defaults_are_the_owners_over_what_the_target_recommends_to_sample_with(
+        self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path
+    ) -> None:
+        advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "max_new_tokens": 9}
+        change_json(checkpoint / "generation_config.json", **advice)
+        export(target=str(checkpoint), defaults={"method": "mmtad", "draft_len": 3, "stop": ["\n"], "top_p": 0.8})
+        advised = replace(DecodingParams(), temperature=0.6, top_k=20)
+        expected = replace(advised, method="mmtad", draft_len=3, stop=("\n",), top_p=0.8)
         assert open_pair(tmp_path / "pair").defaults == expected
 
     def test_the_same_export_again_touches_nothing(self, export: Callable[..., bool], tmp_path: Path) -> None:
@@ -429,6 +434,8 @@ class TestRefusal:
             (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
             (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
             (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
+            (lambda c: change_json(c / "generation_config.json", top_k=-1), "top_k = -1.*--defaults"),
+            (lambda c: (c / "generation_config.json").write_text("[]"), "not a JSON object"),
             (lambda c: (c / "model.safetensors").unlink(), "safetensors"),
             (lambda c: (c / "tokenizer.json").unlink(), "tokenizer"),
             (lambda c: (c / "tokenizer.json").write_text("{}"), "tokenizer"),

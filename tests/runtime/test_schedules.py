@@ -97,7 +97,7 @@ def alone(prompt: list[int], params: DecodingParams) -> Request:
 
 
 def pick_values(chance: random.Random) -> dict[str, Any]:
-    """Parameters of a random request; a fifth are adaptive, whose tokens are certain at temperature 0 only."""
+    """Parameters of a random request; a fifth have drafts that follow the load, whose tokens are certain at temperature 0 only."""
     values = {
         "method": chance.choice([*METHODS, "mtad", "mmtad"]),
         "draft_len": chance.randint(1, 4),
@@ -114,7 +114,7 @@ def pick_values(chance: random.Random) -> dict[str, Any]:
         "seed": chance.randrange(1000),
     }
     if chance.random() < 0.2:
-        values |= {"method": "speculative", "temperature": 0.0, "speculation": "adaptive"}
+        values |= {"method": "speculative", "temperature": 0.0, "draft_len": "auto"}
     return values
 
 

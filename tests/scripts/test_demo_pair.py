@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runtime import LLM, DecodingParams
-from runtime.tuning.estimate import filtered
+from runtime.tuning.measure import filtered
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO
 from tests.support.chi_square import p_value
 
 CHECKPOINTS = DEMO / "pair"
-BASE = DecodingParams(max_tokens=96)
+BASE = DecodingParams(top_k=10, top_p=0.9, max_tokens=96)
 
 
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:

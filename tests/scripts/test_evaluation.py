@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 
 from mtad.errors import InvalidInput
-from mtad.params import DecodingParams
-from runtime.scheduler.request import TokenScore
 from scripts.evaluation import __main__ as evaluation
 from scripts.evaluation import settings
 from scripts.evaluation.answers import Answer, Store
 from scripts.evaluation.figures import Figure, figures_of, pass_at_k, self_bleu
 from scripts.evaluation.gain import control_failed, gains
-from scripts.evaluation.measure import law_change
 from scripts.evaluation.prompts import open_set
 from scripts.evaluation.settings import AGAIN, TEMPERATURES, curve_label, every_setting
 from scripts.evaluation.two_samples import told_apart
@@ -191,19 +188,6 @@ def test_self_bleu_by_hand() -> None:
     short = [[1, 1], [1, 1, 1, 1]]  # the first is half as long as its reference; of the second, 2 of 4 and 1 of 3 match
     first, second = math.exp(1 - 2), (2 / 4 * 2 / 4 * 1 / 3 * 1 / 2) ** (1 / 4)
     assert self_bleu(short) == pytest.approx((first + second) / 2)
-
-
-def test_the_change_of_a_law_is_its_total_variation() -> None:
-    """Of 0.5, 0.3, 0.15, 0.05: top-p 0.7 keeps two; temperature 0.5 squares; greedy keeps one."""
-    likely = [(token, math.log(p)) for token, p in enumerate((0.5, 0.3, 0.15, 0.05))]
-    scores, plain = [TokenScore(likely[0][1], 1, likely)], DecodingParams(method="block", top_p=1.0)
-    assert law_change(scores, plain) == pytest.approx(0, abs=1e-12)
-    assert law_change(scores, replace(plain, top_p=0.7)) == pytest.approx(0.2)
-    assert law_change(scores, replace(plain, temperature=0.0)) == pytest.approx(0.5)
-    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
-    sharp = np.abs(squares / squares.sum() - [0.5, 0.3, 0.15, 0.05]).sum() / 2
-    assert law_change(scores, replace(plain, temperature=0.5)) == pytest.approx(sharp)
-    assert law_change(scores, replace(plain, top_k=0)) is None, "what is kept is not all reported"
 
 
 def test_a_classifier_tells_other_texts_apart_and_the_same_law_not() -> None:

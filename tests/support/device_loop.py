@@ -62,7 +62,7 @@ class Device:
 
 
 def fixed(values: dict[str, Any]) -> DecodingParams:
-    return DecodingParams.from_dict(values | {"speculation": "fixed"})
+    return DecodingParams.from_dict({"draft_len": 4} | values)
 
 
 @cache

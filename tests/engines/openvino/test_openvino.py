@@ -172,10 +172,10 @@ def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest
 @pytest.mark.slow
 def test_what_blocks_take_is_learnt_from_blocks_without_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm, told = LLM(folder, replace(FLOAT32, prefix_tokens=0)), list[bool]()
-    params = DecodingParams(method="mtad", speculation="adaptive", max_tokens=30, ignore_eos=True, seed=1)
+    params = DecodingParams(method="mtad", max_tokens=30, ignore_eos=True, seed=1)
     first, second = (llm.add("a name " * 12, replace(params, seed=seed)) for seed in range(2))
     llm.step()
-    monkeypatch.setattr(llm.loop.planner, "observe", lambda *arguments: told.append(arguments[4]))
+    monkeypatch.setattr(llm.loop.planner, "observe", lambda *arguments: told.append(arguments[6]))
     for _ in range(3):
         llm.step()
     llm.cancel(second)
@@ -260,7 +260,7 @@ def test_lossless_methods_keep_the_distribution_of_the_target_in_the_fewest_bits
         for first, p in next_tokens(prompt).items()
         for second, q in next_tokens([*prompt, first]).items()
     }
-    params = replace(base, method=method, draft_len=2, max_tokens=2, n=900, speculation="fixed")
+    params = replace(base, method=method, draft_len=2, max_tokens=2, n=900)
     assert p_value((tuple(result.token_ids) for result in llm.generate(prompt, params)), law) > 1e-3
 
 

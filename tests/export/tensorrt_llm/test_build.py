@@ -99,7 +99,7 @@ def test_sizes_are_rows_times_capacity_times_the_paths_of_the_pairs_method(
         spec = made.engines[role].spec
         assert int(of(made, role)["max_num_tokens"]) == spec.max_num_tokens == 5 * 256 * requests
         assert spec.kv_tokens == 5 * requests * (256 + beams * 2 * 32)
-        assert spec.paths == requests
+        assert spec.max_batch_size == 5 * requests
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_sizes_are_rows_times_capacity_times_the_paths_of_the_pairs_method(
         ({"rows": 10**6}, "capacity"),
         ({"defaults": {"method": "none"}}, "method"),
         ({"defaults": {}, "draft_len": 3}, "draft_len"),
-        ({"defaults": {}, "beam_width": 3}, "beam_width"),
+        ({"defaults": {"method": "mtad"}, "beam_width": 3}, "beam_width"),
     ],
 )
 def test_what_the_library_would_refuse_or_silently_change_is_refused(

@@ -69,9 +69,9 @@ def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
 def test_options_that_have_no_effect_warn(run: Run, pair: Path) -> None:
     ran = run("generate", pair, "SELECT", *OPTIONS, "--branching", "2,1", "--top-logprobs", "2")
     assert ran.code == 0
-    assert "warning: --branching has no effect with the method mtad\n" in ran.err, "the pair's own method"
+    assert "warning: --branching has no effect with the method block\n" in ran.err, "the pair's own method"
     assert "warning: --top-logprobs has no effect without --json\n" in ran.err
-    assert "warning" not in run("generate", pair, "SELECT", *OPTIONS, "--beam-width", "2").err
+    assert "warning" not in run("generate", pair, "SELECT", *OPTIONS, "--draft-len", "2").err
 
 
 def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:

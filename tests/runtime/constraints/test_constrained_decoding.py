@@ -19,7 +19,7 @@ from tests.support.log_probabilities import assert_log_probabilities
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many"]
 METHODS = ("sample", "speculative", "mtad", "mmtad")
-BASE = DecodingParams(max_tokens=40, seed=5, accept_threshold=0.1, speculation="fixed")
+BASE = DecodingParams(max_tokens=40, seed=5, accept_threshold=0.1, draft_len=4)
 SCHEMA = json.dumps(
     {
         "type": "object",

@@ -16,7 +16,9 @@ from runtime.scheduler.scheduler import QueueFull, Scheduler
 
 
 def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
-    return Request(id, list(range(prompt)), DecodingParams.from_dict({"max_tokens": 5, **values}), seed=0)
+    return Request(
+        id, list(range(prompt)), DecodingParams.from_dict({"method": "mtad", "max_tokens": 5, **values}), seed=0
+    )
 
 
 class Memory:

@@ -95,7 +95,7 @@ def total(server: TritonServer, name: str) -> float:
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_generate_answers_what_the_engine_gives(method: str, demo: LLM, server: TritonServer) -> None:
-    asked = {"method": method, "seed": 7, "max_tokens": 24, "temperature": 0.7, "top_p": 0.85, "speculation": "fixed"}
+    asked = {"method": method, "seed": 7, "max_tokens": 24, "temperature": 0.7, "top_p": 0.85, "draft_len": 4}
     result = expected(demo, PROMPT, **asked)
     status, answer = server.call(
         "POST",
@@ -133,7 +133,7 @@ def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(
     """Twelve streams of different methods and lengths, on four rows."""
     methods = ["mtad", "sample", "speculative", "mmtad"]
     asked: list[dict[str, Any]] = [
-        {"method": methods[index % 4], "seed": index, "max_tokens": 24 + 4 * index, "speculation": "fixed"}
+        {"method": methods[index % 4], "seed": index, "max_tokens": 24 + 4 * index, "draft_len": 4}
         for index in range(12)
     ]
     prompts = [PROMPTS[index % 5] for index in range(12)]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mtad.params import DecodingParams
-from runtime.tuning.estimate import expected_passes, filtered
+from runtime.tuning.estimate import expected_passes
+from runtime.tuning.measure import filtered
 from tests.support import law
 from tests.support.checkpoints import TEXT
 from tests.support.commands import Run

@@ -134,7 +134,7 @@ def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeyp
 
 def test_constrained_blocks_run_on_the_host_and_give_the_tokens_of_the_host() -> None:
     params = DecodingParams(method="mmtad", seed=3, max_tokens=12, min_tokens=9, logit_bias={4: 2.0}, ignore_eos=True)
-    params = replace(params, repetition_penalty=1.3, frequency_penalty=0.2, speculation="fixed")
+    params = replace(params, repetition_penalty=1.3, frequency_penalty=0.2, draft_len=4)
     prompt, plain = [5, 3, 7], pool()[0]
     expected = alone(prompt, params)
     device = Device(4, ReplayRecorder())
