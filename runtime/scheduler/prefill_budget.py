@@ -5,8 +5,8 @@ from __future__ import annotations
 SHARE = 0.25
 """Part of a block's time that a step may spend on prompts beside it."""
 
-MIN_TOKENS = 8
-"""Fewest tokens of a step, so that prompts join in the end: of fewer, most of the time goes into the run itself."""
+MIN_TOKENS = 16
+"""Fewest tokens of a step, so that prompts join in the end."""
 
 
 class PrefillBudget:
