@@ -286,7 +286,7 @@ def llm(pair_folder: Path) -> LLM:
     """The pair, opened; every test leaves it idle."""
     from runtime import LLM, RuntimeConfig
 
-    return LLM(pair_folder, RuntimeConfig(threads=1))
+    return LLM(pair_folder, RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
 
 @pytest.fixture(scope="session")
@@ -294,7 +294,7 @@ def plain(pair_folders: Callable[[str], Path]) -> LLM:
     """The ONNX pair, opened, without a thread or a server; every test leaves it idle, and others run on its engines."""
     from runtime import LLM, RuntimeConfig
 
-    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ class Setting:
         return " x ".join(map(str, self.params.widths if self.params.spec.form == "branches" else self._size))
 
     @property
-    def _size(self) -> tuple[int, ...]:
+    def _size(self) -> tuple[object, ...]:
         wide = self.params.spec.form == "beams"
         return (self.params.draft_len, self.params.beam_width) if wide else (self.params.draft_len,)
 

@@ -42,7 +42,7 @@ every_method = pytest.mark.parametrize(("pair_folder", "method"), FOLDERS, indir
 
 @pytest.fixture(scope="session")
 def torch_llm(pair_folders: Callable[[str], Path]) -> LLM:
-    return LLM(pair_folders("torch"), RuntimeConfig(threads=1))
+    return LLM(pair_folders("torch"), RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
 
 def mixed() -> list[DecodingParams]:

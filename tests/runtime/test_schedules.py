@@ -97,7 +97,7 @@ def alone(prompt: list[int], params: DecodingParams) -> Request:
 
 
 def pick_values(chance: random.Random) -> dict[str, Any]:
-    """Parameters of a random request; a fifth have drafts that follow the load, whose tokens are certain at temperature 0 only."""
+    """Parameters of a random request; a fifth have drafts that follow the load, at temperature 0: else tokens vary."""
     values = {
         "method": chance.choice([*METHODS, "mtad", "mmtad"]),
         "draft_len": chance.randint(1, 4),
