@@ -130,7 +130,8 @@ def _differences(folder: Path, plan: PairPlan) -> tuple[str, bool]:
         pair = read_json(folder, "pair.json")
         tuned = "tuning" in pair
         pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
-        pair.pop("tuning", None)
+        for since in ("tuning", "costs"):
+            pair.pop(since, None)
         same = pair == json.loads(json.dumps(plan.description))
         found["pair.json"] = [] if same else sorted(k for k in plan.description if pair.get(k) != plan.description[k])
     except InvalidInput:

@@ -104,6 +104,7 @@ class LLM:
             self.runner,
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
+            pair.costs,
         )
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         self.record([pair.defaults] if record is None else record)

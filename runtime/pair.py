@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
+from runtime.speculation.planner import DraftCosts
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Pair:
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of each engine.
         limited: whether `pair.json` has a `max_tokens` of its own.
+        costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
     Raises:
@@ -55,6 +57,7 @@ class Pair:
     defaults: DecodingParams
     threads: int
     limited: bool = False
+    costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
     def __post_init__(self) -> None:
@@ -137,6 +140,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         defaults=_read_defaults(values["defaults"]),
         threads=placement.threads,
         limited="max_tokens" in values["defaults"],
+        costs=_read_costs(values.get("costs", {})),
         runs_on=runs_on,
     )
     log.info("%s", pair.law)
@@ -230,6 +234,47 @@ def _read_defaults(values: dict[str, Any]) -> DecodingParams:
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
         values = {name: value for name, value in values.items() if name not in own}
     return DecodingParams.from_dict(values)
+
+
+def store_costs(folder: Path) -> None:
+    """Measure what drafts cost here, and keep it in `pair.json`; the drafts of seeded requests then go by it anywhere.
+
+    Raises:
+        InvalidInput: the pair does not run here.
+    """
+    pair = open_pair(folder)
+    one, many = _step_seconds(pair.target, 1), _step_seconds(pair.target, 17)
+    level, node = _step_seconds(pair.auxiliary, 1) / one, max(0.0, many - one) / 16 / one
+    costs = DraftCosts(round(level, 3), round(node, 3))
+    write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
+
+
+def _step_seconds(engine: Engine, tokens: int) -> float:
+    """The least seconds of a few steps of one row over so many tokens, behind a prompt."""
+    start, least = min(96, engine.spec.capacity - tokens), math.inf
+    engine.step(Step.causal(torch.zeros(1, start, dtype=torch.int64), 0, engine.spec.capacity, torch.arange(0)))
+    step = Step.causal(torch.zeros(1, tokens, dtype=torch.int64), start, engine.spec.capacity, torch.arange(tokens))
+    for _ in range(16):
+        began = time.perf_counter()
+        engine.step(step).cpu()
+        least = min(least, time.perf_counter() - began)
+    engine.cache.reset()
+    return least
+
+
+def _read_costs(values: object) -> DraftCosts:
+    """Costs of a pair.json.
+
+    Raises:
+        InvalidInput: they are no costs.
+    """
+    known = {one.name for one in fields(DraftCosts)}
+    if not isinstance(values, dict) or not values.keys() <= known:
+        raise InvalidInput("pair.json costs", values, f"give {' and '.join(sorted(known))}")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InvalidInput(f"pair.json costs {name}", value, "give a number, at least 0")
+    return DraftCosts(**values)
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:

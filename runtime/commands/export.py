@@ -92,6 +92,11 @@ def main() -> None:
 
     began = time.monotonic()
     written = export_pair(options.pair, asked, options.overwrite, print_stage, block_efficiency)
+    if written and FORMATS[asked.format].stored != "plan":
+        from runtime.pair import store_costs
+
+        print_stage("measuring what drafts cost")
+        store_costs(options.pair)
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)

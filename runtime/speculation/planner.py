@@ -187,9 +187,10 @@ class Planner:
             default=0,
         )
         measured = {n: times for (count, n), times in self._seconds.items() if count == rows}
-        if len(measured) < 2:
-            first = lengths[min(3, len(lengths) - 1)]
-            self.length = self._choice = first if first not in measured else 0
+        first = lengths[min(3, len(lengths) - 1)]
+        untried = [n for n in (first, 0) if max(n, fixed) not in measured]
+        if untried and len(measured) < 2:
+            self.length = self._choice = untried[0]
             return
         seconds = _expected_seconds(measured, [max(n, fixed) for n in lengths])
         each = [(request.acceptance.tokens(lengths[-1]), request) for request in requests]
@@ -215,7 +216,7 @@ def _expected_seconds(measured: Mapping[int, Sequence[float]], lengths: Sequence
     weight = sum(count for _, _, count in points)
     x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
     spread = sum(count * (length - x) ** 2 for length, _, count in points)
-    slope = max(0.0, sum(count * (length - x) * (median - y) for length, median, count in points) / spread)
+    slope = max(0.0, sum(count * (length - x) * (median - y) for length, median, count in points) / (spread or 1.0))
     known = {length: (median, count) for length, median, count in points}
     found = []
     for length in lengths:

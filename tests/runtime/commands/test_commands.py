@@ -108,7 +108,7 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
         ("--gamma", ["--gamma", "4"]),
         ("--method = ", ["--method", "medusa"]),
         ("--branching", ["--branching", "2,x"]),
-        ("--draft-len = ", ["--draft-len", "9"]),
+        ("--draft-len = ", ["--draft-len", "17"]),
         ("--temperature = ", ["--temperature", "nan"]),
         ("--max-tokens = ", ["--max-tokens", "100000"]),
         ("--seed = ", ["--seed", "-1"]),
