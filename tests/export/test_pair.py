@@ -54,7 +54,7 @@ class TestInterruption:
             patch.setattr("pathlib.Path.rename", fail_on_the_second)
             with pytest.raises(type(error)):
                 export(defaults={"draft_len": 2}, overwrite=True)
-        assert open_pair(exported).defaults.draft_len == 4
+        assert open_pair(exported).defaults.draft_len == "auto"
         assert export(defaults={"draft_len": 2}, overwrite=True)
         assert not list(tmp_path.glob(".*"))
 
