@@ -90,18 +90,11 @@ def typical(row, scored, bonus):
 
 @compiled
 def ratio_test(row, scored, joint_p):
-    """Whether each node passes as `joint` says: bool [M]; `row.threshold` is the logarithm of tau.
-
-    Each token of its path must be plausible: p(x) >= `row.plausible` max p.
-    """
-    passes, plausible = np.zeros(len(joint_p), np.bool_), np.zeros(len(joint_p), np.bool_)
+    """Whether each node passes as `joint` says: bool [M]; `row.threshold` is the logarithm of tau."""
+    passes = np.zeros(len(joint_p), np.bool_)
     for node in range(len(joint_p)):
-        parent = scored.parents[node]
-        if scored.drafted[node] and joint_p[node] > -math.inf and (parent < 0 or plausible[parent]):
-            most = float(after(scored.p, parent)[1].max())
-            plausible[node] = math.exp(log_p_of(scored, node) - most) >= row.plausible
-            above_bound = joint_p[node] - scored.bounds[scored.depths[node]] > row.threshold
-            passes[node] = plausible[node] and above_bound
+        if scored.drafted[node] and joint_p[node] > -math.inf:
+            passes[node] = joint_p[node] - scored.bounds[scored.depths[node]] > row.threshold
     return passes
 
 
