@@ -104,9 +104,10 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
 
     shown = [label for label, row in figures["gain"].items() if not row["control"]]
     shown.sort(key=lambda label: rows[label]["figures"]["tokens_per_pass"]["value"])
-    curve = [curve_label(temperature) for temperature in TEMPERATURES]
+    temperatures = [t for t in TEMPERATURES if curve_label(t) in rows]
+    curve = [curve_label(temperature) for temperature in temperatures]
     for axis, quality in zip(axes[0], qualities, strict=True):
-        text = f"block at temperatures {TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
+        text = f"block at temperatures {temperatures[0]:g} to {temperatures[-1]:g}"
         axis.plot(places(curve, quality), places(curve, "tokens_per_pass"), "k-o", markersize=3, lw=1, label=text)
         xs, ys = places(shown, quality), places(shown, "tokens_per_pass")
         axis.plot(xs, ys, "o", markersize=4)
