@@ -9,9 +9,8 @@ are printed and written, as JSON with a plot:
 
 * `settings`: tokens per target pass and per second of decoding alone, also as a multiple of `block`'s (paired);
   perplexity under the target, unprocessed (exp of the mean over texts of the negative log-likelihood per token);
-  distinct-2; self-BLEU over four answers to a prompt; pass@1 and pass@8; of lossless settings, the total variation per
-  token between the law they sample from and the target's own; how well a classifier tells the answers from `block`'s
-  (50 %: not at all; `block-again` is the null); joules per token, where there is a meter.
+  distinct-2; self-BLEU over four answers to a prompt; pass@1 and pass@8; how well a classifier tells the answers from
+  `block`'s (50 %: not at all; `block again` is the null); joules per token, where there is a meter.
 * `gain`: what remains of the speed beside `block` at a temperature of no worse figures, and whether that counts. The
   auxiliary alone is the control (`scripts/evaluation/gain.py`).
 
@@ -50,8 +49,8 @@ def parser() -> Parser:
     )
     own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
     own.add_argument("--prompts", type=int, help="so many prompts, from the set's beginning (default: its file's)")
-    curve = ",".join(f"{one:g}" for one in TEMPERATURES)
-    own.add_argument("--temperatures", default=curve, help=f"of the curve of block (default: {curve})")
+    curve = f"of the curve of block (default: {' '.join(map(str, TEMPERATURES))})"
+    own.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help=curve)
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
     own.add_argument("--results", type=Path, help=f"folder to write to (default: {RESULTS.relative_to(ROOT)})")
     own.add_argument("--quick", action="store_true", help="few methods and prompts, into build/results")
@@ -86,11 +85,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         raise InvalidInput("prompts", options.prompts, "give at least 1")
     task = open_set(options.set, options.prompts or (QUICK_PROMPTS if options.quick else None))
     methods = options.methods or (QUICK_METHODS if options.quick else DEFAULT)
-    try:
-        temperatures = [float(one) for one in options.temperatures.split(",")]
-    except ValueError:
-        raise InvalidInput("temperatures", options.temperatures, "give numbers, separated by commas") from None
-    settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop, temperatures)
+    settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop, options.temperatures)
 
     import torch
 

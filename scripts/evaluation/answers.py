@@ -28,8 +28,6 @@ class Answer:
             target did not look at it.
         seconds: of decoding, where the answer was decoded alone; the prompt is not in it.
         joules: of the whole answer, where it was decoded alone and there is a meter.
-        changed: of a lossless setting, the total variation per token between the law that it samples from and the
-            target's own, of temperature 1 without filters; where it was looked at.
     """
 
     tokens: Sequence[int]
@@ -38,7 +36,6 @@ class Answer:
     nll: float | None
     seconds: float | None = None
     joules: float | None = None
-    changed: float | None = None
 
 
 class Store:

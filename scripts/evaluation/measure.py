@@ -74,49 +74,16 @@ class Writers:
         for prompt, result in zip(prompts, results, strict=True):
             tokens, log_probs, passes = result.token_ids, result.logprobs, result.statistics.target_passes
             if setting.alone:
-                scores = self._target_scores(prompt, tokens) if self._scored else []
+                scores = self.target_scores(prompt, tokens) if self._scored else []
                 log_probs, passes = [score.logprob for score in scores], 0
             made.append(Answer(tokens, result.text, passes, -float(np.mean(log_probs)) if log_probs else None))
         return [replace(made[0], seconds=seconds, joules=joules)] if timed else made
 
-    def with_law_change(self, setting: Setting, prompt: Ids, one: Answer) -> Answer:
-        """The answer, with `changed` where the setting is lossless."""
-        if not setting.lossless:
-            return one
-        return replace(one, changed=law_change(self._target_scores(prompt, one.tokens), setting.params))
-
-    def _target_scores(self, prompt: Ids, tokens: Ids) -> list[TokenScore]:
+    def target_scores(self, prompt: Ids, tokens: Ids) -> list[TokenScore]:
         """What the target says of each token behind a prompt."""
         asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=REPORTED)
         (result,) = self.llm.generate([[*prompt, *tokens]], asked)
         return result.prompt_logprobs[len(prompt) - 1 :]
-
-
-def law_change(scores: Sequence[TokenScore], params: DecodingParams) -> float | None:
-    """Total variation per token between what temperature and filters make of the target's law, and that law itself.
-
-    It is half the sum of |p_T - p_1| over the vocabulary. What the filters keep must be among the tokens reported.
-
-    Args:
-        scores: of the target, at the tokens of an answer, with the likeliest tokens of each place.
-        params: of a lossless setting.
-
-    Returns:
-        the mean over tokens; None where more tokens are kept than are reported.
-    """
-    kept = 1 if params.temperature == 0 else params.top_k
-    if not 0 < kept <= REPORTED:
-        return None
-    changes = []
-    for score in scores:
-        own = np.exp([log_p for _, log_p in score.top_logprobs][:kept])
-        sharp = own ** (1 / (params.temperature or 1.0))
-        sharp /= sharp.sum()
-        sharp[np.cumsum(sharp) - sharp >= params.top_p] = 0  # top-p keeps the token that crosses it
-        sharp[sharp < params.min_p * sharp[0]] = 0
-        sharp /= sharp.sum()
-        changes.append((np.abs(sharp - own).sum() + max(0.0, 1 - own.sum())) / 2)
-    return float(np.mean(changes))
 
 
 def choose_drafts(writers: Writers, settings: Sequence[Setting], prompts: Sequence[Ids], store: Store) -> list[Setting]:
@@ -174,8 +141,8 @@ def write_answers(
             for place, number in enumerate(one for one in chunk if one in clocked):
                 for setting in _in_turn(settings, place):
                     if not answered(setting, number):
-                        (one,) = writers.write(setting, [prompts[number]], _seeds(setting, number, 1), timed=True)
-                        first[setting.label, number] = [writers.with_law_change(setting, prompts[number], one)]
+                        seeds = _seeds(setting, number, 1)
+                        first[setting.label, number] = writers.write(setting, [prompts[number]], seeds, timed=True)
             for setting in _in_turn(settings, start // CHUNK):
                 lacking = [number for number in chunk if not answered(setting, number)]
                 made = {number: first.get((setting.label, number), []) for number in lacking}

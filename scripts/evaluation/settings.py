@@ -23,8 +23,11 @@ DEFAULT = (
 TEMPERATURES = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 """Of the curve of `block`, which every method is compared with. At all but the lowest, the auxiliary writes alone; this
 must not count as a gain."""
-BLOCK, AGAIN, GREEDY = "block", "block-again", "greedy"
-NAMED: dict[str, dict[str, Any]] = {AGAIN: {"method": "block"}, GREEDY: {"method": "sample", "temperature": 0.0}}
+BLOCK, AGAIN, GREEDY = "block", "block again", "greedy"
+NAMED: dict[str, dict[str, Any]] = {
+    "block-again": {"method": "block"},
+    GREEDY: {"method": "sample", "temperature": 0.0},
+}
 DRAFTS: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
     "beam_width": (2, 4, 8),
@@ -130,8 +133,8 @@ def _parse(entry: str, base: DecodingParams) -> Setting:
     if start["method"] not in METHODS:
         raise InvalidInput("methods", name, f"unknown; choose from {', '.join([*NAMED, *METHODS])}")
     changes = dict(_change(part) for part in parts)
-    label = " ".join([name, *(f"{field}={value}" for field, value in changes.items())])
-    return Setting(label, DecodingParams.from_dict({**start, **changes}, base), tuple(changes), again=name == AGAIN)
+    label = " ".join([name.replace("-", " "), *(f"{field}={value}" for field, value in changes.items())])
+    return Setting(label, DecodingParams.from_dict({**start, **changes}, base), tuple(changes), again=label == AGAIN)
 
 
 def _change(part: str) -> tuple[str, Any]:

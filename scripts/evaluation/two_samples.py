@@ -2,7 +2,7 @@
 
 A linear classifier (ridge regression on plus and minus one, with NumPy) learns from the answers to four fifths of the
 prompts, and is asked about the rest, five times: of two answers to a prompt, one of each setting, which is which? At
-50 % it knows nothing. `block-again`, with other random numbers, is the null: it must be at 50 % within its error.
+50 % it knows nothing. `block again`, with other random numbers, is the null: it must be at 50 % within its error.
 Features: how often tokens and pairs of adjacent tokens occur, in 512 buckets, the length, and the mean log-likelihood.
 """
 

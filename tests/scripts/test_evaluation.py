@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from mtad.errors import InvalidInput
-from mtad.params import DecodingParams
 from runtime.scheduler.request import TokenScore
 from scripts.evaluation import __main__ as evaluation
-from scripts.evaluation import settings
+from scripts.evaluation import settings, total_variation
 from scripts.evaluation.answers import Answer, Store
 from scripts.evaluation.figures import Figure, figures_of, pass_at_k, self_bleu
 from scripts.evaluation.gain import control_failed, gains
-from scripts.evaluation.measure import law_change
 from scripts.evaluation.prompts import open_set
 from scripts.evaluation.settings import AGAIN, TEMPERATURES, curve_label, every_setting
 from scripts.evaluation.two_samples import told_apart
@@ -52,7 +50,6 @@ def test_a_run_that_was_broken_off_gives_the_tables_of_a_whole_one(
     rows = found["figures"]["settings"]
     assert set(rows) == {one.label for one in every_setting("sample,mtad", 16, ())}
     assert rows["block"]["figures"]["tokens_per_pass"]["value"] > 1
-    assert 0 < rows["sample"]["figures"]["law_change"]["value"] < 1
     assert "tokens_per_pass" not in rows["auxiliary alone temperature=1"]["figures"]
     texts = {name: row["figures"].get("perplexity") for name, row in rows.items()}
     assert {name: row["figures"].get("perplexity") for name, row in again["figures"]["settings"].items()} == texts
@@ -71,6 +68,14 @@ def test_every_setting_is_tried_with_the_drafts_that_it_has() -> None:
     assert [one.beam_width for one in fixed.drafts] == [2, 4, 8]
     with pytest.raises(InvalidInput, match="measured already"):
         every_setting("mtad,block", 128, ())
+
+
+def test_the_curve_has_the_temperatures_that_are_asked_for_and_the_control_all_but_the_lowest() -> None:
+    made = {one.label for one in every_setting("mtad", 128, (), (0.5, 1.0))}
+    assert made == {"greedy", "mtad", "block temperature=0.5", "block", "auxiliary alone temperature=1"}
+    for wrong in ((0.5,), (1.0, 0.5), (0.3, 1.0), ()):
+        with pytest.raises(InvalidInput, match="temperatures"):
+            every_setting("mtad", 128, (), wrong)
 
 
 def answers(nll: float, passes: int, distinct: float = 0.5, right: float | None = None) -> dict[str, Figure]:
@@ -174,7 +179,6 @@ def test_figures_by_hand() -> None:
     assert own["perplexity"] == pytest.approx(math.exp(1.5)), "exp of the mean of means, not of the mean over tokens"
     assert own["distinct_2"] == pytest.approx((4 / 23 + 1 + 1) / 3), "a single token has no pairs"
     assert own["joules_per_token"] == pytest.approx(6 / 4)
-    assert "law_change" not in own
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
@@ -195,17 +199,33 @@ def test_self_bleu_by_hand() -> None:
     assert self_bleu(short) == pytest.approx((first + second) / 2)
 
 
-def test_the_change_of_a_law_is_its_total_variation() -> None:
-    """Of 0.5, 0.3, 0.15, 0.05: top-p 0.7 keeps two; temperature 0.5 squares; greedy keeps one."""
+def test_the_distance_of_two_laws_is_their_total_variation() -> None:
+    """Of 0.5, 0.3, 0.15, 0.05: top-p 0.9 keeps three, 0.7 two of them, 0.4 one; temperature 0.5 squares."""
     likely = [(token, math.log(p)) for token, p in enumerate((0.5, 0.3, 0.15, 0.05))]
-    scores, plain = [TokenScore(likely[0][1], 1, likely)], DecodingParams(method="block", top_p=1.0)
-    assert law_change(scores, plain) == pytest.approx(0, abs=1e-12)
-    assert law_change(scores, replace(plain, top_p=0.7)) == pytest.approx(0.2)
-    assert law_change(scores, replace(plain, temperature=0.0)) == pytest.approx(0.5)
-    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
-    sharp = np.abs(squares / squares.sum() - [0.5, 0.3, 0.15, 0.05]).sum() / 2
-    assert law_change(scores, replace(plain, temperature=0.5)) == pytest.approx(sharp)
-    assert law_change(scores, replace(plain, top_k=0)) is None, "what is kept is not all reported"
+    scores, base = [TokenScore(likely[0][1], 1, likely)] * 2, total_variation.BASE
+    assert total_variation.distance(scores, base) == 0
+    assert total_variation.distance(scores, replace(base, top_p=0.7)) == pytest.approx(2 * 0.15 / 0.95)
+    assert total_variation.distance(scores, replace(base, top_p=0.4)) == pytest.approx(2 * 0.45 / 0.95)
+    sharper = 0.25 / 0.34 - 0.5 / 0.95  # the first two squares reach 0.9 of all four
+    assert total_variation.distance(scores, replace(base, temperature=0.5)) == pytest.approx(2 * sharper)
+
+
+@pytest.mark.slow
+def test_curves_of_total_variation_begin_with_the_same_texts(
+    demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no distance; both ways of moving a law cost total variation."""
+    shortest = {name: [points[0], points[-1]] for name, points in total_variation.CURVES.items()}
+    monkeypatch.setattr(total_variation, "CURVES", shortest)
+    given = f"total_variation --pair {demo_pair} --threads 1 --prompts 2 --results {tmp_path}"
+    monkeypatch.setattr("sys.argv", given.split())
+    total_variation.main()
+    figures = json.loads((tmp_path / "total-variation.json").read_text())["figures"]
+    first, last = ([points[at] for points in figures["curves"].values()] for at in (0, -1))
+    assert len({one["tokens_per_pass"]["value"] for one in first}) == 1
+    assert all(one["total_variation"]["value"] == pytest.approx(0, abs=1e-6) for one in first)
+    assert all(0.001 < one["total_variation"]["value"] < 0.6 for one in last)
+    assert (tmp_path / "total-variation.png").stat().st_size > 10_000
 
 
 def test_a_classifier_tells_other_texts_apart_and_the_same_law_not() -> None:
@@ -245,5 +265,9 @@ def test_prompts_that_drafts_are_chosen_on_are_not_measured(tmp_path: Path) -> N
     assert own.verify
     assert own.verify(0, " a2 ")
     assert not own.verify(0, "a3")
-    sql = open_set("sql")
-    assert not set(sql.prompts) & set(sql.development)
+    sql, more = open_set("sql"), open_set("sql", len(open_set("sql").prompts) + 1)
+    assert not set(more.prompts) & set(more.development)
+    assert list(more.prompts[:-1]) == list(sql.prompts), "a longer set begins with the shorter one"
+    assert open_set("sql", 3).prompts == sql.prompts[:3]
+    assert more.verify
+    assert not more.verify(len(sql.prompts), "SELECT 1 WHERE 0")
