@@ -4,18 +4,19 @@
     python -m scripts.evaluation code --quick          one minute, to see that it works
 
 Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
-four times, or eight times where answers are verified. Two tables are printed and written, as JSON with a plot:
+four times, or eight times where answers are verified; the first answers to the first 40 prompts are timed. Two tables
+are printed and written, as JSON with a plot:
 
 * `settings`: tokens per target pass and per second of decoding alone, also as a multiple of `block`'s (paired);
   perplexity under the target, unprocessed (exp of the mean over texts of the negative log-likelihood per token);
-  distinct-2; self-BLEU over four answers to a prompt; pass@1 and pass@8; of lossless settings, the total variation per
-  token between the law they sample from and the target's own; how well a classifier tells the answers from `block`'s
-  (50 %: not at all; `block again` is the null); joules per token, where there is a meter.
+  distinct-2; self-BLEU over four answers to a prompt; pass@1 and pass@8; how well a classifier tells the answers from
+  `block`'s (50 %: not at all; `block again` is the null); joules per token, where there is a meter.
 * `gain`: what remains of the speed beside `block` at a temperature of no worse figures, and whether that counts. The
   auxiliary alone is the control (`scripts/evaluation/gain.py`).
 
-Errors are standard errors over prompts. With --answers, a run that was broken off goes on, and a finished one makes
-its tables again; seconds of one machine or version stand beside those of another only if the file is used for both.
+Errors are standard errors over prompts. With --answers, a run that was broken off goes on, also with more prompts, and
+a finished one makes its tables again; seconds of one machine or version stand beside those of another only if the file
+is used for both.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mtad.errors import InvalidInput
 from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options
 from runtime.config import RuntimeConfig
 from scripts.evaluation.report import plot, tables, verdict
-from scripts.evaluation.settings import BLOCK, DEFAULT, LONGEST, WIDEST, Setting, every_setting
+from scripts.evaluation.settings import BLOCK, DEFAULT, LONGEST, TEMPERATURES, WIDEST, Setting, every_setting
 from scripts.paths import RESULTS, ROOT
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def parser() -> Parser:
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default: build/demo-pair)"
     )
     own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
-    own.add_argument("--prompts", type=int, help="so many of the set's prompts, from its beginning (default: all)")
+    own.add_argument("--prompts", type=int, help="so many prompts, from the set's beginning (default: its file's)")
+    curve = f"of the curve of block (default: {' '.join(map(str, TEMPERATURES))})"
+    own.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help=curve)
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
     own.add_argument("--results", type=Path, help=f"folder to write to (default: {RESULTS.relative_to(ROOT)})")
     own.add_argument("--quick", action="store_true", help="few methods and prompts, into build/results")
@@ -81,9 +84,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
     if options.prompts is not None and options.prompts < 1:
         raise InvalidInput("prompts", options.prompts, "give at least 1")
-    task = open_set(options.set)
+    task = open_set(options.set, options.prompts or (QUICK_PROMPTS if options.quick else None))
     methods = options.methods or (QUICK_METHODS if options.quick else DEFAULT)
-    settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop)
+    settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop, options.temperatures)
 
     import torch
 
@@ -95,14 +98,13 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
     given = given_options(options, RuntimeConfig)
     config = RuntimeConfig(max_draft_len=LONGEST, max_beam_width=WIDEST, prefix_tokens=0, **given)
-    writers = measure.Writers(options.pair, config)
+    writers = measure.Writers(options.pair, config, scored=task.verify is None)
     prompts = measure.fitting(writers.llm, task, settings)
     left_out, development = len(task.prompts) - len(prompts), [writers.llm.tokenize(one) for one in task.development]
-    prompts = dict(list(prompts.items())[: options.prompts or (QUICK_PROMPTS if options.quick else None)])
     if options.quick:
         development = development[:1]
     settings = measure.choose_drafts(writers, settings, development, store)
-    written = measure.write_answers(writers, settings, prompts, task.answers, TIMED, store)
+    written = measure.write_answers(writers, settings, task, prompts, TIMED, store)
     right = {label: measure.verify(task, list(prompts), answers) for label, answers in written.items()}
     return {
         "about": about,
@@ -128,7 +130,7 @@ def _compared(
 
     known = {label: figures_of(answers, right[label]) for label, answers in written.items()}
     for label, answers in written.items():
-        if label != BLOCK:
+        if label != BLOCK and "perplexity" in known[label]:
             known[label]["told_apart"] = told_apart(answers, written[BLOCK])
     rows = {
         one.label: {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,30 +24,28 @@ class Answer:
         tokens: new ones, up to and including the end of the text.
         text: without stop strings and special tokens.
         passes: of the target.
-        nll: mean negative log-likelihood per token under the target, temperature 1, unprocessed; nats.
+        nll: mean negative log-likelihood per token under the target, temperature 1, unprocessed; nats. None where the
+            target did not look at it.
         seconds: of decoding, where the answer was decoded alone; the prompt is not in it.
         joules: of the whole answer, where it was decoded alone and there is a meter.
-        changed: of a lossless setting, the total variation per token between the law that it samples from and the
-            target's own, of temperature 1 without filters; where it was looked at.
     """
 
     tokens: Sequence[int]
     text: str
     passes: int
-    nll: float
+    nll: float | None
     seconds: float | None = None
     joules: float | None = None
-    changed: float | None = None
 
 
 class Store:
-    """Answers to the prompts of one set by one pair, as lines of JSON in a file that gzip has compressed.
+    """Answers of one pair, as lines of JSON in a file that gzip has compressed.
 
     What was not written to its end is dropped.
 
     Args:
         path: None keeps nothing.
-        belongs: what all answers in the file have in common: the hashes of the pair's checkpoints, the set.
+        belongs: what all answers in the file have in common: the hashes of the pair's checkpoints.
 
     Raises:
         InvalidInput: the file is not such a file, or holds other answers.
@@ -59,7 +58,7 @@ class Store:
         lines = _whole_lines(path) if path.exists() else [json.dumps(belongs)]
         try:
             if json.loads(lines[0]) != belongs:
-                raise InvalidInput("answers", str(path), "holds answers of another pair or set; give another file")
+                raise InvalidInput("answers", str(path), "holds answers of another pair or kind; give another file")
             self._found = dict(json.loads(line) for line in lines[1:])
         except (ValueError, TypeError, IndexError) as error:
             raise InvalidInput("answers", str(path), f"holds no answers ({error}); give another file") from None
@@ -68,11 +67,11 @@ class Store:
         whole.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode()))
         whole.replace(path)
 
-    def get(self, setting: Setting, prompt: int) -> list[Answer]:
+    def get(self, setting: Setting, prompt: str) -> list[Answer]:
         """Answers of a setting to a prompt; none if there are none."""
         return [Answer(**one) for one in self._found.get(_key(setting, prompt), ())]
 
-    def add(self, setting: Setting, prompt: int, answers: Sequence[Answer]) -> None:
+    def add(self, setting: Setting, prompt: str, answers: Sequence[Answer]) -> None:
         """Keep them."""
         self.keep(_key(setting, prompt), [asdict(one) for one in answers])
 
@@ -88,8 +87,8 @@ class Store:
                 file.write(gzip.compress((json.dumps([key, value]) + "\n").encode()))
 
 
-def _key(setting: Setting, prompt: int) -> str:
-    return json.dumps([prompt, setting.description], sort_keys=True)
+def _key(setting: Setting, prompt: str) -> str:
+    return json.dumps([hashlib.sha256(prompt.encode()).hexdigest()[:16], setting.description], sort_keys=True)
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -77,10 +77,9 @@ def figures_of(prompts: Sequence[Sequence[Answer]], right: Sequence[Sequence[boo
     found = {
         "tokens_per_pass": sums(count, lambda one: one.passes),
         "tokens_per_second": sums(count, lambda one: one.seconds or 0.0),
-        "perplexity": sums(lambda one: one.nll, lambda _: 1.0, exponential=True),
+        "perplexity": sums(lambda one: one.nll or 0.0, lambda one: one.nll is not None, exponential=True),
         "distinct_2": sums(lambda one: distinct(one.tokens, 2) or 0.0, lambda one: count(one) > 1),
         "self_bleu": _mean([self_bleu([one.tokens for one in own[:OF_SELF_BLEU]]) for own in prompts]),
-        "law_change": sums(lambda one: one.changed or 0.0, lambda one: one.changed is not None),
         "tokens": sums(count, lambda _: 1.0),
         "joules_per_token": sums(lambda one: one.joules or 0.0, metered),
     }

@@ -8,7 +8,7 @@ A lower temperature makes text likelier, less diverse and easier to draft withou
   perplexity must not be above that of equal distinct-2, by two standard errors.
 * Verified answers: it is compared with the fastest temperature at which `block` has at least its pass@1. It holds if it
   is shown, at a level of 5 %, to be not more than a point below lossless decoding of its own kind (`greedy` at
-  temperature 0, else `sample`) in pass@1 and in pass@8.
+  temperature 0, else `block`) in pass@1 and in pass@8.
 * Of a lossless method the law is known: it is compared with `block` at its own temperature, and holds.
 * What the curve does not reach has no match. Within two standard errors of an end of the curve counts as the end.
 
@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from scripts.evaluation.figures import Figure, Floats
-from scripts.evaluation.settings import BLOCK, TEMPERATURES, Setting, curve_label
+from scripts.evaluation.settings import BLOCK, GREEDY, TEMPERATURES, Setting, curve_label
 
 Figures = Mapping[str, Figure]
 
@@ -38,9 +38,20 @@ MARGIN = 0.01
 """How much lower pass@k may be."""
 LEVEL, ONE_SIDED = 0.05, 1.645
 REPLICATES = 1000
-GRID = np.linspace(TEMPERATURES[0], TEMPERATURES[-1], 81)
-BLEND = np.stack([np.interp(GRID, TEMPERATURES, point) for point in np.eye(len(TEMPERATURES))], 1)
-"""Between its points the curve is linear: [steps, points]."""
+STEPS = 81
+
+
+class Grid(NamedTuple):
+    """Temperatures of the curve, which is linear between its points: `at` [steps], `blend` [steps, points]."""
+
+    at: Floats
+    blend: Floats
+
+    @classmethod
+    def between(cls, points: Sequence[float]) -> Grid:
+        """From the first of the curve's points to the last."""
+        at = np.linspace(points[0], points[-1], STEPS)
+        return cls(at, np.stack([np.interp(at, points, point) for point in np.eye(len(points))], 1))
 
 
 def gains(settings: Sequence[Setting], tables: Mapping[str, Figures], seed: int = 0) -> dict[str, Any]:
@@ -56,14 +67,14 @@ def gains(settings: Sequence[Setting], tables: Mapping[str, Figures], seed: int 
         for no match; `gain`, by speed, the smaller one or None; `pass`, by k, `yes`, `no` or `open`; `holds`; whether
         it is the `control`. Values have `value` and `error`.
     """
-    points = [curve_label(temperature) for temperature in TEMPERATURES]
-    curve = [tables[label] for label in points]
+    points = {curve_label(t): t for t in TEMPERATURES if curve_label(t) in tables}
+    curve, grid = [tables[label] for label in points], Grid.between(list(points.values()))
     (block,) = (setting for setting in settings if setting.label == BLOCK)
     prompts = len(curve[0]["perplexity"].top)
     draws = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), REPLICATES)
     weights = np.concatenate([np.ones((1, prompts)), draws])  # the first is over all prompts as they are
     verified = "pass@1" in curve[0]
-    speeds = {name: BLEND @ np.stack([point[name].over(weights) for point in curve]) for name in SPEEDS}
+    speeds = {name: grid.blend @ np.stack([point[name].over(weights) for point in curve]) for name in SPEEDS}
     found: dict[str, Any] = {}
     for setting in settings:
         if setting.label in points:
@@ -71,12 +82,12 @@ def gains(settings: Sequence[Setting], tables: Mapping[str, Figures], seed: int 
         own = tables[setting.label]
         at: dict[str, Any] = {}
         for quality in ("pass@1",) if verified else ("perplexity", "distinct_2"):
-            fits = _fits(_known(setting, block), quality, own, curve, weights)
-            at[quality] = None if fits is None else _gain_where(fits, own, speeds, weights)
+            fits = _fits(grid, _known(grid, setting, block), quality, own, curve, weights)
+            at[quality] = None if fits is None else _gain_where(grid, fits, own, speeds, weights)
         gain = {name: _smaller([one and one[name] for one in at.values()]) for name in SPEEDS}
         row: dict[str, Any] = {"at": at, "gain": gain, "control": setting.alone}
         if verified:
-            base = tables["greedy" if setting.deterministic else "sample"]
+            base = tables[GREEDY if setting.deterministic else BLOCK]
             row["pass"] = {k: _not_inferior(own[k], base[k], weights) for k in own if k.startswith("pass@")}
             row["holds"] = setting.lossless or set(row["pass"].values()) == {"yes"}
         else:
@@ -93,7 +104,7 @@ def control_failed(gained: Mapping[str, Any]) -> bool:
 
 
 def _fits(
-    known: float | None, quality: str, own: Figures, curve: Sequence[Figures], weights: Floats
+    grid: Grid, known: float | None, quality: str, own: Figures, curve: Sequence[Figures], weights: Floats
 ) -> npt.NDArray[np.bool_] | None:
     """Which temperatures of the grid match in a quality, [steps, 1 or replicates]; None if none does.
 
@@ -101,24 +112,24 @@ def _fits(
         known: the temperature of the curve whose law it is, if it is one.
     """
     if known is not None:
-        near = np.abs(GRID - known)
+        near = np.abs(grid.at - known)
         exact: npt.NDArray[np.bool_] = (near == near.min())[:, None]
         return exact
     scale = np.log if quality == "perplexity" else np.asarray
     values, points = own[quality].over(weights), np.stack([point[quality].over(weights) for point in curve])
-    return matching(scale(values), scale(points), at_least=quality == "pass@1")
+    return matching(grid, scale(values), scale(points), at_least=quality == "pass@1")
 
 
-def _known(setting: Setting, block: Setting) -> float | None:
+def _known(grid: Grid, setting: Setting, block: Setting) -> float | None:
     """The temperature at which `block` has a setting's law, where the curve has it: only drafts may differ."""
     own = setting.params.temperature
     same = replace(block.params, temperature=own, **{name: getattr(setting.params, name) for name in DRAFTED})
-    on_curve = TEMPERATURES[0] <= own <= TEMPERATURES[-1]
+    on_curve = grid.at[0] <= own <= grid.at[-1]
     return own if setting.lossless and on_curve and same == setting.params else None
 
 
-def matching(own: Floats, curve: Floats, at_least: bool) -> npt.NDArray[np.bool_] | None:
-    """Which temperatures of `GRID` have a quality, or one at least as high: bool [steps, replicates]; None if none has.
+def matching(grid: Grid, own: Floats, curve: Floats, at_least: bool) -> npt.NDArray[np.bool_] | None:
+    """Which temperatures have a quality, or one at least as high: bool [steps, replicates]; None if none has.
 
     Args:
         own: the quality, [replicates], the first one over all prompts.
@@ -127,23 +138,23 @@ def matching(own: Floats, curve: Floats, at_least: bool) -> npt.NDArray[np.bool_
         at_least: look for a quality at least as high.
     """
     rising = np.maximum.accumulate(curve[::-1] if at_least else curve)
-    points = BLEND @ (rising[::-1] if at_least else rising)
+    points = grid.blend @ (rising[::-1] if at_least else rising)
     above, below = own - points.max(0), points.min(0) - own
     if _beyond(above) or (not at_least and _beyond(below)):
         return None
     fits: npt.NDArray[np.bool_] = (
         points >= np.minimum(own, points.max(0))
         if at_least
-        else np.arange(len(GRID))[:, None] == np.abs(points - own).argmin(0)
+        else np.arange(len(grid.at))[:, None] == np.abs(points - own).argmin(0)
     )
     return fits
 
 
 def _gain_where(
-    fits: npt.NDArray[np.bool_], own: Figures, speeds: Mapping[str, Floats], weights: Floats
+    grid: Grid, fits: npt.NDArray[np.bool_], own: Figures, speeds: Mapping[str, Floats], weights: Floats
 ) -> dict[str, Any]:
     """Gains over the fastest of the temperatures that match, and that temperature, [1 + replicates]."""
-    found: dict[str, Any] = {"temperature": GRID[np.where(fits, speeds[SPEEDS[0]], 0.0).argmax(0)]}
+    found: dict[str, Any] = {"temperature": grid.at[np.where(fits, speeds[SPEEDS[0]], 0.0).argmax(0)]}
     for name, curve in speeds.items():
         ratio = own[name].over(weights) / np.where(fits, curve, 0.0).max(0) if name in own else None
         found[name] = None if ratio is None else _value(ratio)

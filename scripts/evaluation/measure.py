@@ -1,13 +1,12 @@
 """Every setting on every prompt, in turns, with the draft that suits it best.
 
-Settings take turns on each prompt, in an order that rotates, so that whatever else the machine does falls on all of
-them alike. The first answer to each of the first prompts is decoded alone, and timed; a prompt's other answers are
-decoded at once, which gives the same law (and on ONNX Runtime's CPU provider the same tokens).
+Settings take turns, in an order that rotates, so that whatever else the machine does falls on all of them alike. The
+first answer to each of the first prompts is decoded alone, and timed. All other answers to `CHUNK` prompts are decoded
+at once, in as many rows as the pair has, which gives the same law (and on ONNX Runtime's CPU provider the same tokens).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -25,7 +24,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import ROLES
 from runtime.scheduler.request import TokenScore
-from runtime.tuning.measure import answer, law_change
+from runtime.tuning.measure import answer
 from scripts.energy import EnergyMeter
 from scripts.evaluation.answers import Answer, Store
 from scripts.evaluation.prompts import PromptSet
@@ -33,6 +32,10 @@ from scripts.evaluation.settings import Setting
 
 Ids = Sequence[int]
 SHOWN = {"file": sys.stderr, "unit": "setting", "mininterval": 0.5 if sys.stderr.isatty() else 30.0}
+CHUNK = 16
+"""Prompts whose answers are decoded at once, and kept together."""
+AGAIN_FIRST = 8
+"""First of the numbers that seeds are made of, where they must be others."""
 
 
 class Writers:
@@ -41,10 +44,11 @@ class Writers:
     Args:
         pair: folder.
         config: how both run.
+        scored: the target looks at what the auxiliary writes alone; where answers are verified, that decides nothing.
     """
 
-    def __init__(self, pair: Path, config: RuntimeConfig) -> None:
-        self.llm, self.meter = LLM(pair, config), EnergyMeter()
+    def __init__(self, pair: Path, config: RuntimeConfig, scored: bool) -> None:
+        self.llm, self.meter, self._scored = LLM(pair, config), EnergyMeter(), scored
         with TemporaryDirectory() as folder:
             for name in ROLES:
                 (Path(folder) / name).symlink_to((pair / "auxiliary").resolve())
@@ -57,28 +61,23 @@ class Writers:
         llm.record([params])
         answer(llm, [prompt], [replace(params, max_tokens=min(8, params.max_tokens))])
 
-    def write(self, setting: Setting, prompt: Ids, seeds: Sequence[int], timed: bool) -> list[Answer]:
-        """Answers to a prompt, one per seed, decoded at once; `timed` for one seed, to say what it took."""
+    def write(self, setting: Setting, prompts: Sequence[Ids], seeds: Sequence[int], timed: bool) -> list[Answer]:
+        """Answers to prompts, each with its seed, decoded at once; `timed` for a single one, to say what it took."""
         llm = self._auxiliary if setting.alone else self.llm
         params = [replace(setting.params, seed=seed) for seed in seeds]
         self.meter.begin()
-        results, seconds = answer(llm, [prompt] * len(seeds), params)
+        results, seconds = answer(llm, prompts, params)
         joules = self.meter.end()
         made = []
-        for result in results:
+        for prompt, result in zip(prompts, results, strict=True):
             tokens, log_probs, passes = result.token_ids, result.logprobs, result.statistics.target_passes
             if setting.alone:
-                log_probs, passes = [score.logprob for score in self._target_scores(prompt, tokens)], 0
-            made.append(Answer(tokens, result.text, passes, -float(np.mean(log_probs))))
+                scores = self.target_scores(prompt, tokens) if self._scored else []
+                log_probs, passes = [score.logprob for score in scores], 0
+            made.append(Answer(tokens, result.text, passes, -float(np.mean(log_probs)) if log_probs else None))
         return [replace(made[0], seconds=seconds, joules=joules)] if timed else made
 
-    def with_law_change(self, setting: Setting, prompt: Ids, one: Answer) -> Answer:
-        """The answer, with `changed` where the setting is lossless."""
-        if not setting.lossless:
-            return one
-        return replace(one, changed=float(law_change(self.llm, prompt, one.tokens, setting.params).mean()))
-
-    def _target_scores(self, prompt: Ids, tokens: Ids) -> list[TokenScore]:
+    def target_scores(self, prompt: Ids, tokens: Ids) -> list[TokenScore]:
         """What the target says of each token behind a prompt."""
         asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=0)
         (result,) = self.llm.generate([[*prompt, *tokens]], asked)
@@ -108,42 +107,65 @@ def _fastest(writers: Writers, settings: Sequence[Setting], prompts: Sequence[Id
     for number, prompt in enumerate(prompts):
         for turn in range(len(settings)):
             at = (number + turn) % len(settings)
-            (one,) = writers.write(settings[at], prompt, [number], timed=True)
+            (one,) = writers.write(settings[at], [prompt], [number], timed=True)
             tokens[at] += len(one.tokens)
             seconds[at] += one.seconds or math.nan
     return int((tokens / seconds).argmax())
 
 
 def write_answers(
-    writers: Writers, settings: Sequence[Setting], prompts: Mapping[int, Ids], count: int, timed: int, store: Store
+    writers: Writers, settings: Sequence[Setting], task: PromptSet, prompts: Mapping[int, Ids], timed: int, store: Store
 ) -> dict[str, list[list[Answer]]]:
     """Answers by label and prompt; a setting without randomness gives one to each.
 
     Args:
-        prompts: by number.
-        count: answers to each prompt.
-        timed: how many prompts are timed, the first ones.
+        task: the set.
+        prompts: by number, those of the set that are answered.
+        timed: how many of them are timed, the first ones.
         store: of answers; those that it has are not asked for again.
     """
     for setting in settings:
         writers.warm_up(setting, next(iter(prompts.values())))
-    written: dict[str, list[list[Answer]]] = {setting.label: [] for setting in settings}
+    numbers, clocked = list(prompts), set(list(prompts)[:timed])
+
+    def answered(setting: Setting, number: int) -> bool:
+        kept = store.get(setting, task.prompts[number])
+        return bool(kept) and not (number in clocked and kept[0].seconds is None)
+
     with tqdm(total=len(prompts) * len(settings), desc="answers", **SHOWN) as bar:
-        for place, (number, prompt) in enumerate(prompts.items()):
-            for turn in range(len(settings)):
-                setting, clocked = settings[(place + turn) % len(settings)], place < timed
-                kept, first_seed = store.get(setting, number), count if setting.again else 0
-                if not kept or (clocked and kept[0].seconds is None):
-                    texts = 1 if setting.deterministic else count
-                    seeds = [(seed << 32) + number for seed in range(first_seed, first_seed + texts)]
-                    first, rest = (seeds[:1], seeds[1:]) if clocked else ([], seeds)
-                    kept = writers.write(setting, prompt, first, timed=True) if first else []
-                    kept = [writers.with_law_change(setting, prompt, one) for one in kept]
-                    kept += writers.write(setting, prompt, rest, timed=False) if rest else []
-                    store.add(setting, number, kept)
-                written[setting.label].append(kept)
-                bar.update()
-    return written
+        for start in range(0, len(numbers), CHUNK):
+            first: dict[tuple[str, int], list[Answer]] = {}
+            chunk = numbers[start : start + CHUNK]
+            for place, number in enumerate(one for one in chunk if one in clocked):
+                for setting in _in_turn(settings, place):
+                    if not answered(setting, number):
+                        seeds = _seeds(setting, number, 1)
+                        first[setting.label, number] = writers.write(setting, [prompts[number]], seeds, timed=True)
+            for setting in _in_turn(settings, start // CHUNK):
+                lacking = [number for number in chunk if not answered(setting, number)]
+                made = {number: first.get((setting.label, number), []) for number in lacking}
+                texts = 1 if setting.deterministic else task.answers
+                asked = [(n, seed) for n in lacking for seed in _seeds(setting, n, texts)[len(made[n]) :]]
+                given = [prompts[number] for number, _ in asked]
+                written = writers.write(setting, given, [seed for _, seed in asked], timed=False) if asked else []
+                for (number, _), one in zip(asked, written, strict=True):
+                    made[number].append(one)
+                for number, own in made.items():
+                    store.add(setting, task.prompts[number], own)
+                bar.update(len(chunk))
+    return {one.label: [store.get(one, task.prompts[number]) for number in numbers] for one in settings}
+
+
+def _in_turn(settings: Sequence[Setting], place: int) -> list[Setting]:
+    """All settings, from another one on at each place."""
+    at = place % len(settings)
+    return [*settings[at:], *settings[:at]]
+
+
+def _seeds(setting: Setting, number: int, count: int) -> list[int]:
+    """Of the answers of a setting to the prompt of a number."""
+    first = AGAIN_FIRST if setting.again else 0
+    return [(seed << 32) + number for seed in range(first, first + count)]
 
 
 def verify(task: PromptSet, numbers: Sequence[int], written: Sequence[Sequence[Answer]]) -> list[list[bool]] | None:
@@ -176,8 +198,7 @@ def fitting(llm: LLM, task: PromptSet, settings: Sequence[Setting]) -> dict[int,
 
 
 def describe(pair: Path, task: PromptSet) -> dict[str, str]:
-    """What all answers of a run have in common: the pair's checkpoints and precisions, the prompts."""
-    prompts = hashlib.sha256(json.dumps(list(task.prompts)).encode()).hexdigest()
+    """What all answers in a file have in common: the pair's checkpoints and precisions, answers to each prompt."""
     specs = {name: read_spec(pair / name) for name in ROLES}
     engines = {name: f"{spec.checkpoint_hash} {spec.precision}" for name, spec in specs.items()}
-    return {"set": task.name, "prompts": prompts, "answers": str(task.answers), **engines}
+    return {"answers": str(task.answers), **engines}

@@ -1,7 +1,8 @@
 """Sets of prompts, each with texts that drafts are chosen on, and a way to verify answers where there is one.
 
 code            source code of the demo's test split, open-ended
-sql             the demo's plain questions: a query must give the rows of the gold query
+sql             the demo's plain questions: a query must give the rows of the gold query. Of questions there are as many
+                as are asked for, by default those of the demo's files
 sql-ambiguous   the demo's questions that can be read in two ways, verified likewise
 jsonl=FILE      lines with `prompt` and, for all or none, `answer`, which the text must equal, or `tests`: Python that
                 must run to its end, in a sandbox, behind the prompt and the text. Drafts are chosen on the first lines
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from engines.prompts import read_prompts
@@ -49,43 +51,46 @@ class PromptSet:
         return 8 if self.verify else 4
 
 
-def open_set(name: str) -> PromptSet:
-    """A set by its name on the command line.
+def open_set(name: str, count: int | None = None) -> PromptSet:
+    """A set by its name on the command line, and the first `count` of its prompts; by default, all that a file holds.
 
     Raises:
         InvalidInput: unknown, its file is unusable, or there is no sandbox for what it asks for.
     """
     if name.startswith("jsonl="):
-        return _file(Path(name.removeprefix("jsonl=")))
+        return _file(Path(name.removeprefix("jsonl=")), count)
     if name not in DEMO:
         raise InvalidInput("set", name, f"give one of {', '.join(DEMO)}, or jsonl=FILE")
     from scripts.demo import dataset
 
     split, kind = DEMO[name]
     examples = dataset.load(split, kind)
+    if kind == "sql" and count and count > len(examples):
+        examples = list(islice(dataset.sql_examples(split), count))  # they begin with those of the file
     development = [example.prompt for example in dataset.load("development", kind)[:DEVELOPMENT]]
 
     def verify(number: int, text: str) -> bool:
         return dataset.matches(examples[number], text)
 
-    return PromptSet(name, [e.prompt for e in examples], development, verify if kind == "sql" else None)
+    return PromptSet(name, [e.prompt for e in examples][:count], development, verify if kind == "sql" else None)
 
 
-def _file(path: Path) -> PromptSet:
+def _file(path: Path, count: int | None) -> PromptSet:
     examples = read_prompts(path)
-    count = min(DEVELOPMENT, len(examples) // 4)
-    if count < 1:
+    tried = min(DEVELOPMENT, len(examples) // 4)
+    if tried < 1:
         raise InvalidInput("set", str(path), f"has {len(examples)} prompts; give at least 4")
-    own, prompts = examples[count:], [example.prompt for example in examples]
-    tests = [json.loads(line).get("tests") for line in path.read_text("utf-8").splitlines() if line.strip()][count:]
+    own = examples[tried:][:count]
+    development, prompts = ([example.prompt for example in part] for part in (examples[:tried], own))
+    tests = [json.loads(line).get("tests") for line in path.read_text("utf-8").splitlines() if line.strip()][tried:]
 
     def same(number: int, text: str) -> bool:
         return bool(own[number].right(text))
 
     if own[0].answer is not None:
-        return PromptSet(path.stem, prompts[count:], prompts[:count], same)
+        return PromptSet(path.stem, prompts, development, same)
     if not any(tests):
-        return PromptSet(path.stem, prompts[count:], prompts[:count])
+        return PromptSet(path.stem, prompts, development)
     if not all(isinstance(test, str) and test for test in tests):
         raise InvalidInput("set", str(path), "some prompts have no `tests`; give all of them some, or none")
     from scripts.scoring.sandbox import Sandbox
@@ -96,4 +101,4 @@ def _file(path: Path) -> PromptSet:
     def passes(number: int, text: str) -> bool:
         return sandbox.passes(f"{own[number].prompt}{text}\n{tests[number]}\n")
 
-    return PromptSet(path.stem, prompts[count:], prompts[:count], passes, FUNCTION_ENDS)
+    return PromptSet(path.stem, prompts, development, passes, FUNCTION_ENDS)

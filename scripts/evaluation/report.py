@@ -15,7 +15,6 @@ COLUMNS: dict[str, tuple[str, float, str]] = {
     "self_bleu": ("self-BLEU", 100, ".0f"),
     "pass@1": ("pass@1 %", 100, ".1f"),
     "pass@8": ("pass@8 %", 100, ".1f"),
-    "law_change": ("change of the law per token", 1, ".3f"),
     "told_apart": ("told from block %", 100, ".0f"),
     "tokens": ("tokens", 1, ".0f"),
     "joules_per_token": ("J per token", 1, ".3f"),
@@ -34,12 +33,13 @@ def _settings(rows: Mapping[str, Any]) -> list[list[str]]:
     names = [name for name in COLUMNS if any(name in row["figures"] for row in rows.values())]
     lines = [["setting", "draft", *(COLUMNS[name][0] for name in names)]]
     for label, row in rows.items():
-        cells = [_cell(row["figures"].get(name), *COLUMNS[name][1:]) for name in names]
+        cells = [cell(row["figures"].get(name), *COLUMNS[name][1:]) for name in names]
         lines.append([label, row["draft"], *cells])
     return lines
 
 
-def _cell(figure: Mapping[str, Any] | None, factor: float, form: str) -> str:
+def cell(figure: Mapping[str, Any] | None, factor: float, form: str) -> str:
+    """A figure with its error, `-` for none."""
     if not figure or figure["value"] is None:
         return "-"
     error = "" if figure["error"] is None else f" ± {figure['error'] * factor:{form}}"
@@ -58,10 +58,10 @@ def _gain(gained: Mapping[str, Any], failed: bool) -> list[list[str]]:
         return row["control"], -own["value"] if own else 0.0
 
     for label, row in sorted(gained.items(), key=lambda entry: size(entry[1])):
-        cells = [_cell(own, 1, ".2f") for own in row["gain"].values()]
+        cells = [cell(own, 1, ".2f") for own in row["gain"].values()]
         for at in row["at"].values():
             speed = at and (at["tokens_per_pass"] or at["tokens_per_second"])
-            cells.append(f"{_cell(speed, 1, '.2f')} (T {at['temperature']['value']:.2f})" if at else "no match")
+            cells.append(f"{cell(speed, 1, '.2f')} (T {at['temperature']['value']:.2f})" if at else "no match")
         larger = [
             name.removeprefix("tokens_").replace("_", " ")
             for name, own in row["gain"].items()
@@ -104,9 +104,10 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
 
     shown = [label for label, row in figures["gain"].items() if not row["control"]]
     shown.sort(key=lambda label: rows[label]["figures"]["tokens_per_pass"]["value"])
-    curve = [curve_label(temperature) for temperature in TEMPERATURES]
+    temperatures = [t for t in TEMPERATURES if curve_label(t) in rows]
+    curve = [curve_label(temperature) for temperature in temperatures]
     for axis, quality in zip(axes[0], qualities, strict=True):
-        text = f"block at temperatures {TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
+        text = f"block at temperatures {temperatures[0]:g} to {temperatures[-1]:g}"
         axis.plot(places(curve, quality), places(curve, "tokens_per_pass"), "k-o", markersize=3, lw=1, label=text)
         xs, ys = places(shown, quality), places(shown, "tokens_per_pass")
         axis.plot(xs, ys, "o", markersize=4)

@@ -1,8 +1,8 @@
 """The settings that are compared: a table of labels, and the drafts that each of them is tried with.
 
-An entry is a method of `mtad.methods`, or `greedy`, and perhaps changes: `mtad:accept_threshold=0.1`. What an entry
-does not fix is `PAPER`'s, but for the draft: each setting gets the length and the width that are fastest on development
-texts (`scripts/evaluation/measure.py`).
+An entry is a method of `mtad.methods`, or `greedy`, or `block-again` (`block` with other random numbers), and perhaps
+changes: `mtad:accept_threshold=0.1`. What an entry does not fix is `PAPER`'s, but for the draft: each setting gets the
+length and the width that are fastest on development texts (`scripts/evaluation/measure.py`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 
 DEFAULT = (
-    "speculative,block:temperature=0,budget,budget:divergence=0.2,mtad,mtad:accept_threshold=0.1,mtad:temperature=0,"
-    "mmtad,mmtad:accept_threshold=0.1,mmtad_sample,mmtad_sample:accept_threshold=0.1"
+    "sample,block-again,speculative,block:temperature=0,budget,budget:divergence=0.2,mtad,mtad:accept_threshold=0.1,"
+    "mtad:temperature=0,mmtad,mmtad:accept_threshold=0.1,mmtad_sample,mmtad_sample:accept_threshold=0.1"
 )
 PAPER = DecodingParams(method="mtad", draft_len=4, beam_width=4, top_k=10, top_p=0.9)
 """Parameters of the paper's experiments."""
-LOSSLESS = ("sample", "greedy")
-"""What others must not be inferior to; measured always."""
 TEMPERATURES = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
-"""Of the curve of `block`, which every method is compared with."""
-CONTROL_TEMPERATURES = TEMPERATURES[1:]
-"""At which the auxiliary writes alone; this must not count as a gain."""
-BLOCK, AGAIN = "block", "block again"
+"""Of the curve of `block`, which every method is compared with. At all but the lowest, the auxiliary writes alone; this
+must not count as a gain."""
+BLOCK, AGAIN, GREEDY = "block", "block again", "greedy"
+NAMED: dict[str, dict[str, Any]] = {
+    "block-again": {"method": "block"},
+    GREEDY: {"method": "sample", "temperature": 0.0},
+}
 DRAFTS: dict[str, tuple[Any, ...]] = {
     "draft_len": (2, 3, 4, 6, 8),
     "beam_width": (2, 4, 8),
@@ -100,22 +101,26 @@ def curve_label(temperature: float) -> str:
     return BLOCK if temperature == 1 else f"{BLOCK} temperature={temperature:g}"
 
 
-def every_setting(methods: str, max_tokens: int, stop: Sequence[str]) -> list[Setting]:
-    """`sample`, `greedy`, the entries, `block` at all temperatures and once more, and the auxiliary alone.
+def every_setting(
+    methods: str, max_tokens: int, stop: Sequence[str], temperatures: Sequence[float] = TEMPERATURES
+) -> list[Setting]:
+    """`greedy`, the entries, `block` at all temperatures, and the auxiliary alone.
 
     Args:
         methods: entries of the command line, separated by commas.
         max_tokens, stop: of all settings.
+        temperatures: some of `TEMPERATURES`, ascending, the last one 1.
 
     Raises:
         InvalidInput: a method, a parameter or a value is unusable, or a setting is given twice.
     """
     base = replace(PAPER, max_tokens=max_tokens, stop=tuple(stop))
-    found = [_parse(entry, base) for entry in [*LOSSLESS, *filter(None, methods.split(","))]]
+    if list(temperatures) != sorted({*temperatures, 1.0} & {*TEMPERATURES}):
+        raise InvalidInput("temperatures", temperatures, f"give some of {TEMPERATURES}, ascending, and 1 as the last")
+    found = [_parse(entry, base) for entry in [GREEDY, *filter(None, methods.split(","))]]
     block = replace(base, method="block")
-    found += [Setting(curve_label(t), replace(block, temperature=t), ("temperature",)) for t in TEMPERATURES]
-    found.append(Setting(AGAIN, block, again=True))
-    for t in CONTROL_TEMPERATURES:
+    found += [Setting(curve_label(t), replace(block, temperature=t), ("temperature",)) for t in temperatures]
+    for t in temperatures[1:] or temperatures:
         params = replace(base, method="sample", temperature=t)
         found.append(Setting(f"auxiliary alone temperature={t:g}", params, alone=True))
     labels = [one.label for one in found]
@@ -126,12 +131,12 @@ def every_setting(methods: str, max_tokens: int, stop: Sequence[str]) -> list[Se
 
 def _parse(entry: str, base: DecodingParams) -> Setting:
     name, *parts = entry.split(":")
-    start = {"method": "sample", "temperature": 0.0} if name == "greedy" else {"method": name}
+    start = NAMED.get(name, {"method": name})
     if start["method"] not in METHODS:
-        raise InvalidInput("methods", name, f"unknown; choose from greedy, {', '.join(METHODS)}")
+        raise InvalidInput("methods", name, f"unknown; choose from {', '.join([*NAMED, *METHODS])}")
     changes = dict(_change(part) for part in parts)
-    label = " ".join([name, *(f"{field}={value}" for field, value in changes.items())])
-    return Setting(label, DecodingParams.from_dict({**start, **changes}, base), tuple(changes))
+    label = " ".join([name.replace("-", " "), *(f"{field}={value}" for field, value in changes.items())])
+    return Setting(label, DecodingParams.from_dict({**start, **changes}, base), tuple(changes), again=label == AGAIN)
 
 
 def _change(part: str) -> tuple[str, Any]:

@@ -2,7 +2,7 @@
 
 A linear classifier (ridge regression on plus and minus one, with NumPy) learns from the answers to four fifths of the
 prompts, and is asked about the rest, five times: of two answers to a prompt, one of each setting, which is which? At
-50 % it knows nothing. `block` with other random numbers is the null: it must be at 50 % within its error.
+50 % it knows nothing. `block again`, with other random numbers, is the null: it must be at 50 % within its error.
 Features: how often tokens and pairs of adjacent tokens occur, in 512 buckets, the length, and the mean log-likelihood.
 """
 
@@ -49,4 +49,4 @@ def _features(answer: Answer) -> Floats:
     counts, tokens = np.zeros(BUCKETS), np.array(answer.tokens, np.int64)
     np.add.at(counts, tokens * 31 % BUCKETS, 1)
     np.add.at(counts, (tokens[:-1] * 7919 + tokens[1:] * 104729) % BUCKETS, 1)
-    return np.array([*np.sqrt(counts), math.log(len(tokens)), answer.nll])
+    return np.array([*np.sqrt(counts), math.log(len(tokens)), answer.nll or 0.0])

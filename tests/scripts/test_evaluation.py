@@ -14,7 +14,7 @@ import pytest
 
 from mtad.errors import InvalidInput
 from scripts.evaluation import __main__ as evaluation
-from scripts.evaluation import settings
+from scripts.evaluation import settings, total_variation
 from scripts.evaluation.answers import Answer, Store
 from scripts.evaluation.figures import Figure, figures_of, pass_at_k, self_bleu
 from scripts.evaluation.gain import control_failed, gains
@@ -23,7 +23,8 @@ from scripts.evaluation.settings import AGAIN, TEMPERATURES, curve_label, every_
 from scripts.evaluation.two_samples import told_apart
 
 PROMPTS = 60
-SETTINGS = {one.label: one for one in every_setting("speculative,mtad,traversal,block:top_p=0.7", 128, ())}
+METHODS = "sample,block-again,speculative,mtad,traversal,block:top_p=0.7"
+SETTINGS = {one.label: one for one in every_setting(METHODS, 128, ())}
 
 
 @pytest.mark.slow
@@ -37,20 +38,20 @@ def test_a_run_that_was_broken_off_gives_the_tables_of_a_whole_one(
     prompts, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl.gz"
     prompts.write_text("".join(json.dumps({"prompt": f"SELECT {n} FROM", "answer": "x"}) + "\n" for n in range(4)))
     monkeypatch.setattr(settings, "DRAFTS", {"draft_len": (2, 4), "beam_width": (2,)})
-    asked = f"jsonl={prompts} --pair {pair_folders('onnx')} --threads 1 --quick --methods mtad --answers {answers}"
+    asked = f"jsonl={prompts} --pair {pair_folders('onnx')} --threads 1 --quick --methods sample,mtad"
     for name in ("whole", "again"):
-        monkeypatch.setattr("sys.argv", ["evaluation", *f"{asked} --results {tmp_path / name}".split()])
+        given = f"{asked} --answers {answers} --results {tmp_path / name}"
+        monkeypatch.setattr("sys.argv", ["evaluation", *given.split()])
         evaluation.main()
         answers.write_bytes(answers.read_bytes()[:-200])
     found = json.loads((tmp_path / "whole" / "evaluation-questions.json").read_text())
     again = json.loads((tmp_path / "again" / "evaluation-questions.json").read_text())
     rows = found["figures"]["settings"]
-    assert set(rows) == {one.label for one in every_setting("mtad", 16, ())}
+    assert set(rows) == {one.label for one in every_setting("sample,mtad", 16, ())}
     assert rows["block"]["figures"]["tokens_per_pass"]["value"] > 1
-    assert 0 < rows["sample"]["figures"]["law_change"]["value"] < 1
     assert "tokens_per_pass" not in rows["auxiliary alone temperature=1"]["figures"]
-    texts = {name: row["figures"]["perplexity"] for name, row in rows.items()}
-    assert {name: row["figures"]["perplexity"] for name, row in again["figures"]["settings"].items()} == texts
+    texts = {name: row["figures"].get("perplexity") for name, row in rows.items()}
+    assert {name: row["figures"].get("perplexity") for name, row in again["figures"]["settings"].items()} == texts
     tables = evaluation.tables(found["figures"])
     assert len(tables["settings"]) == len(rows) + 1
     assert "control" in capsys.readouterr().out.splitlines()[-2].lower()
@@ -66,6 +67,14 @@ def test_every_setting_is_tried_with_the_drafts_that_it_has() -> None:
     assert [one.beam_width for one in fixed.drafts] == [2, 4, 8]
     with pytest.raises(InvalidInput, match="measured already"):
         every_setting("mtad,block", 128, ())
+
+
+def test_the_curve_has_the_temperatures_that_are_asked_for_and_the_control_all_but_the_lowest() -> None:
+    made = {one.label for one in every_setting("mtad", 128, (), (0.5, 1.0))}
+    assert made == {"greedy", "mtad", "block temperature=0.5", "block", "auxiliary alone temperature=1"}
+    for wrong in ((0.5,), (1.0, 0.5), (0.3, 1.0), ()):
+        with pytest.raises(InvalidInput, match="temperatures"):
+            every_setting("mtad", 128, (), wrong)
 
 
 def answers(nll: float, passes: int, distinct: float = 0.5, right: float | None = None) -> dict[str, Figure]:
@@ -136,7 +145,7 @@ def test_a_method_holds_on_verified_answers_if_it_is_shown_to_be_within_a_point(
             return figures_of([[Answer([1, 2], "", 1, 1 + rng.normal(), 1.0)] * 8 for _ in right], right)
 
         others = {f"mtad {share}": one(share) for share in rights}
-        found = gained(lambda _: one(0.5), {"sample": one(0.5), "greedy": one(0.5), **others})
+        found = gained(lambda _: one(0.5), {"greedy": one(0.5), **others})
         return [found[label]["pass"]["pass@8"] for label in others]
 
     assert judged([0.5, 0.1, 0.505, 0.495], 400) == ["yes", "no", "yes", "open"]
@@ -169,7 +178,6 @@ def test_figures_by_hand() -> None:
     assert own["perplexity"] == pytest.approx(math.exp(1.5)), "exp of the mean of means, not of the mean over tokens"
     assert own["distinct_2"] == pytest.approx((4 / 23 + 1 + 1) / 3), "a single token has no pairs"
     assert own["joules_per_token"] == pytest.approx(6 / 4)
-    assert "law_change" not in own
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
@@ -188,6 +196,24 @@ def test_self_bleu_by_hand() -> None:
     short = [[1, 1], [1, 1, 1, 1]]  # the first is half as long as its reference; of the second, 2 of 4 and 1 of 3 match
     first, second = math.exp(1 - 2), (2 / 4 * 2 / 4 * 1 / 3 * 1 / 2) ** (1 / 4)
     assert self_bleu(short) == pytest.approx((first + second) / 2)
+
+
+@pytest.mark.slow
+def test_curves_of_total_variation_begin_with_the_same_texts(
+    demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no distance; both ways of moving a law cost total variation."""
+    shortest = {name: [points[0], points[-1]] for name, points in total_variation.CURVES.items()}
+    monkeypatch.setattr(total_variation, "CURVES", shortest)
+    given = f"total_variation --pair {demo_pair} --threads 1 --prompts 2 --results {tmp_path}"
+    monkeypatch.setattr("sys.argv", given.split())
+    total_variation.main()
+    figures = json.loads((tmp_path / "total-variation.json").read_text())["figures"]
+    first, last = ([points[at] for points in figures["curves"].values()] for at in (0, -1))
+    assert len({one["tokens_per_pass"]["value"] for one in first}) == 1
+    assert all(one["total_variation"]["value"] == pytest.approx(0, abs=1e-6) for one in first)
+    assert all(0.001 < one["total_variation"]["value"] < 0.6 for one in last)
+    assert (tmp_path / "total-variation.png").stat().st_size > 10_000
 
 
 def test_a_classifier_tells_other_texts_apart_and_the_same_law_not() -> None:
@@ -209,10 +235,10 @@ def test_a_classifier_tells_other_texts_apart_and_the_same_law_not() -> None:
 def test_a_file_of_answers_is_of_one_pair_and_set(tmp_path: Path) -> None:
     path, setting = tmp_path / "answers.jsonl.gz", SETTINGS["mtad"]
     given = [Answer([1, 2], "text", 1, 0.5, 1.0), Answer([3], "", 1, 0.1)]
-    Store(path, {"set": "code"}).add(setting, 3, given)
+    Store(path, {"set": "code"}).add(setting, "def", given)
     again = Store(path, {"set": "code"})
-    assert again.get(setting, 3) == given
-    assert again.get(setting, 2) == again.get(SETTINGS[AGAIN], 3) == []
+    assert again.get(setting, "def") == given
+    assert again.get(setting, "class") == again.get(SETTINGS[AGAIN], "def") == []
     for belongs, text in (({"set": "sql"}, None), ({"set": "code"}, b"no answers\n")):
         path.write_bytes(text or path.read_bytes())
         with pytest.raises(InvalidInput, match="give another file"):
@@ -227,5 +253,9 @@ def test_prompts_that_drafts_are_chosen_on_are_not_measured(tmp_path: Path) -> N
     assert own.verify
     assert own.verify(0, " a2 ")
     assert not own.verify(0, "a3")
-    sql = open_set("sql")
-    assert not set(sql.prompts) & set(sql.development)
+    sql, more = open_set("sql"), open_set("sql", len(open_set("sql").prompts) + 1)
+    assert not set(more.prompts) & set(more.development)
+    assert list(more.prompts[:-1]) == list(sql.prompts), "a longer set begins with the shorter one"
+    assert open_set("sql", 3).prompts == sql.prompts[:3]
+    assert more.verify
+    assert not more.verify(len(sql.prompts), "SELECT 1 WHERE 0")

@@ -235,7 +235,7 @@ def test_a_query_reads_and_does_nothing_else(tmp_path: Path) -> None:
     for query in (
         *("DELETE FROM t", "DROP TABLE t", "PRAGMA query_only = OFF", f"VACUUM INTO '{file}'", f"ATTACH '{file}' AS x"),
         *("SELECT 1; SELECT 2", "SELECT load_extension('x')", "SELECT randomblob(10000000)", "SELEC", forever),
-        "SELECT * FROM t a, t b, t c, t d, t e, t f, t g, t h, t i, t j, t k",
+        *("SELECT * FROM t a, t b, t c, t d, t e, t f, t g, t h, t i, t j, t k", "\x00", "(" * 5000, "SELECT '\ud800'"),
     ):
         with pytest.raises(QueryError):
             run(database, query)
