@@ -271,7 +271,8 @@ class DecodingParams:
     def follows_load(self) -> bool:
         """Whether it chooses by measured seconds.
 
-        What the method promises does not depend on the draft, and no seed is to give the same tokens again.
+        It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
+        makes the tokens the same anyway.
         """
         return self.automatic and self.spec.exact and (self.seed is None or self.temperature == 0)
 

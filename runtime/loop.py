@@ -155,7 +155,8 @@ class DecodingLoop:
         )
         seconds, alone = time.perf_counter() - began, all(is_kept) and self.caches.deferred_rows >= deferred
         accepted = [len(tokens) - 1 for tokens in block.tokens]
-        drafted, catch_up = block.drafted_levels, self._catch_up_seconds
+        drafted = [count if ok else 0 for count, ok in zip(block.drafted_levels, block.finite, strict=True)]
+        catch_up = self._catch_up_seconds
         self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, alone)
         return block
 

@@ -82,8 +82,10 @@ def main() -> None:
         _tensorrt_llm(options, asked)
         return
 
+    from engines.folder import read_json
     from engines.memory import format_bytes
     from export.pair import export_pair
+    from runtime.pair import store_costs
     from runtime.tuning.efficiency import block_efficiency
 
     if options.dry_run:
@@ -92,11 +94,12 @@ def main() -> None:
 
     began = time.monotonic()
     written = export_pair(options.pair, asked, options.overwrite, print_stage, block_efficiency)
-    if written and FORMATS[asked.format].stored != "plan":
-        from runtime.pair import store_costs
-
+    if FORMATS[asked.format].stored != "plan" and "costs" not in read_json(options.pair, "pair.json"):
         print_stage("measuring what drafts cost")
-        store_costs(options.pair)
+        try:
+            store_costs(options.pair)
+        except InvalidInput as error:
+            print(f"what drafts cost was not measured: the pair does not run here ({error})", file=sys.stderr)
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)

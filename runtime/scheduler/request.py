@@ -44,7 +44,8 @@ class Acceptance:
     """How often a drafted token is accepted where those before it were, by its place in the draft: recent means.
 
     Attributes:
-        usual: what is expected before anything was seen; by default, that of the place before, at the first `EXPECTED`.
+        usual: rates assumed until it has seen its own; without it, each place starts from the rate of the place before,
+            and the first from `EXPECTED`.
         accepted, tried: tokens at each place.
     """
 

@@ -21,7 +21,7 @@ GAIN = 1.03
 """The choice is changed for a length that promises this much more: times differ from block to block."""
 
 KEPT_TIMES, FEW = 32, 8
-"""Blocks of a kind whose seconds are remembered, and so many that a line through all kinds is believed as well."""
+"""Seconds of so many blocks of a kind are kept; a line through all kinds weighs as much as `FEW` of them."""
 
 
 def draft_lengths(longest: int) -> list[int]:
@@ -44,11 +44,11 @@ def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingPar
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What drafts cost where no clock may decide, in steps of the target over one token.
+    """What drafts cost where no clock may decide, relative to a step of the target over one token.
 
     Attributes:
-        level: a step of the auxiliary.
-        node: a further token that the target scores.
+        level: seconds of a step of the auxiliary.
+        node: seconds that the target takes longer for each further token it scores.
     """
 
     level: float = 0.15
@@ -66,9 +66,10 @@ class Planner:
     `follows_load`, one length holds for the batch, since a block takes what its longest draft takes: the one with the
     most expected tokens of all requests per second, by the measured seconds of blocks of about so many rows. A length
     that was not measured yet takes what those beside it say, and a machine that slows down does so for all alike, so
-    seconds are kept relative to its recent speed. A draft also costs its share of storing the prompts in the
-    auxiliary's cache. Now and then a probe runs a length next to the choice. A choice depends on past blocks alone, and
-    never on the random numbers of the block that it is for; so a lossless method stays lossless.
+    seconds are kept relative to its recent speed. Drafting also means storing each prompt in the auxiliary's cache,
+    which is charged per token of text, as a mean over ended requests. Now and then a probe runs a length next to the
+    choice. A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a
+    lossless method stays lossless.
 
     The others are drafted for by their own text and `costs` alone, at least one token: their tokens depend on neither
     clock nor batch.
@@ -91,7 +92,7 @@ class Planner:
         self._typical = defaultdict[str, Acceptance](Acceptance)
         self._blocks_left = 0
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
-        self._spent, self._worth = 0.0, 0.0
+        self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
         self._last_block, self._slowness = (0, 0), 1.0
         self._stored_seconds, self._stored_tokens = 0.0, 1.0
         self._variants: dict[tuple[int, int], DecodingParams] = {}
@@ -99,7 +100,7 @@ class Planner:
 
     @property
     def drafts(self) -> bool:
-        """Whether drafts that follow the load are more than a probe, so that prompts are worth storing for them."""
+        """Whether the choice, not a passing probe, is to draft: prompts that join are then stored for it at once."""
         return self._choice > 0
 
     def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
@@ -156,7 +157,9 @@ class Planner:
         self._blocks_left -= planned
         self._clock += seconds + catch_up
         self._spent += catch_up + planned * seconds
-        block = _bucket(len(used)), max(params.drafted for params in used)
+        if self._probing and self._spent > 4 * self._worth:  # the auxiliary's caches do not catch up
+            self._blocks_left = 0
+        seconds, block = max(seconds, 1e-9), (_bucket(len(used)), max(params.drafted for params in used))
         if alone and block == self._last_block:  # the first one of another shape takes longer
             if known := self._seconds.get(block):
                 self._slowness *= min(2.0, seconds / (self._slowness * statistics.median(known))) ** 0.125
@@ -165,12 +168,18 @@ class Planner:
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what the auxiliary's cache takes, beside blocks, per token of text."""
-        if request.auxiliary_seconds:
+        if request.params.follows_load and request.auxiliary_cached:
             self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
     def _variant(self, request: Request) -> DecodingParams:
         return with_length(request.params, request.draft_len) if request.params.automatic else request.params
+
+    @staticmethod
+    def _length(request: Request, followed: int) -> int:
+        """Length of a request's draft where those that follow the load have `followed` tokens."""
+        p = request.params
+        return followed if p.follows_load else request.draft_len if p.automatic else p.drafted
 
     def _own_length(self, request: Request) -> int:
         tokens = request.acceptance.tokens(self._lengths[-1])
@@ -182,20 +191,23 @@ class Planner:
         if probed:
             self._next_probe = self._clock + max(0.0, self._spent - self._worth) / PROBE_SHARE
         self._blocks_left = INTERVAL
-        fixed = max(
-            (one.draft_len if p.automatic else p.drafted for one in requests if not (p := one.params).follows_load),
-            default=0,
-        )
+        fixed = max(self._length(request, 0) for request in requests)
         measured = {n: times for (count, n), times in self._seconds.items() if count == rows}
+        # at a new number of rows two lengths are run, since a line needs two; one where a fixed row makes both the same
         first = lengths[min(3, len(lengths) - 1)]
         untried = [n for n in (first, 0) if max(n, fixed) not in measured]
         if untried and len(measured) < 2:
             self.length = self._choice = untried[0]
             return
         seconds = _expected_seconds(measured, [max(n, fixed) for n in lengths])
-        each = [(request.acceptance.tokens(lengths[-1]), request) for request in requests]
-        tokens = {n: sum(x[n if one.params.follows_load else one.draft_len] for x, one in each) for n in lengths}
-        stored = {n: tokens[n] * self._stored_seconds / self._stored_tokens if n else 0.0 for n in lengths}
+        tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
+        for request in requests:
+            expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
+            for n in lengths:
+                own = expected[self._length(request, n)]
+                tokens[n] += own
+                if n and request.params.follows_load:
+                    stored[n] += own * self._stored_seconds / self._stored_tokens
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (self._slowness * taken[n] + stored[n]) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)

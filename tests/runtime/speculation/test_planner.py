@@ -252,6 +252,7 @@ def test_drafts_have_to_pay_for_storing_prompts_in_the_auxiliarys_cache_too() ->
             world.block(planner, texts, 0.9)
             if number % 16 == 0:
                 ended = Request(99, [1], CHAIN, 0, tokens=[1] * 100, auxiliary_seconds=auxiliary_seconds)
+                ended.auxiliary_cached = 100
                 planner.record_end(ended)
         assert statistics.mode(world.lengths[200:]) == length
 
