@@ -183,7 +183,7 @@ def compare_pairs(
     prompts = [prompt for prompt in calibration.prompts if prompt][:PROMPTS]
     figures: dict[str, Any] = {"prompts": len(prompts), "max_tokens": NEW_TOKENS}
     for method in METHODS:
-        params = DecodingParams(method=method, top_k=10, top_p=0.9, max_tokens=NEW_TOKENS)
+        params = DecodingParams(method=method, draft_len=4, top_k=10, top_p=0.9, max_tokens=NEW_TOKENS)
         figures[method] = {
             "float32": block_efficiency(reference, prompts, params),
             "pair": block_efficiency(pair, prompts, params),

@@ -115,7 +115,7 @@ def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
         RuntimeConfig(prefix_tokens=0, max_beam_width=max(GRID["beam_width"]), **given_options(options, RuntimeConfig)),
     )
     for base, example in itertools.product(bases, examples):
-        largest = replace(base, draft_len=max(GRID["draft_len"]), beam_width=max(GRID["beam_width"]))
+        largest = replace(base, draft_len=llm.config.max_draft_len, beam_width=max(GRID["beam_width"]))
         llm.requests(example.prompt, largest)  # refuses what does not fit
     searched = [search(llm, examples, base, allowed) for base in bases]
     print(table([point for points in searched for point in points]))
