@@ -89,6 +89,11 @@ def test_what_is_tried_suits_the_method_the_engines_and_its_defaults() -> None:
                 DecodingParams(method=method, **{name: value})
 
 
+def length_of(values: dict[str, Any]) -> int:
+    """As if automatic drafts had four tokens."""
+    return 4 if values["draft_len"] == "auto" else int(values["draft_len"])
+
+
 def measured_as(figures: Callable[[dict[str, Any]], Point], calls: list[int]) -> Callable[..., list[Point]]:
     def measured(llm: Any, examples: Any, base: Any, values: Sequence[dict[str, Any]], *_: Any) -> list[Point]:
         calls.append(len(values))
@@ -104,7 +109,7 @@ def test_a_search_finds_the_fastest_that_keeps_the_quality_and_measures_nothing_
     """The fastest setting has draft_len 6, beam_width 2 and accept_threshold 0.1; thresholds below 0.5 lose more."""
 
     def figures(own: dict[str, Any]) -> Point:
-        away = abs(own["draft_len"] - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
+        away = abs(length_of(own) - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
         speed, loss = 10 - away - own["draft_confidence"], 1 - own["accept_threshold"]
         return point(speed=speed, perplexity=1 + loss)
 
@@ -118,7 +123,7 @@ def test_a_search_finds_the_fastest_that_keeps_the_quality_and_measures_nothing_
 
 def test_without_a_setting_that_keeps_the_quality_the_nearest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(own: dict[str, Any]) -> Point:
-        return point(speed=own["draft_len"], distinct=1 / own["draft_len"])
+        return point(speed=length_of(own), distinct=1 / length_of(own))
 
     monkeypatch.setattr(tuning, "measure", measured_as(figures, []))
     points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(method="mtad"), 0.0)
