@@ -29,7 +29,7 @@ from tests.support.waiting import own
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 1e999}}, "logit_bias"),
-        ({"draft_len": 9}, "draft_len"),
+        ({"draft_len": 17}, "draft_len"),
         ({"priority": "high"}, "priority"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
