@@ -27,9 +27,9 @@ from scripts.paths import RESULTS, ROOT
 DRAFT = 8
 BASE = DecodingParams(method="block", draft_len=DRAFT, speculation="fixed")
 CURVES: dict[str, list[DecodingParams]] = {
-    "temperature": [replace(BASE, temperature=value) for value in (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)],
-    "top_p": [replace(BASE, top_p=value) for value in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)],
-    "divergence": [replace(BASE, method="budget", divergence=value) for value in (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)],
+    "temperature": [replace(BASE, temperature=value) for value in (1.0, 0.8, 0.65, 0.5, 0.35, 0.2)],
+    "top_p": [replace(BASE, top_p=value) for value in (0.9, 0.8, 0.65, 0.5)],
+    "divergence": [replace(BASE, method="budget", divergence=value) for value in (0.0, 0.05, 0.1, 0.2, 0.4)],
 }
 """By the parameter that changes."""
 
@@ -62,12 +62,11 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     curves: dict[str, Any] = {name: [] for name in CURVES}
     for name, params in ((name, params) for name, points in CURVES.items() for params in points):
         results, _ = answer(writers.llm, prompts, [replace(params, seed=n) for n in range(len(prompts))])
-        sums = np.zeros((3, len(prompts)))
-        for at, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            count, moved = len(result.token_ids), result.statistics.divergence_spent
-            if params.spec.lossless:
-                moved = distance(writers.target_scores(prompt, result.token_ids), params)
-            sums[:, at] = count, result.statistics.target_passes, moved
+        texts, moved = [one.token_ids for one in results], [one.statistics.divergence_spent for one in results]
+        if params.spec.lossless:
+            moved = [distance(scores, params) for scores in writers.target_scores(prompts, texts)]
+        passes = [one.statistics.target_passes for one in results]
+        sums = np.array([[len(text) for text in texts], passes, moved], np.float64)
         pairs = {"tokens_per_pass": sums[[0, 1]], "total_variation": sums[[2, 0]]}
         point = {figure: Figure(*pair).with_error() for figure, pair in pairs.items()}
         curves[name].append({"value": getattr(params, name), **point})
