@@ -1,8 +1,3 @@
 """One step of one model: tokens in, logits out, a KV cache inside. Knows models and hardware, not decoding methods."""
 
 import mtad  # noqa: F401 - switches telemetry off, before a library that has some is imported
-from engines.base import Engine, EngineSpec, Step
-from engines.folder import open_engine
-from engines.placement import Placement
-
-__all__ = ["Engine", "EngineSpec", "Placement", "Step", "open_engine"]

@@ -22,20 +22,6 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 INPUTS = ("tokens", "positions", "mask", "write_at", "keep")
 """Inputs of a graph beside the caches: parts of a step, by their names."""
 
-PRECISIONS = {
-    "float32": "float32",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-    "int8": "float32",
-    "int4": "float32",
-    "int8-dynamic": "float32",
-    "int8-static": "float16",
-    "fp8": "float16",
-}
-"""Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-dynamic`
-activations are int8 as well, in a range found in each step; with `int8-static` and `fp8` (E4M3) activations are what
-the weights are, in a range found on text beforehand (W8A8)."""
-
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -49,7 +35,7 @@ class EngineSpec:
         rows: requests at once at most.
         capacity: KV columns per row, a multiple of 64.
         eos_token_ids: tokens that end a text.
-        format: `onnx` (ONNX Runtime), `torch`, `tensorrt` or `tensorrt-rtx`.
+        format: one of `engines.kinds.FORMATS`.
         checkpoint_hash: sha256 over the source checkpoint's configuration and weights.
         versions: package versions the exporter ran with.
         source: where that checkpoint was: a folder, or a hub id; empty if unknown.
@@ -57,7 +43,7 @@ class EngineSpec:
         attention: `operator`, or `decomposed`: the graph has operators of opset 18 only, and returns new columns of the
             cache instead of writing them.
         plan: what the plan of a TensorRT format was built for; None for other formats.
-        precision: one of `PRECISIONS`; what the weights are.
+        precision: one of `engines.kinds.PRECISIONS`; what the weights are.
     """
 
     architecture: str
@@ -137,12 +123,10 @@ class Engine(ABC):
         capturable: whether `enqueue` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
         reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
-        reproducible: whether a row's logits are the same bits whatever the other rows are.
     """
 
     capturable: ClassVar[bool] = False
     reads_mask: bool = True
-    reproducible: ClassVar[bool] = True
 
     def __init__(self, spec: EngineSpec, cache: KvCache) -> None:
         self.spec, self.cache = spec, cache

@@ -13,17 +13,14 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.base import KV_PAGE, PRECISIONS, Engine, EngineSpec
-from engines.kinds import FORMATS
+from engines.base import KV_PAGE, Engine, EngineSpec
+from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import InvalidInput, refused_as
 
 VERSION = 1
 """Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
-
-ATTENTION = ("operator", "decomposed")
-"""Forms of a graph's attention, see `EngineSpec.attention`."""
 
 _SHARDS = re.compile(r"model-\d{5}-of-(\d{5})\.data")
 
@@ -99,10 +96,16 @@ def read_spec(folder: Path) -> EngineSpec:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
     values = read_json(folder, "engine.json")
-    if values.get("format") == "tensorrt-llm":
+    if values.get("format") in EXTERNAL:
         problem = "an engine of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
-        raise InvalidInput("engine.json format", "tensorrt-llm", problem)
-    values = described(EngineSpec, values, folder)
+        raise InvalidInput("engine.json format", values["format"], problem)
+    described = {field.name: field.default for field in fields(EngineSpec)}
+    values = {name: default for name, default in described.items() if default is not MISSING} | values
+    if wrong := sorted(values.keys() ^ described.keys()):
+        raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
+    ends = values["eos_token_ids"]
+    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
+        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
     for name in _SIZES:
         if not isinstance(values[name], int) or values[name] < 1:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
@@ -123,22 +126,8 @@ def read_spec(folder: Path) -> EngineSpec:
     for file in format.files:
         if not ((folder / file).is_file() or (file == "model.onnx.data" and sharded)):
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
-    return EngineSpec(**values | {"plan": None if plan is None else TensorRtPlan.from_dict(plan)})
-
-
-def described(kind: type[Any], values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The fields of a data class that an `engine.json` describes; those that it may lack have their defaults.
-
-    Raises:
-        InvalidInput: a field is missing or unknown, or `eos_token_ids` are not what they are to be.
-    """
-    values = {f.name: f.default for f in fields(kind) if f.default is not MISSING} | values
-    if wrong := sorted(values.keys() ^ {f.name for f in fields(kind)}):
-        raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
-    ends = values["eos_token_ids"]
-    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
-        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
-    return values | {"eos_token_ids": tuple(ends)}
+    made = {"eos_token_ids": tuple(ends), "plan": None if plan is None else TensorRtPlan.from_dict(plan)}
+    return EngineSpec(**values | made)
 
 
 def open_engine(folder: Path | str, placement: Placement = ONE_CORE, rows: int | None = None) -> Engine:

@@ -1,10 +1,10 @@
-"""The kinds of engines: one row for each way in which an engine folder can be run."""
+"""The kinds of engines: one row for each way in which an engine folder can be run. No torch."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,30 @@ from mtad.errors import InvalidInput
 if TYPE_CHECKING:
     from engines.base import Engine, EngineSpec
     from engines.placement import Placement
+
+PRECISIONS = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "int8": "float32",
+    "int4": "float32",
+    "int8-dynamic": "float32",
+    "int8-static": "float16",
+    "fp8": "float16",
+}
+"""Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-dynamic`
+activations are int8 as well, in a range found in each step; with `int8-static` and `fp8` (E4M3) activations are what
+the weights are, in a range found on text beforehand (W8A8)."""
+
+QUANTIZED = ("int8", "int4", "int8-dynamic")
+"""Precisions of the weights alone, made from a float32 graph."""
+STATIC = ("int8-static", "fp8")
+"""Precisions of weights and activations, made by Model Optimizer."""
+
+ATTENTION = ("operator", "decomposed")
+"""Forms of a graph's attention, see `engines.base.EngineSpec.attention`."""
+
+_HALF, _ALL = ("float32", "float16"), ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -27,9 +51,14 @@ class Kind:
         opener: `module:function`; called with folder, specification and placement.
         devices: types of the devices that it runs on.
         dtypes: of cache and logits that it computes with.
+        precisions: of the weights, which an export to the format makes; the first is made by default.
         options: what `Placement` may say of this kind alone.
         paged: whether its rows share a pool of pages.
         capturable: whether its steps can be part of a captured block on a GPU.
+        drafters: providers on each of which an auxiliary is timed, where this one is asked for; the fastest runs it.
+        compiler: the Python module that builds and runs its plans.
+        ahead_of_time: whether plans are built without a GPU, for the compute capabilities that are given; else on the
+            GPU that is to run them.
     """
 
     format: str
@@ -39,9 +68,13 @@ class Kind:
     opener: str
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
+    precisions: tuple[str, ...] = _ALL
     options: tuple[str, ...] = ()
     paged: bool = False
     capturable: bool = False
+    drafters: tuple[str, ...] = ()
+    compiler: str = ""
+    ahead_of_time: bool = False
 
     def open(self, folder: Path, spec: EngineSpec, placement: Placement) -> Engine:
         """Open a folder of this kind; what only this kind needs is imported now."""
@@ -51,23 +84,37 @@ class Kind:
         return engine
 
 
-_GRAPH_FILES, _PLAN_FILES = ("model.onnx", "model.onnx.data"), ("model.engine",)
-_HALF, _ALL = ("float32", "float16"), ("float32", "float16", "bfloat16")
-_ONNX, _PLAN = "engines.onnx.engine:open_onnxruntime", "engines.tensorrt.engine:open_tensorrt"
-
+_GRAPH = Kind(
+    format="onnx",
+    provider="cpu",
+    stored="graph",
+    files=("model.onnx", "model.onnx.data"),
+    opener="engines.onnx.engine:open_onnxruntime",
+    devices=("cpu",),
+    dtypes=_HALF,
+    precisions=_ALL + QUANTIZED,
+)
+_PLAN = Kind(
+    format="tensorrt",
+    provider="",
+    stored="plan",
+    files=("model.engine",),
+    opener="engines.tensorrt.engine:open_tensorrt",
+    devices=("cpu", "cuda"),  # it runs on a GPU whatever device is given
+    dtypes=_ALL,
+    precisions=("float16", "float32", "bfloat16", *STATIC),  # the oldest GPUs take float16 alone
+    compiler="tensorrt",
+)
 KINDS = (
-    Kind("onnx", "cpu", "graph", _GRAPH_FILES, _ONNX, devices=("cpu",), dtypes=_HALF),
-    Kind("onnx", "cuda", "graph", _GRAPH_FILES, _ONNX, devices=("cuda",), dtypes=_ALL),
-    Kind(
-        format="onnx",
+    _GRAPH,
+    replace(_GRAPH, provider="cuda", devices=("cuda",), dtypes=_ALL),
+    replace(
+        _GRAPH,
         provider="openvino",
-        stored="graph",
-        files=_GRAPH_FILES,
         opener="engines.openvino.engine:open_openvino",
-        devices=("cpu",),
-        dtypes=_HALF,
         options=("compute", "kv_cache"),
         paged=True,
+        drafters=("openvino", "cpu"),
     ),
     Kind(
         format="torch",
@@ -81,18 +128,18 @@ KINDS = (
         paged=True,
         capturable=True,
     ),
-    Kind("tensorrt", "", "plan", _PLAN_FILES, _PLAN, devices=("cpu", "cuda"), dtypes=_ALL),
-    Kind("tensorrt-rtx", "", "plan", _PLAN_FILES, _PLAN, devices=("cpu", "cuda"), dtypes=_ALL),
+    _PLAN,
+    replace(_PLAN, format="tensorrt-rtx", compiler="tensorrt_rtx", ahead_of_time=True),
 )
-"""A plan runs on a GPU whatever device is given."""
 
 FORMATS = {kind.format: kind for kind in KINDS}
-"""A kind of each format, for what all kinds of the format share: `stored` and `files`."""
+"""A kind of each format, for what all kinds of the format share: all but provider, devices, dtypes and options."""
 
+EXTERNAL = ("tensorrt-llm",)
+"""Formats that an export writes, and whose engines another library steps."""
 
-def providers() -> tuple[str, ...]:
-    """All providers, by name."""
-    return tuple(kind.provider for kind in KINDS if kind.provider)
+GRAPH = _GRAPH.format
+"""The format that plans and quantized engines are made from."""
 
 
 def kind_of(format: str, provider: str | None, device: str) -> Kind:
@@ -105,8 +152,9 @@ def kind_of(format: str, provider: str | None, device: str) -> Kind:
     Raises:
         InvalidInput: an unknown provider, or one of another format or device.
     """
-    if provider is not None and provider not in providers():
-        raise InvalidInput("provider", provider, f"give one of {', '.join(providers())}")
+    known = [kind.provider for kind in KINDS if kind.provider]
+    if provider is not None and provider not in known:
+        raise InvalidInput("provider", provider, f"give one of {', '.join(known)}")
     kinds, place = [kind for kind in KINDS if kind.format == format], device.partition(":")[0]
     found = [kind for kind in kinds if provider in (None, kind.provider)]
     if not found:

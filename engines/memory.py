@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from engines.base import EngineSpec
 from mtad.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from engines.base import EngineSpec
 
 GRAPH_BYTES = 2**24
 """Bytes of GPU memory that a captured block is taken to keep, 16 MiB: some thousand kernels' nodes and parameters, and

@@ -25,7 +25,7 @@ class Placement:
             plan of TensorRT runs on a GPU whatever is given.
         threads: of the CPU, >= 1.
         graphs: whether blocks may be captured as CUDA graphs (docs/gpu.md). TensorRT captures its own steps always.
-        provider: of ONNX graphs, one of `engines.kinds.providers()`: `openvino` (docs/openvino.md), or ONNX Runtime's
+        provider: of ONNX graphs, as in `engines.kinds.KINDS`: `openvino` (docs/openvino.md), or ONNX Runtime's
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
         kv_cache: of provider openvino, one of `engines.openvino.engine.KV_CACHE`; default: as `compute`.

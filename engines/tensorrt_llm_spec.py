@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from engines.folder import described, read_json, write_json
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
 FORMAT = "tensorrt-llm"
@@ -62,38 +59,7 @@ class ExecutorSpec:
     versions: dict[str, str]
     format: str = FORMAT
 
-    @property
-    def paths(self) -> int:
-        """Requests in flight per row: paths of a tree, or beams that are drawn level by level."""
-        return self.max_batch_size // self.rows
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Width of its logits: each GPU has as many."""
-        return -(-self.vocab_size // self.tensor_parallel) * self.tensor_parallel
-
 
 def paths(params: DecodingParams) -> int:
     """Requests that a row's block has in flight at the target: one per path of its tree."""
     return params.draft_width if params.spec.tree else 1
-
-
-def write_executor_spec(folder: Path, spec: ExecutorSpec) -> None:
-    """Write the `engine.json` of a folder."""
-    write_json(folder / "engine.json", asdict(spec))
-
-
-def read_executor_spec(folder: Path) -> ExecutorSpec:
-    """Read and check `engine.json`.
-
-    Raises:
-        InvalidInput: missing, malformed, or of another kind of engine; or the engine itself is not there.
-    """
-    values: dict[str, Any] = read_json(folder, "engine.json")
-    if values.get("format") != FORMAT:
-        raise InvalidInput("engine.json format", values.get("format"), f"not {FORMAT}; open it with runtime.LLM")
-    spec = ExecutorSpec(**described(ExecutorSpec, values, folder))
-    for name in ("config.json", *(f"rank{rank}.engine" for rank in range(spec.tensor_parallel))):
-        if not (folder / name).is_file():
-            raise InvalidInput("folder", str(folder), f"{name} is missing; export again")
-    return spec

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
+from engines.kinds import FORMATS
 from mtad.errors import InvalidInput
-
-RUNTIMES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-"""Format of an engine folder: the module that builds and runs it."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,11 @@ def load_runtime(format: str) -> ModuleType:
         InvalidInput: it is not installed, or its libraries cannot be loaded.
     """
     try:
-        return importlib.import_module(RUNTIMES[format])
+        return importlib.import_module(FORMATS[format].compiler)
     except (ImportError, OSError) as error:
         remedy = f"pip install 'mtad[{format}]' installs it"
-        remedy += "; a Jetson has JetPack's" if format == "tensorrt" else ""
-        problem = f"the Python module {RUNTIMES[format]} cannot be imported ({error}); {remedy}"
+        remedy += "" if FORMATS[format].ahead_of_time else "; a Jetson has JetPack's"
+        problem = f"the Python module {FORMATS[format].compiler} cannot be imported ({error}); {remedy}"
         raise InvalidInput("format", format, problem) from error
 
 

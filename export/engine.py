@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engines.base import EngineSpec
 from engines.folder import open_model, read_json, write_json, write_spec
+from engines.kinds import FORMATS, GRAPH
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.placement import Placement
 from engines.tensorrt_plan import current_gpu
@@ -50,7 +51,7 @@ def write_engine(
 ) -> None:
     """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
     progress(f"{checkpoint.name}: export")
-    weights, is_graph = checkpoint.weights(), spec.format != "torch"
+    weights, is_graph = checkpoint.weights(), FORMATS[spec.format].stored != "checkpoint"
     if is_graph:
         trace(checkpoint, weights, spec, folder / "model.onnx")
     else:
@@ -61,7 +62,7 @@ def write_engine(
     if is_graph and spec.dtype == "bfloat16":
         _verify_widened(folder, spec, weights, empty)
     else:
-        written = replace(spec, format="onnx" if is_graph else "torch", plan=None)
+        written = replace(spec, format=GRAPH if is_graph else spec.format, plan=None)
         expected = expectation(empty, weights, spec)
         verify(open_model(folder, written, Placement(threads=torch.get_num_threads())), expected)
     if spec.plan is not None and build(folder, checkpoint, spec, progress):
@@ -110,7 +111,7 @@ def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: Pre
     """
     expected = expectation(empty, rounded(weights, spec.torch_dtype), spec)
     write_widened(folder / "model.onnx", folder / "wide.onnx")
-    wide = replace(spec, format="onnx", dtype="float32", plan=None)
+    wide = replace(spec, format=GRAPH, dtype="float32", plan=None)
     engine = OnnxRuntimeEngine(folder, wide, torch.get_num_threads(), "wide.onnx")
     verify(engine, expected, allowed=WIDENED[spec.dtype])
     for file in folder.glob("wide*"):
@@ -121,7 +122,7 @@ def write_plain(folder: Path, plan: PairPlan, progress: Callable[[str], None]) -
     """The pair in float32, which quantised engines are made of and compared with."""
     folder.mkdir()
     for checkpoint, spec, tokenizer in plan.engines:
-        own = replace(spec, precision="float32", dtype="float32", format="onnx", plan=None, build_hash="")
+        own = replace(spec, precision="float32", dtype="float32", format=GRAPH, plan=None, build_hash="")
         (folder / checkpoint.name).mkdir()
         write_engine(folder / checkpoint.name, checkpoint, own, tokenizer, progress)
         write_spec(folder / checkpoint.name, own)
@@ -183,7 +184,7 @@ def write_static_engine(
         quantize_static(half, quantized, spec, products, texts)
         save(ir.load(quantized), folder / "model.onnx")
     progress(f"{checkpoint.name}: verify")
-    wide = replace(spec, format="onnx", dtype="float32", precision="float32", plan=None)
+    wide = replace(spec, format=GRAPH, dtype="float32", precision="float32", plan=None)
     expected = expectation(empty, quantized_weights(folder / "model.onnx", weights, empty), spec)
     figures: dict[str, float] = {}
     for name, activations, judge in (

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engines.base import DTYPES, EngineSpec
+from engines.kinds import FORMATS
 from engines.memory import Memory, format_bytes
 from export.checkpoint.checkpoint import Checkpoint
 from export.pair import engine_differs
@@ -16,8 +17,8 @@ from export.plan import PairPlan
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
-COPIES = {"onnx": 1.05, "torch": 1.3, "int8-dynamic": 3.2}
-"""Memory at the peak as a multiple of the float32 weights, by format or precision, as measured (docs/export.md)."""
+COPIES = {"graph": 1.05, "plan": 1.05, "checkpoint": 1.3, "int8-dynamic": 3.2}
+"""Memory at the peak as a multiple of the float32 weights, by what is stored or by precision (docs/export.md)."""
 BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-dynamic": 8, "int8-static": 8, "fp8": 8}
 """Of a quantised weight, its part of the scales included; embeddings keep the dtype of the cache."""
 
@@ -59,10 +60,11 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstima
         empty = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
     parameters = sum(parameter.numel() for parameter in empty.parameters())
     head, embeddings = empty.get_output_embeddings(), empty.get_input_embeddings().weight
-    repeated = embeddings.numel() if spec.format != "torch" and head is not None and head.weight is embeddings else 0
+    stored = FORMATS[spec.format].stored
+    repeated = embeddings.numel() if stored != "checkpoint" and head is not None and head.weight is embeddings else 0
     wide = DTYPES[spec.dtype].itemsize
     narrow = BITS.get(spec.precision, 8 * wide) / 8
-    copies = COPIES.get(spec.precision, COPIES["torch" if spec.format == "torch" else "onnx"])
+    copies = COPIES.get(spec.precision, COPIES[stored])
     return EngineEstimate(
         name=model.name,
         spec=spec,

@@ -6,17 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from engines.base import KV_PAGE, PRECISIONS
-from engines.folder import ATTENTION
-from engines.tensorrt_plan import RUNTIMES
+from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS, QUANTIZED, STATIC
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
-FORMATS = ("onnx", "torch", *RUNTIMES, "tensorrt-llm")
-QUANTIZED = ("int8", "int4", "int8-dynamic")
-"""Precisions of the weights alone, made from a float32 graph."""
-STATIC = ("int8-static", "fp8")
-"""Precisions of weights and activations, made by Model Optimizer."""
 MEASURED = (*QUANTIZED, *STATIC)
 """Precisions that are measured on text."""
 
@@ -44,11 +37,10 @@ class ExportOptions:
             `export.tensorrt_llm` builds.
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
         compute_capabilities: of tensorrt-rtx, such as 8.6; by default, all that it knows.
-        defaults: decoding parameters to put into pair.json.
+        defaults: decoding parameters to put into pair.json, over what the target's generation_config.json recommends.
 
     Raises:
-        InvalidInput: a value is not usable, whatever the checkpoints are. `tensorrt-llm` has checks of its own, in
-            `export.tensorrt_llm`.
+        InvalidInput: a value is not usable, whatever the checkpoints are; `EXTERNAL` formats have checks of their own.
     """
 
     target: str
@@ -67,19 +59,22 @@ class ExportOptions:
     defaults: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from engines.base import KV_PAGE  # with torch, which the help of a command does without
+
         if self.rows < 1:
             raise InvalidInput("rows", self.rows, "give at least 1")
         if self.capacity is not None and (self.capacity < 2 * KV_PAGE or self.capacity % KV_PAGE):
             raise InvalidInput("capacity", self.capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
-        if self.format not in FORMATS:
-            raise InvalidInput("to", self.format, f"choose one of {', '.join(FORMATS)}")
+        if self.format not in (*FORMATS, *EXTERNAL):
+            raise InvalidInput("to", self.format, f"choose one of {', '.join((*FORMATS, *EXTERNAL))}")
         for name in ("target", "auxiliary"):
             source = getattr(self, name)
             if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
                 raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
         DecodingParams.from_dict(dict(self.defaults))
-        if self.format == "tensorrt-llm":
+        if self.format in EXTERNAL:
             return
+        kind = FORMATS[self.format]
         for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
             self._check_precision(name, value)
         quantized = any(value in MEASURED for value in self.precisions)
@@ -87,25 +82,23 @@ class ExportOptions:
             problem = "give text like that in production: the error of a quantized engine depends on it"
             problem = problem if quantized else "nothing is quantized; leave it out"
             raise InvalidInput("calibration", self.calibration and str(self.calibration), problem)
-        if self.attention not in ATTENTION or (self.format == "torch" and self.attention != ATTENTION[0]):
-            problem = f"choose one of {', '.join(ATTENTION)}; torch has only the first"
+        if self.attention not in ATTENTION or (kind.stored == "checkpoint" and self.attention != ATTENTION[0]):
+            problem = f"choose one of {', '.join(ATTENTION)}; a checkpoint (--to torch) has only the first"
             raise InvalidInput("attention", self.attention, problem)
-        if self.compute_capabilities and self.format not in RUNTIMES:
-            given = " ".join(self.compute_capabilities)
-            raise InvalidInput("compute-capability", given, "only for --to tensorrt-rtx")
+        if self.compute_capabilities and kind.stored != "plan":
+            given, able = " ".join(self.compute_capabilities), [name for name in FORMATS if FORMATS[name].ahead_of_time]
+            raise InvalidInput("compute-capability", given, f"only for --to {' or '.join(able)}")
 
     @property
     def precisions(self) -> tuple[str, str]:
         """Of the target and of the auxiliary."""
-        precision = self.precision or ("float16" if self.format in RUNTIMES else "float32")
+        precision = self.precision or (FORMATS[self.format].precisions[0] if self.format in FORMATS else "float32")
         return precision, self.auxiliary_precision or precision
 
     def _check_precision(self, field: str, precision: str) -> None:
-        form = f"{self.format} and {self.attention} attention"
         if precision not in PRECISIONS:
             raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
-        if precision in QUANTIZED and (self.format, self.attention) != ("onnx", ATTENTION[0]):
-            raise InvalidInput(field, precision, f"needs --to onnx and operator attention, not {form}")
-        if precision in STATIC and (self.format not in RUNTIMES or self.attention != ATTENTION[0]):
-            problem = f"is for TensorRT (--to {' or '.join(RUNTIMES)}), not for {form}"
-            raise InvalidInput(field, precision, problem)
+        able = [name for name, kind in FORMATS.items() if precision in kind.precisions]
+        if self.format not in able or (precision in MEASURED and self.attention != ATTENTION[0]):
+            problem = f"needs --to {' or '.join(able)} and operator attention"
+            raise InvalidInput(field, precision, f"{problem}, not {self.format} and {self.attention} attention")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engines.base import EngineSpec
 from engines.folder import exported_defaults, read_json, read_spec, write_folder, write_json, write_spec
+from engines.kinds import QUANTIZED, STATIC
 from export.engine import (
     EXECUTED,
     PLAIN,
@@ -22,7 +23,7 @@ from export.engine import (
     write_reports,
     write_static_engine,
 )
-from export.options import MEASURED, QUANTIZED, STATIC, ExportOptions
+from export.options import MEASURED, ExportOptions
 from export.plan import PairPlan, plan_pair
 from export.quantization.report import BlockEfficiency
 from mtad.errors import InvalidInput
@@ -129,7 +130,8 @@ def _differences(folder: Path, plan: PairPlan) -> tuple[str, bool]:
         pair = read_json(folder, "pair.json")
         tuned = "tuning" in pair
         pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
-        pair.pop("tuning", None)
+        for since in ("tuning", "costs"):
+            pair.pop(since, None)
         same = pair == json.loads(json.dumps(plan.description))
         found["pair.json"] = [] if same else sorted(k for k in plan.description if pair.get(k) != plan.description[k])
     except InvalidInput:

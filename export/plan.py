@@ -14,14 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from engines.base import KV_PAGE, EngineSpec
 from engines.folder import vocabulary_hash
-from engines.tensorrt_plan import RUNTIMES
+from engines.kinds import EXTERNAL, FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
-from export.options import MEASURED, STATIC, ExportOptions
+from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import Calibration, read_calibration
 from mtad.errors import InvalidInput
-from mtad.params import DecodingParams
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,11 @@ def plan_pair(
     Raises:
         InvalidInput: something is wrong with it.
     """
-    if options.format == "tensorrt-llm":
+    if options.format in EXTERNAL:
         raise InvalidInput("to", options.format, "export.tensorrt_llm.build builds its engines")
     fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=True)
     optimizers = [{"nvidia-modelopt": optimizer_version(*one)} if one[1] in STATIC else {} for one in fields]
     rows, capacity, format = options.rows, options.capacity, options.format
-    checked = DecodingParams.from_dict(dict(options.defaults))
     progress("checking")
     models = [
         find("target", options.target, weights, options.revision),
@@ -67,7 +65,7 @@ def plan_pair(
     for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):
         spec = model.spec(rows, capacity, own, format)
         spec = replace(spec, attention=options.attention, versions={**spec.versions, **optimizer})
-        if format in RUNTIMES:
+        if FORMATS[format].stored == "plan":
             from export.tensorrt import plan_for
 
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))
@@ -82,7 +80,7 @@ def plan_pair(
     description: dict[str, object] = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": {k: v for k, v in asdict(checked).items() if k in options.defaults},
+        "defaults": models[0].defaults(options.defaults),
     }
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 

@@ -17,7 +17,8 @@ from typing import Any
 from engines.base import KV_PAGE, EngineSpec, input_shapes
 from engines.folder import cache_folder
 from engines.graphs.runner import StepShape
-from engines.tensorrt_plan import RUNTIMES, Gpu, TensorRtPlan, current_gpu, load_runtime
+from engines.kinds import FORMATS
+from engines.tensorrt_plan import Gpu, TensorRtPlan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,8 @@ PREFILL_TOKENS = 256
 """Of the prefill profile: what the runtime stores of a prompt at a time, where the capacity has room for it."""
 DECODE_TOKENS = 65
 """Of the decode profile: a root and the largest tree, `max_draft_len` x `max_beam_width` = 8 x 8."""
-OLDEST = {
-    ("tensorrt", "operator"): (10, 15),
-    ("tensorrt", "decomposed"): (10, 3),
-    ("tensorrt-rtx", "operator"): (1, 7),
-    ("tensorrt-rtx", "decomposed"): (1, 7),
-}
-"""Oldest versions by format and form of attention. 10.15's parser is the first with RotaryEmbedding, RMSNormalization
+OLDEST = {"operator": (10, 15), "decomposed": (10, 3), "ahead of time": (1, 7)}
+"""Oldest versions, by the form of attention. 10.15's parser is the first with RotaryEmbedding and RMSNormalization,
 and TensorScatter; 10.3 is JetPack 6.1's; of TensorRT-RTX, what was tried."""
 JETSON = ("8.7", "11.0")
 """Compute capabilities of Orin and Thor, whose TensorRT comes with JetPack."""
@@ -53,13 +49,13 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
     trt = load_runtime(format)
     _check_polygraphy(format)
     version = str(trt.__version__)
-    oldest = OLDEST[format, spec.attention]
+    oldest = OLDEST["ahead of time" if FORMATS[format].ahead_of_time else spec.attention]
     if tuple(int(part) for part in version.split(".")[:2]) < oldest:
         remedy = "it lacks cache updates, rotations and norms: install a newer one, or give --attention decomposed"
         if spec.attention == "decomposed":
             remedy = "install a newer one"
         raise InvalidInput(f"{format} version", version, f"older than {'.'.join(map(str, oldest))}; {remedy}")
-    if format == "tensorrt":
+    if not FORMATS[format].ahead_of_time:
         if capabilities:
             problem = "TensorRT builds only for the GPU it runs on; build there, or give --to tensorrt-rtx"
             raise InvalidInput("compute-capability", " ".join(capabilities), problem)
@@ -122,7 +118,7 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
             profile.add(name, least, likeliest, largest)
         profiles.append(profile)
     times: str | None = None
-    if spec.format == "tensorrt":
+    if not FORMATS[spec.format].ahead_of_time:
         times = str(_timing_cache(spec.plan))
         config: Any = CreateConfig(profiles=profiles, load_timing_cache=times if Path(times).is_file() else None)
     else:
@@ -192,7 +188,7 @@ def _timing_cache(plan: TensorRtPlan) -> Path:
 
 def _check_polygraphy(format: str) -> None:
     """Polygraphy is for one of the two runtimes in a process; it looks up which when its part for them is imported."""
-    wanted = format == "tensorrt-rtx"
+    wanted = FORMATS[format].ahead_of_time
     try:
         from polygraphy import config
     except ImportError as error:
@@ -201,7 +197,7 @@ def _check_polygraphy(format: str) -> None:
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:
-        problem = f"{(set(RUNTIMES) - {format}).pop()} was built in this process; use another one"
+        problem = "a plan of another format was built in this process; use another one"
         raise InvalidInput("to", format, problem)
 
 

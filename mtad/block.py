@@ -16,7 +16,7 @@ from numba import literal_unroll
 
 from mtad.batch import tree_of
 from mtad.compiled import compiled
-from mtad.distribution import NEVER, Distributions, after, log_likelihood, pick
+from mtad.distribution import NEVER, Distributions, after, exp_into, log_likelihood, pick
 from mtad.draft import best_path, draft_level
 from mtad.filters import filter_after
 from mtad.rows import RULES
@@ -157,11 +157,12 @@ def draw_bonus(row, p, node, bonus, uniform):
     """The target's own token after the kept node."""
     if bonus.count[0] == 0:
         ids, log_p = after(p, node)
-        least = log_p.max() - bonus.nats[0] - 1e-6
+        weights = np.empty(len(ids), np.float32)
+        exp_into(log_p, 0.0, 1.0, weights)
+        if bonus.nats[0] < math.inf:
+            weights[log_p < log_p.max() - bonus.nats[0] - 1e-6] = 0.0
         bonus.count[0] = len(ids)
-        for at in range(len(ids)):
-            bonus.ids[at] = ids[at]
-            bonus.weights[at] = math.exp(log_p[at]) if log_p[at] >= least else 0.0
+        bonus.ids[: len(ids)], bonus.weights[: len(ids)] = ids, weights
     return bonus.ids[pick(bonus.weights[: bonus.count[0]], uniform, row.greedy)]
 
 

@@ -119,7 +119,7 @@ def draw_slots(row, tree, q, above, low, high, first, uniforms):
             tree.log_q[node] += log_q[entry]
         else:
             tree.tokens[node] = tree.tokens[parent]
-        if not row.replacement or row.form != BRANCHES:
+        if slot + 1 < len(uniforms) and (not row.replacement or row.form != BRANCHES):
             weights[beam, entry] = 0.0
             masses[beam] = shares[beam] * total_of(weights[beam])
 

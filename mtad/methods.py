@@ -229,14 +229,3 @@ REMOVED = {
 def summary() -> str:
     """Every method in one line of text, for the help of an option."""
     return " ".join(f"{name}: {method.help}" for name, method in METHODS.items())
-
-
-def markdown() -> str:
-    """The table as docs/methods.md shows it."""
-    lines = ["| `method` | draft | scored | lossless | what it does | source |", "|---|---|---|---|---|---|"]
-    for name, method in METHODS.items():
-        scored = "tree" if method.tree else "path" if method.form else "-"
-        source = f"`{method.source}`" if method.source.endswith(".md") else method.source or "-"
-        cells = method.form or "none", scored, "yes" if method.lossless else "no", method.help, source
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"

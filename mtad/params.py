@@ -13,7 +13,8 @@ from typing import Any, Literal
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS, REMOVED, Method
 
-Speculation = Literal["fixed", "adaptive"]
+LONGEST = 16
+"""Tokens that an automatic draft has at most."""
 
 _SMALLEST, _LARGEST = 1e-37, 1e37
 """Sizes of the numbers that float32 holds in full, and holds the reciprocals of."""
@@ -21,17 +22,25 @@ _SMALLEST, _LARGEST = 1e-37, 1e37
 LANGUAGES = ("json_schema", "regex", "grammar")
 """Fields of `DecodingParams` that say which texts are allowed."""
 
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of `DecodingParams` that decide what becomes of the target's law, named as in a generation_config.json."""
+
 
 @dataclass(frozen=True)
 class DecodingParams:
     """Decoding parameters of one request.
 
-    Defaults are those of the paper's experiments (arXiv 2407.09722 and its published code: B 4, gamma 4, top-k 10,
-    top-p 0.9, temperature 1, tau 0.5, 128 new tokens); a pair folder may carry better ones, tuned for its two models.
+    By default, a lossless method decodes from the target's own law, at temperature 1 without a filter. What `mtad` and
+    other methods need besides are the values of the paper's experiments (arXiv 2407.09722 and its published code: B 4,
+    gamma 4, tau 0.5). A pair folder may carry others: its checkpoint's, its owner's, or tuned ones.
 
     Attributes:
         method: Decoding method, a row of `mtad.methods.METHODS`.
-        draft_len: Maximum number of tokens drafted per block (gamma), at least 1. sample ignores it.
+        draft_len: Number of tokens drafted per block (gamma), at least 1; or auto, up to 16, which follows how many
+            tokens are accepted and what a step costs. A lossless method or a budget without a seed goes by the measured
+            seconds of blocks, so its samples depend on the load, though not their law. With a seed, or where the law
+            depends on the draft, auto follows the request's own text and costs stored with the pair: the same seed
+            gives the same tokens in any batch. sample ignores it; a tree of branches has as many levels as branching.
         beam_width: Number of beams in the draft (B), at least 1.
         branching: Number of children per node of the tree of specinfer and traversal, level by level; only the first
             draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
@@ -91,13 +100,10 @@ class DecodingParams:
             grammar.
         regex: Regular expression that the whole text must match.
         grammar: Grammar that the text must follow, in llguidance's Lark syntax.
-        speculation: fixed always drafts as requested. adaptive lets the runtime shorten or skip drafts when
-            that is faster, never beyond draft_len and beam_width. By default, adaptive for a lossless method or a
-            budget without a seed (what it promises does not depend on the drafts, but its samples do), otherwise fixed.
     """
 
-    method: str = "mtad"
-    draft_len: int = 4
+    method: str = "block"
+    draft_len: int | Literal["auto"] = "auto"
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
     replacement: bool = False
@@ -108,8 +114,8 @@ class DecodingParams:
     fly_window_size: int = 2
     draft_confidence: float | None = None
     temperature: float = 1.0
-    top_k: int = 10
-    top_p: float = 0.9
+    top_k: int = 0
+    top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int = 128
@@ -130,14 +136,14 @@ class DecodingParams:
     json_schema: str | None = None
     regex: str | None = None
     grammar: str | None = None
-    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if instead := REMOVED.get(self.method):
             raise InvalidInput("method", self.method, f"no longer there; use {instead}")
         if self.method not in METHODS:
             raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
-        _integer("draft_len", self.draft_len, 1, 128)
+        if self.draft_len != "auto":
+            _integer("draft_len", self.draft_len, 1, 128, " or auto")
         _integer("beam_width", self.beam_width, 1, 64)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
         _integer("max_tokens", self.max_tokens, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
@@ -198,10 +204,6 @@ class DecodingParams:
             raise InvalidInput("grammar", self.grammar, f"give at most one of {', '.join(LANGUAGES)}")
         if self.constrained and self.ignore_eos:
             raise InvalidInput("ignore_eos", True, "a constrained text ends when it is complete; leave it out")
-        if self.speculation not in (None, "fixed", "adaptive"):
-            raise InvalidInput("speculation", self.speculation, "give fixed or adaptive")
-        if self.speculation == "adaptive" and self.drafts and not self.flexible:
-            raise InvalidInput("speculation", "adaptive", f"the draft of {self.method} cannot change; leave it out")
 
     @cached_property
     def spec(self) -> Method:
@@ -232,10 +234,11 @@ class DecodingParams:
 
     @cached_property
     def drafted(self) -> int:
-        """Levels of the draft tree; 0 for `sample`."""
+        """Levels of the draft tree, of an automatic one at most; 0 for `sample`."""
         if not self.drafts:
             return 0
-        return min(self.draft_len, len(self.branching)) if self.spec.form == "branches" else self.draft_len
+        length = LONGEST if self.draft_len == "auto" else self.draft_len
+        return min(length, len(self.branching)) if self.spec.form == "branches" else length
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -259,17 +262,19 @@ class DecodingParams:
         """Whether a JSON schema, a regular expression or a grammar says which tokens are allowed."""
         return any(getattr(self, name) is not None for name in LANGUAGES)
 
-    @property
-    def flexible(self) -> bool:
-        """Whether the draft may be made shorter or narrower without changing what the method promises."""
-        return self.drafts and self.spec.form != "branches"
+    @cached_property
+    def automatic(self) -> bool:
+        """Whether the runtime chooses how long drafts are."""
+        return self.draft_len == "auto" and self.drafts and self.spec.form != "branches"
 
     @cached_property
-    def adaptive(self) -> bool:
-        """Whether the runtime may draft less than asked."""
-        if self.speculation is None:
-            return self.spec.exact and self.flexible and (self.seed is None or self.temperature == 0)
-        return self.speculation == "adaptive" and self.flexible
+    def follows_load(self) -> bool:
+        """Whether it chooses by measured seconds.
+
+        It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
+        makes the tokens the same anyway.
+        """
+        return self.automatic and self.spec.exact and (self.seed is None or self.temperature == 0)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:
@@ -289,7 +294,7 @@ class DecodingParams:
             values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
         base = base or cls()
         if values.get("method", base.method) != base.method:
-            base = replace(base, accept_threshold=None, draft_confidence=None, speculation=None)
+            base = replace(base, accept_threshold=None, draft_confidence=None)
         return replace(base, **values)
 
 
@@ -297,9 +302,9 @@ def _token(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else key
 
 
-def _integer(field: str, value: object, low: int, high: int) -> None:
+def _integer(field: str, value: object, low: int, high: int, other: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(field, value, f"give an integer from {low} to {high}")
+        raise InvalidInput(field, value, f"give an integer from {low} to {high}{other}")
 
 
 def _real(field: str, value: object, low: float, high: float, words: str, open_low: bool = False) -> None:

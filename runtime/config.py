@@ -57,8 +57,8 @@ class RuntimeConfig:
         rows: Requests decoded at once; by default, the number that the pair was exported with.
         memory: A memory limit in bytes or as 4GiB: as many rows as fit beside the weights, at most rows where that is
             given too; or on OpenVINO and PyTorch, as many pages of the cache, which rows share.
-        max_draft_len: Longest draft that a request may ask for, in tokens. Each row reserves max_draft_len times
-            max_beam_width KV columns.
+        max_draft_len: Longest draft that a request may ask for, in tokens, and that automatic ones may have. Each row
+            reserves max_draft_len times max_beam_width KV columns.
         max_beam_width: Most beams that a request may ask for.
         max_prefill_tokens: Chunked prefill: each step prefills at most this many prompt tokens, which bounds how long a
             new prompt delays running requests.
@@ -77,8 +77,8 @@ class RuntimeConfig:
     tensor_parallel: int = 1
     rows: int | None = None
     memory: int | str | None = None
-    max_draft_len: int = 8
-    max_beam_width: int = 8
+    max_draft_len: int = 16
+    max_beam_width: int = 4
     max_prefill_tokens: int = 256
     prefix_tokens: int | None = None
     max_waiting: int = 1024

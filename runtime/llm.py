@@ -13,7 +13,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from tqdm import tqdm
 
 from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
@@ -33,6 +32,7 @@ from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
+from runtime.speculation.planner import variants
 
 if TYPE_CHECKING:
     from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
@@ -104,25 +104,20 @@ class LLM:
             self.runner,
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
+            pair.costs,
         )
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         self.record([pair.defaults] if record is None else record)
         self._ids = itertools.count()
 
-    @property
-    def device(self) -> str:
-        """Where it runs: the GPU's name and number, or `cpu`."""
-        where = self.pair.device
-        return f"{torch.cuda.get_device_name(where)}, {where}" if where.type == "cuda" else str(where)
-
     def record(self, params: Sequence[DecodingParams]) -> None:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
 
-        An adaptive request's blocks are those of its largest draft; `runtime.speculation.planner.variants` has all.
+        Of automatic drafts, those of each length.
         """
         assert not self.loop.scheduler.holders, "rows in use would be overwritten"
         if self.blocks:
-            self.blocks.prepare(params)
+            self.blocks.prepare([own for p in params for own in variants(p, self.config.max_draft_len)])
 
     def generate(
         self,
@@ -179,10 +174,6 @@ class LLM:
         """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
         with contextlib.suppress(InvalidInput):  # whoever asks for one is told
             self._constrainer.grammars.prepare()
-
-    def forget_grammars(self) -> None:
-        """Give back the memory of kept grammars; later requests compile theirs anew. From any thread."""
-        self._constrainer.grammars.forget()
 
     def stop_compiling(self) -> None:
         """Nobody waits for a grammar any more, and no more are going to come; from any thread."""

@@ -21,10 +21,11 @@ from runtime.scheduler.plan import Plan
 from runtime.scheduler.prefill_budget import PrefillBudget
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
-from runtime.speculation.planner import Planner, limit_draft
+from runtime.speculation.planner import DraftCosts, Planner, with_length
 
 CATCH_UP = 4
-"""Of the tokens that are prefilled per step, one in so many is for adaptive drafts, however many prompts there are."""
+"""Of the tokens that are prefilled per step, one in so many is for drafts that follow the load, however many prompts
+there are."""
 
 _IDLE = DecodingParams(method="sample", temperature=0.0)
 """Parameters of rows whose block is not kept."""
@@ -33,8 +34,8 @@ _IDLE = DecodingParams(method="sample", temperature=0.0)
 class DecodingLoop:
     """Runs requests to their end, with in-flight batching: they join and leave between any two blocks.
 
-    A request's tokens depend on its prompt, parameters and seed only, and not on the rest of the batch. Where it asks
-    for adaptive drafts, they also depend on how long things take.
+    A request's tokens depend on its prompt, parameters and seed only, and not on the rest of the batch. Where its
+    drafts follow the load (`DecodingParams.follows_load`), they also depend on how long things take.
 
     Args:
         scheduler: owns the rows.
@@ -42,11 +43,12 @@ class DecodingLoop:
         runner: runs blocks.
         output: owns the requests' texts, constraints and figures.
         max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens, and fewer beside requests
-            that run (`PrefillBudget`). What adaptive drafts have to catch up on counts as well; where prompts leave
-            nothing, a `CATCH_UP`th more is for it.
+            that run (`PrefillBudget`). What drafts that follow the load have to catch up on counts as well; where
+            prompts leave nothing, a `CATCH_UP`th more is for it.
+        costs: of automatic drafts that do not follow the load.
 
     Attributes:
-        planner: decides adaptive drafts.
+        planner: decides how long automatic drafts are.
         totals: running totals over all requests.
         prompts_apart: compute prompts before the next block rather than beside it, on engines that would do that; the
             time of blocks is then that of decoding alone.
@@ -59,11 +61,12 @@ class DecodingLoop:
         runner: BlockRunner,
         output: OutputProcessor,
         max_prefill_tokens: int = 256,
+        costs: DraftCosts | None = None,
     ) -> None:
         self.scheduler, self.caches, self.output = scheduler, caches, output
         self.totals = output.totals
         self._runner, self._budget = runner, PrefillBudget(max_prefill_tokens)
-        self.planner = Planner()
+        self.planner = Planner(scheduler.max_draft_len, costs)
         self.prompts_apart = False
         self._ended: list[Request] = []
         self._catch_up_seconds = 0.0
@@ -117,8 +120,8 @@ class DecodingLoop:
     def _run(self, requests: Sequence[Request], members: Sequence[Request], spare_tokens: int = 0) -> Block:
         """Draft, score, accept, commit: one block of all rows, of which those of `members` are kept.
 
-        If tokens do not last to bring the auxiliary's caches up to date, adaptive rows wait for each other: a block
-        costs what its largest row's draft costs, be it for that row alone.
+        If tokens do not last to bring the auxiliary's caches up to date, rows whose drafts follow the load wait for
+        each other: a block costs what its largest row's draft costs, be it for that row alone.
 
         Args:
             spare_tokens: that may be prefilled besides; more than the rows decode meanwhile are in any case.
@@ -133,7 +136,8 @@ class DecodingLoop:
         self._catch_up_seconds = time.perf_counter() - began
         self.totals.prefill_seconds += self._catch_up_seconds
         if not current:
-            params = [limit_draft(p, 0) for p in params]
+            own = zip(params, requests, strict=True)
+            params = [with_length(p, 0) if one.params.follows_load else p for p, one in own]
         began, deferred = time.perf_counter(), self.caches.deferred_rows
         self.caches.reserve(requests, self.scheduler.lookahead)
         block = self._runner.run(
@@ -149,10 +153,11 @@ class DecodingLoop:
                 is_kept,
             )
         )
-        if self.planner.adapts and all(is_kept):
-            seconds, alone = time.perf_counter() - began, self.caches.deferred_rows >= deferred
-            accepted = [len(tokens) - 1 for tokens in block.tokens]
-            self.planner.observe(params, accepted, seconds, self._catch_up_seconds, alone)
+        seconds, alone = time.perf_counter() - began, all(is_kept) and self.caches.deferred_rows >= deferred
+        accepted = [len(tokens) - 1 for tokens in block.tokens]
+        drafted = [count if ok else 0 for count, ok in zip(block.drafted_levels, block.finite, strict=True)]
+        catch_up = self._catch_up_seconds
+        self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, alone)
         return block
 
     def _run_each_alone(self, requests: Sequence[Request], error: Exception) -> None:
@@ -175,7 +180,7 @@ class DecodingLoop:
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
         drafted = request.params.drafts and request.params.max_tokens > 0
-        return drafted and (not request.params.adaptive or self.planner.length > 0)
+        return drafted and (not request.params.follows_load or self.planner.drafts)
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:
         """Cancel requests, wherever they are; their rows are free at once.

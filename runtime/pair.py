@@ -6,21 +6,24 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engines import Engine, Placement, Step, open_engine
-from engines.folder import exported_defaults, read_json, read_spec, vocabulary_hash, write_json
+from engines.base import Engine, Step
+from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
+from engines.kinds import Kind
 from engines.memory import Memory
+from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
-from mtad.params import DecodingParams
+from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
+from runtime.speculation.planner import DraftCosts
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Pair:
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of each engine.
         limited: whether `pair.json` has a `max_tokens` of its own.
+        costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
     Raises:
@@ -53,6 +57,7 @@ class Pair:
     defaults: DecodingParams
     threads: int
     limited: bool = False
+    costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
     def __post_init__(self) -> None:
@@ -71,6 +76,14 @@ class Pair:
         whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
+
+    @property
+    def law(self) -> str:
+        """What a request gets that asks for nothing else; for people."""
+        own = self.defaults
+        bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
+        sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
+        return f"default: {own.method} ({'lossless' if own.spec.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +127,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
-    drafter = _open_auxiliary(folder / "auxiliary", placement, rows)
+    drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
@@ -127,8 +140,10 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         defaults=_read_defaults(values["defaults"]),
         threads=placement.threads,
         limited="max_tokens" in values["defaults"],
+        costs=_read_costs(values.get("costs", {})),
         runs_on=runs_on,
     )
+    log.info("%s", pair.law)
     if config.memory is not None and paged:
         records = placement.on_gpu and placement.graphs and kinds[0].capturable and ranks == 1
         pages = pair.memory(config, keep, MAX_GRAPHS if records else 0).within(config.memory).pages
@@ -138,15 +153,18 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     return pair
 
 
-def _open_auxiliary(folder: Path, placement: Placement, rows: int | None) -> Engine:
-    """Open the auxiliary's engine; of a pair on OpenVINO where its own drafts take the shortest.
+def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | None) -> Engine:
+    """Open the auxiliary's engine; where there is a choice, on the provider where its own drafts take the shortest.
 
     Small models are bound by what a runtime does between operators, which ONNX Runtime has less of.
     """
-    if placement.provider != "openvino":
+    if not kind.drafters:
         return open_engine(folder, placement, rows)
-    others = placement, replace(placement, provider="cpu", compute=None, kv_cache=None)
-    engines = {str(one.provider): open_engine(folder, one, rows) for one in others}
+    engines = {}
+    for name in kind.drafters:
+        plain: dict[str, Any] = dict.fromkeys(kind.options)  # the others have none of these
+        own = placement if name == kind.provider else replace(placement, provider=name, **plain)
+        engines[name] = open_engine(folder, own, rows)
     seconds = {name: _draft_seconds(engine) for name, engine in engines.items()}
     best = min(seconds, key=seconds.__getitem__)
     each = ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())
@@ -211,13 +229,52 @@ def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_siz
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    method = values.get("method")
-    if method in REMOVED:
-        default = DecodingParams.method
+    if (method := values.get("method")) in REMOVED:
+        default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
-        own = "method", "accept_threshold", "draft_confidence"
         values = {name: value for name, value in values.items() if name not in own}
     return DecodingParams.from_dict(values)
+
+
+def store_costs(folder: Path) -> None:
+    """Measure what drafts cost here, and keep it in `pair.json`; the drafts of seeded requests then go by it anywhere.
+
+    Raises:
+        InvalidInput: the pair does not run here.
+    """
+    pair = open_pair(folder)
+    one, many = _step_seconds(pair.target, 1), _step_seconds(pair.target, 17)
+    level, node = _step_seconds(pair.auxiliary, 1) / one, max(0.0, many - one) / 16 / one
+    costs = DraftCosts(round(level, 3), round(node, 3))
+    write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
+
+
+def _step_seconds(engine: Engine, tokens: int) -> float:
+    """The least seconds of a few steps of one row over so many tokens, behind a prompt."""
+    start, least = min(96, engine.spec.capacity - tokens), math.inf
+    engine.step(Step.causal(torch.zeros(1, start, dtype=torch.int64), 0, engine.spec.capacity, torch.arange(0)))
+    step = Step.causal(torch.zeros(1, tokens, dtype=torch.int64), start, engine.spec.capacity, torch.arange(tokens))
+    for _ in range(16):
+        began = time.perf_counter()
+        engine.step(step).cpu()
+        least = min(least, time.perf_counter() - began)
+    engine.cache.reset()
+    return least
+
+
+def _read_costs(values: object) -> DraftCosts:
+    """Costs of a pair.json.
+
+    Raises:
+        InvalidInput: they are no costs.
+    """
+    known = {one.name for one in fields(DraftCosts)}
+    if not isinstance(values, dict) or not values.keys() <= known:
+        raise InvalidInput("pair.json costs", values, f"give {' and '.join(sorted(known))}")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InvalidInput(f"pair.json costs {name}", value, "give a number, at least 0")
+    return DraftCosts(**values)
 
 
 def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:

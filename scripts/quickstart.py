@@ -35,7 +35,8 @@ def main() -> None:
     for number, example in enumerate(tqdm(examples, leave=False, disable=None)):
         for method in METHODS:
             began = time.perf_counter()
-            result = llm.generate(example.prompt, DecodingParams(method=method, seed=number))[0]
+            params = DecodingParams(method=method, top_k=10, top_p=0.9, seed=number)
+            result = llm.generate(example.prompt, params)[0]
             speed = len(result.token_ids) / (time.perf_counter() - began)
             right, efficiency = matches(example, result.text), result.statistics.block_efficiency
             found[method].append((right, efficiency, speed))

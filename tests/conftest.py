@@ -5,9 +5,11 @@ Libraries are imported where they are used: the process that only hands tests to
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import importlib
+import inspect
 import io
 import os
 import sys
@@ -68,6 +70,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     first = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (first.get(item.path.name, len(first)), -slow[item.path], item.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in an event loop of its own; one that hangs fails."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 240))
+    return True
 
 
 gc.disable()  # until all is imported
@@ -255,6 +267,14 @@ def demo_pair() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def demo(demo_pair: Path) -> LLM:
+    """The demo pair, opened."""
+    from runtime import LLM, RuntimeConfig
+
+    return LLM(demo_pair, RuntimeConfig(threads=1))
+
+
 @pytest.fixture(scope="session", params=["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Path]) -> Path:
     """The pair exported for each engine."""
@@ -266,7 +286,7 @@ def llm(pair_folder: Path) -> LLM:
     """The pair, opened; every test leaves it idle."""
     from runtime import LLM, RuntimeConfig
 
-    return LLM(pair_folder, RuntimeConfig(threads=1))
+    return LLM(pair_folder, RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
 
 @pytest.fixture(scope="session")
@@ -274,7 +294,7 @@ def plain(pair_folders: Callable[[str], Path]) -> LLM:
     """The ONNX pair, opened, without a thread or a server; every test leaves it idle, and others run on its engines."""
     from runtime import LLM, RuntimeConfig
 
-    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+    return LLM(pair_folders("onnx"), RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from engines import Placement, open_engine
-from engines.folder import read_spec
+from engines import kinds
+from engines.folder import open_engine
 from engines.kinds import Kind
-from mtad.methods import METHODS, REMOVED, markdown
+from export.options import ExportOptions
+from export.pair import export_pair
+from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
@@ -114,10 +116,6 @@ def test_the_page_of_the_python_api_lists_every_decoding_parameter() -> None:
     assert {name: ast.literal_eval(rows[name]) for name in defaults} == defaults
 
 
-def test_the_page_of_methods_has_the_one_table() -> None:
-    assert f"\n\n{markdown()}\n" in (DOCS / "methods.md").read_text(), "python -m scripts.results docs/methods.md"
-
-
 def test_every_front_door_describes_every_method(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,8 +137,9 @@ def test_the_page_of_the_methods_says_what_to_use_instead_of_one_that_left() -> 
 
 
 def test_the_example_of_a_new_engine_works(
-    pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    pair_folders: Callable[[str], Path], checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With its folder and its row alone, a pair is exported to its format, verified and opened."""
     engine, row = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "open_plain" in block)
     module = ModuleType("engines.plain.engine")
     monkeypatch.setitem(sys.modules, "engines.plain.engine", module)
@@ -148,9 +147,12 @@ def test_the_example_of_a_new_engine_works(
     names = {"Kind": Kind}
     files, _, call = row.partition("\n")
     exec(files, names)
-    kind, folder = eval(call, names), pair_folders("torch") / "target"
-    spec = read_spec(folder)
-    plain, expected = kind.open(folder, spec, Placement()), open_engine(folder)
+    kind, (target, auxiliary) = eval(call, names), map(str, checkpoints)
+    monkeypatch.setattr(kinds, "KINDS", (*kinds.KINDS, kind))
+    monkeypatch.setitem(kinds.FORMATS, kind.format, kind)
+    export_pair(tmp_path / "pair", ExportOptions(target, auxiliary, format="plain", rows=2, capacity=128))
+    plain, expected = open_engine(tmp_path / "pair" / "target"), open_engine(pair_folders("torch") / "target")
+    assert isinstance(plain, module.PlainEngine)
     for step in (make_step(some_tokens(0, 20)[None], [0]), make_step(some_tokens(1, 3)[None], [20])):
         torch.testing.assert_close(plain.step(step), expected.step(step), rtol=1e-4, atol=1e-4)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.pages import blocks
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 
 PACKAGES = ("engines", "export", "mtad", "runtime")
 
@@ -84,24 +86,15 @@ def elsewhere(installed: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def blocks() -> Iterator[tuple[str, str]]:
-    """Language and text of the README's code, from its own pair on; the two commands before it run the tests."""
-    found = re.findall(r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    return (block for block in found if "scripts/test.sh" not in block[1])
-
-
 @pytest.mark.slow
 def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed: Path, elsewhere: Path) -> None:
     """Only the server needs an extra."""
-    outside, ran = {"PYTHONPATH": "", "NUMBA_OPT": "0"}, []  # rules are compiled anew, for so few texts
-    for language, text in blocks():
-        if "mtad serve" in text:
-            assert_serves(text, elsewhere)
-        elif language == "bash":
-            ran.append(run("bash", "-ec", text, cwd=elsewhere, **outside))
-        else:
-            ran.append(run(installed / "python", "-c", text, cwd=elsewhere, **outside))
-    commands, python = ran
+    outside = {"PYTHONPATH": "", "NUMBA_OPT": "0"}  # rules are compiled anew, for so few texts
+    _, exports, serves = blocks(ROOT / "README.md", "bash")  # the first ones run the tests
+    commands = run("bash", "-ec", exports, cwd=elsewhere, **outside)
+    (code,) = blocks(ROOT / "README.md", "python")
+    python = run(installed / "python", "-c", code, cwd=elsewhere, **outside)
+    assert_serves(serves, elsewhere)
     assert "build/my-pair\n" in commands.stdout
     assert "mtad generate build/my-pair" in commands.stderr, "the next command is said"
     assert "tokens per pass" in commands.stderr
@@ -122,21 +115,19 @@ def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed:
 def assert_serves(text: str, folder: Path) -> None:
     """The server that a block starts answers at the address that the block names, and ends when it is told to."""
     address = re.search(r"http://[\w.:]+", text)
-    assert address
+    assert address is not None
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     command = ["bash", "-ec", f"exec {text}"]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
+
+        def answers() -> bool:
+            assert server.poll() is None, server.communicate()[1]
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address.group()}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+            return False
+
         try:
-            until = time.monotonic() + 60
-            while True:
-                try:
-                    with urllib.request.urlopen(f"{address.group()}/health", timeout=5) as answer:
-                        assert answer.status == 200
-                    break
-                except OSError:
-                    assert server.poll() is None, server.communicate()[1]
-                    assert time.monotonic() < until
-                    time.sleep(0.2)
+            until(answers)
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0

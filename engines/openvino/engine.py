@@ -46,7 +46,6 @@ class OpenVinoEngine(Engine):
         InvalidInput: OpenVINO is not installed or cannot run the graph, or the CPU has no such type.
     """
 
-    reproducible = False
     cache: OpenVinoCache
 
     def __init__(

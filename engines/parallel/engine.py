@@ -23,6 +23,7 @@ from transformers import AutoConfig
 from engines.base import KV_PAGE, Engine, EngineSpec, Step
 from engines.cache.base import KvCache
 from engines.cache.prefix import PrefixCache
+from engines.kinds import FORMATS
 from engines.parallel.worker import Worker, broadcast, dist, follow, launched_rank
 from engines.placement import Placement
 from mtad.errors import InvalidInput, refused_as
@@ -187,7 +188,7 @@ def check_plan(folder: Path, spec: EngineSpec, ranks: int) -> None:
     Raises:
         InvalidInput: they cannot.
     """
-    if spec.format != "torch":
+    if FORMATS[spec.format].stored != "checkpoint":
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", ranks, problem)
     with refused_as("folder", str(folder), "its config.json cannot be read, export again"):

@@ -14,6 +14,7 @@ from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.cache.columns import ColumnCache, write_columns
 from engines.graphs.capture import CudaRecorder, Recorder, Work
 from engines.graphs.runner import GraphRunner, StepShape, deliver_logits, prefill_chunks
+from engines.kinds import FORMATS
 from engines.placement import Placement
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
@@ -105,7 +106,7 @@ class TensorRTEngine(Engine):
     def _bind_graph(self, static: Step) -> Work:
         context = self._context(DECODE)
         work = self._bind(static, context)
-        if self.spec.format == "tensorrt-rtx":
+        if FORMATS[self.spec.format].ahead_of_time:
             _accepted(context.is_stream_capturable(self._stream()), "capture of", StepShape.of(static))
         return work
 
@@ -156,7 +157,7 @@ class TensorRTEngine(Engine):
         own graphs are off: these steps are captured here.
         """
         ours = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if self.spec.format == "tensorrt":
+        if not FORMATS[self.spec.format].ahead_of_time:
             return ours
         config = self._engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(ours)

@@ -11,9 +11,12 @@ import hashlib
 import json
 import logging
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -28,12 +31,14 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from engines.base import DTYPES, KV_PAGE, PRECISIONS, EngineSpec
+from engines.base import DTYPES, KV_PAGE, EngineSpec
+from engines.kinds import PRECISIONS
 from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
 from mtad.errors import InvalidInput, refused_as
+from mtad.params import SAMPLING, DecodingParams
 
 log = logging.getLogger(__name__)
 
@@ -120,13 +125,34 @@ class Checkpoint:
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""
-        path = self.folder / "generation_config.json"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            found = values.get("eos_token_id", self.config.get_text_config().eos_token_id)
+        found = self._generation.get("eos_token_id", self.config.get_text_config().eos_token_id)
+        with refused_as(self.name, str(self.folder), "its eos_token_id is neither an integer nor a list"):
             return tuple(map(int, found)) if isinstance(found, list) else () if found is None else (int(found),)
-        except (ValueError, TypeError, AttributeError):
-            raise InvalidInput(self.name, str(path), "its eos_token_id is neither an integer nor a list") from None
+
+    def defaults(self, own: Mapping[str, object]) -> dict[str, object]:
+        """Default decoding parameters of a pair of which this is the target.
+
+        Args:
+            own: the owner's, usable ones, over the `SAMPLING` of generation_config.json.
+
+        Raises:
+            InvalidInput: what that file recommends is not usable.
+        """
+        advised = {name: self._generation[name] for name in SAMPLING if self._generation.get(name) is not None}
+        found = {**advised, **own}
+        try:
+            checked = asdict(DecodingParams.from_dict(dict(found)))
+        except InvalidInput as error:
+            problem = f"its generation_config.json has an unusable {error}; --defaults can replace it"
+            raise InvalidInput(self.name, self.source, problem) from None
+        return {name: checked[name] for name in found}
+
+    @cached_property
+    def _generation(self) -> dict[str, Any]:
+        """What generation_config.json says; nothing where there is none."""
+        path = self.folder / "generation_config.json"
+        with refused_as(self.name, str(path), "not a JSON object"):
+            return {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
 
     def spec(self, rows: int, capacity: int, precision: str, format: str) -> EngineSpec:
         """The engine this checkpoint becomes.

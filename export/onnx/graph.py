@@ -16,10 +16,10 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from engines.base import INPUTS, KV_PAGE, EngineSpec, Step, input_shapes
+from engines.kinds import FORMATS
 from engines.pytorch.fused_layers import RmsNorm
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.quiet import quiet
-from engines.tensorrt_plan import RUNTIMES
 from export.checkpoint.weights import Weights
 from export.onnx.folding import fill, inputs_of, save, set_aside, substitute
 
@@ -168,7 +168,7 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
     shapes = (*map(dynamic, INPUTS), cache, cache)
     freeze_rope(model)
     decomposed = spec.attention == "decomposed"
-    attention = DECOMPOSED if decomposed else UNCAPPED if spec.format in RUNTIMES else NAME
+    attention = DECOMPOSED if decomposed else UNCAPPED if FORMATS[spec.format].stored == "plan" else NAME
     step_model = StepModel(model, attention)
     with contextlib.nullcontext() if decomposed else _operators(model), quiet(), torch.no_grad():
         program = torch.onnx.export(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from engines import Engine, open_engine
-from engines.base import Step
+from engines.base import Engine, Step
+from engines.folder import open_engine
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
@@ -159,8 +159,7 @@ def measure(
         sum(file.stat().st_size for file in folder.glob("model*"))
         for folder in (reference / name, engine or pair / name)
     ]
-    # the last committed tokens and a draft: a decoding step, and the target's pass over a chain of the default length
-    verify = 1 + DecodingParams().draft_len
+    verify = 5  # a last committed token, and a chain of four behind it
     return {
         "precision": engines[1].spec.precision,
         "bytes": {"float32": sizes[0], "engine": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)},
@@ -184,7 +183,7 @@ def compare_pairs(
     prompts = [prompt for prompt in calibration.prompts if prompt][:PROMPTS]
     figures: dict[str, Any] = {"prompts": len(prompts), "max_tokens": NEW_TOKENS}
     for method in METHODS:
-        params = DecodingParams(method=method, max_tokens=NEW_TOKENS)
+        params = DecodingParams(method=method, draft_len=4, top_k=10, top_p=0.9, max_tokens=NEW_TOKENS)
         figures[method] = {
             "float32": block_efficiency(reference, prompts, params),
             "pair": block_efficiency(pair, prompts, params),

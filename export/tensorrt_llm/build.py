@@ -21,7 +21,7 @@ from transformers import OPTForCausalLM
 
 from engines.folder import vocabulary_hash, write_folder, write_json
 from engines.placement import versions
-from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths, write_executor_spec
+from engines.tensorrt_llm_spec import FORMAT, Drafting, ExecutorSpec, Role, paths
 from export.checkpoint.checkpoint import find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import ExportOptions
@@ -125,7 +125,7 @@ def plan_pair(
     description = {
         "vocab_size": size,
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": {k: v for k, v in asdict(checked).items() if k in asked.defaults},
+        "defaults": models[0].defaults(asked.defaults),
     }
     return ExecutorPairPlan(engines, description)
 
@@ -157,7 +157,7 @@ def build_pair(
             used = dict(each.spec.versions)
             with contextlib.suppress(PackageNotFoundError):
                 used["tensorrt-llm"] = version("tensorrt-llm")
-            write_executor_spec(temporary / role, replace(each.spec, versions=used))
+            write_json(temporary / role / "engine.json", asdict(replace(each.spec, versions=used)))
         write_json(temporary / "pair.json", plan.description)
 
 

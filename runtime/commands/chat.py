@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_options, command, given_options
+from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer
 from runtime.config import RuntimeConfig, use_torch
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of `mtad chat`."""
     parser = Parser(
+        brief=True,
         prog="mtad chat",
         usage="%(prog)s PAIR [options]",
         description="Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends "
@@ -31,17 +31,14 @@ def main() -> None:
     add_pair(parser)
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
     parser.add_argument("--system", help="a system message that the conversation begins with")
-    add_options(parser.add_argument_group("decoding"), DecodingParams, but=("n", "top_logprobs", "prompt_logprobs"))
-    add_options(parser.add_argument_group("runtime"), RuntimeConfig)
+    add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
+    add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs"))
     options = parser.parse_args()
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)
     folder = find_pair(options)
     check_room(folder, config, given.get("max_tokens", 0))
-    if options.chat_template is None and not _has_template(folder / "target"):
-        problem = "the target's tokenizer has no chat template; give a file with one, or use mtad generate"
-        raise InvalidInput("chat-template", None, problem)
 
     from runtime.async_llm import AsyncLLM
     from runtime.pair import open_tokenizer
@@ -68,13 +65,6 @@ async def converse(
             ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
             text = await answer(engine, ids, params, colour)
             messages.append({"role": "assistant", "content": text})
-
-
-def _has_template(engine: Path) -> bool:
-    """Whether an engine's tokenizer brings a chat template; read off its files, since opening it takes seconds."""
-    config = engine / "tokenizer_config.json"
-    named = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
-    return named or (engine / "chat_template.jinja").is_file()
 
 
 def _ask() -> str:

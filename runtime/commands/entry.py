@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from mtad.errors import Failed, InvalidInput
-from runtime.config import RuntimeConfig, describe, read_mapping
+from mtad.methods import METHODS
+from mtad.params import DecodingParams
+from runtime.config import describe, read_mapping
+
+COMMON = {"help", "help_all", "file", "json", "system", "chat_template", "auxiliary", "device", "memory"}
+COMMON |= {"method", "accept_threshold", "temperature", "seed", "max_tokens"}
+COMMON |= {"host", "port", "model", "api_key", "log_level", "replicas"}
+"""Options that most people use."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,15 +33,29 @@ class Parser(argparse.ArgumentParser):
 
     Options are not abbreviated, and may stand between the arguments. `--config FILE` reads options from a YAML
     mapping; the command line goes before it.
+
+    Args:
+        brief: whether `--help` shows the options of `COMMON` alone, and `--help-all` all.
     """
 
     current: ClassVar[Parser | None] = None
     """The parser of the command that runs in this process."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, brief: bool = False, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
-        Parser.current = self
+        Parser.current, self._brief = self, brief
+        if brief:
+            self.add_argument(
+                "--help-all", action="help", help="show all options, of which --help shows the common ones"
+            )
         self.add_argument("--config", type=Path, metavar="FILE", help="YAML file with any of these options, by name")
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the options that are asked for."""
+        for action in self._actions if self._brief and "--help-all" not in sys.argv else ():
+            if action.option_strings and action.dest not in COMMON:
+                action.help = argparse.SUPPRESS
+        super().print_help(file)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options of the command line over those of the file, if one is named."""
@@ -99,9 +120,15 @@ def json_object(text: str) -> dict[str, Any]:
     raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
 
 
+def _length(text: str) -> int | str:
+    """An integer or auto; the configuration class refuses all else."""
+    return int(text) if text.isdecimal() else text
+
+
 _KINDS: dict[str, dict[str, Any]] = {
     "bool": {"action": argparse.BooleanOptionalAction},
     "int": {"type": int, "metavar": "N"},
+    "int | Literal['auto']": {"type": _length, "metavar": "N"},
     "float": {"type": float, "metavar": "X"},
     "tuple[int, ...]": {"type": _integers, "metavar": "N,N,..."},
     "tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
@@ -138,12 +165,19 @@ def given_options(parsed: argparse.Namespace, config: type, only: Collection[str
     return {name: getattr(parsed, name) for name in names if hasattr(parsed, name)}
 
 
-def add_placement(parser: _Target) -> None:
-    """Add the options that say where the engines run."""
-    add_options(parser, RuntimeConfig, only=PLACEMENT)
-    parser.set_defaults(**{name: getattr(RuntimeConfig, name) for name in PLACEMENT})
+DECODING = "lossless: these change the speed alone", "lossy: for methods that are not lossless", "output"
+"""Groups of the decoding parameters."""
 
 
-def placed_config(parsed: argparse.Namespace, **others: Any) -> RuntimeConfig:
-    """A configuration of `others`, placed where the command line says."""
-    return RuntimeConfig(**others, **given_options(parsed, RuntimeConfig, PLACEMENT))
+def add_decoding(parser: Parser, but: Collection[str] = ()) -> None:
+    """Add the decoding parameters, but for those named, in the groups of `DECODING`."""
+
+    def group(name: str) -> int:
+        if name != "method" and METHODS["sample"].uses(name):
+            return 2
+        return 0 if any(one.uses(name) for one in METHODS.values() if one.lossless) else 1
+
+    names = [field.name for field in fields(DecodingParams) if field.name not in but]
+    for number, title in enumerate(DECODING):
+        target = parser.add_argument_group(title)
+        add_options(target, DecodingParams, [name for name in names if group(name) == number])

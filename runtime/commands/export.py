@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from engines.tensorrt_plan import RUNTIMES
+from engines.kinds import EXTERNAL, FORMATS
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument(
         "--to",
         dest="format",
-        default="onnx",
-        help="onnx (ONNX Runtime), torch (reference), tensorrt, tensorrt-rtx or tensorrt-llm (default %(default)s)",
+        default=ExportOptions.format,
+        help=f"{', '.join((*FORMATS, *EXTERNAL))} (default %(default)s)",
     )
     parser.add_argument(
         "--compute-capability",
@@ -52,7 +52,7 @@ def main() -> None:
         help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all supported)",
     )
     parser.add_argument(
-        "--defaults", type=json_object, default={}, help="decoding parameters for pair.json, as a JSON object"
+        "--defaults", type=json_object, default={}, help="decoding parameters, over what the target recommends, as JSON"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
     parser.add_argument(
@@ -67,7 +67,7 @@ def main() -> None:
     group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
     executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "plan")
-    executor, ours = options.format == "tensorrt-llm", ("attention", "compute_capabilities", "auxiliary_precision")
+    executor, ours = options.format in EXTERNAL, ("attention", "compute_capabilities", "auxiliary_precision")
     for name in ours if executor else executor_only:
         default = getattr(ExportOptions, name, parser.get_default(name))
         if getattr(options, name, default) != default:
@@ -82,8 +82,10 @@ def main() -> None:
         _tensorrt_llm(options, asked)
         return
 
+    from engines.folder import read_json
     from engines.memory import format_bytes
     from export.pair import export_pair
+    from runtime.pair import store_costs
     from runtime.tuning.efficiency import block_efficiency
 
     if options.dry_run:
@@ -92,10 +94,16 @@ def main() -> None:
 
     began = time.monotonic()
     written = export_pair(options.pair, asked, options.overwrite, print_stage, block_efficiency)
+    if FORMATS[asked.format].stored != "plan" and "costs" not in read_json(options.pair, "pair.json"):
+        print_stage("measuring what drafts cost")
+        try:
+            store_costs(options.pair)
+        except InvalidInput as error:
+            print(f"what drafts cost was not measured: the pair does not run here ({error})", file=sys.stderr)
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        where = ", where its GPU is" if asked.format in RUNTIMES else ""
+        where = ", where its GPU is" if FORMATS[asked.format].stored == "plan" else ""
         print(f"next{where}: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
     print(options.pair)
 

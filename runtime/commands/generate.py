@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_options, command, given_options
+from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer, print_figures
 from runtime.config import RuntimeConfig, read_text, use_torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of `mtad generate`."""
     parser = Parser(
+        brief=True,
         prog="mtad generate",
         usage="%(prog)s PAIR [PROMPT ...] [options]",
         description="Decode prompts with a pair of engines. Parameters not given come from the pair's defaults.",
@@ -35,8 +36,8 @@ def main() -> None:
         "--file", type=Path, action="append", default=[], help="file that holds one prompt; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt: text, tokens, statistics")
-    add_options(parser.add_argument_group("decoding"), DecodingParams)
-    add_options(parser.add_argument_group("runtime"), RuntimeConfig)
+    add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
+    add_decoding(parser)
     options = parser.parse_args()
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
     if config.tensor_parallel > 1:

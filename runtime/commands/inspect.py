@@ -57,17 +57,13 @@ def _engine(found: dict[str, Any]) -> list[tuple[str, str]]:
     padding = found["vocab_size"] - found["vocabulary"]
     ends = ", ".join(f"{token!r} ({id})" for token, id in zip(found["eos_tokens"], found["eos_token_ids"], strict=True))
     cache = f"{found['layers']} layers x {found['kv_heads']} KV heads x {found['head_dim']}"
-    held = (
-        f"{format_bytes(found['kv_bytes_row'])} per row, {format_bytes(found['kv_bytes'])} in all, in {found['dtype']}"
-    )
-    if found["format"] == "onnx" and found["dtype"] == "float32":
-        held += "; on OpenVINO, half in bfloat16 and less than a third in u8 (--kv-cache)"
+    held = f"{format_bytes(found['kv_bytes_row'])} per row, {format_bytes(found['kv_bytes'])} in all"
     rows = [
         ("model", f"{found['architecture']}, {cache}"),
         ("engine", f"{found['format']}, {found['dtype']}, {found['rows']} rows x {found['capacity']} columns"),
         ("weights", "unknown" if found["parameters"] is None else f"{found['parameters']:,} stored"),
         ("vocabulary", f"{found['vocabulary']} tokens, logits padded by {padding}; ends: {ends or 'none'}"),
-        ("KV cache", held),
+        ("KV cache", f"{held}, in {found['dtype']}"),
         ("files", ", ".join(f"{name} {format_bytes(size)}" for name, size in found["files"].items())),
         ("size", format_bytes(found["size"])),
     ]

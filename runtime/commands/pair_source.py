@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engines.kinds import EXTERNAL
 from export.options import ExportOptions
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.commands.entry import add_options, given_options
@@ -53,7 +54,7 @@ def check_pair(folder: Path) -> None:
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
     if (folder / "pair.json").is_file():
-        if _target(folder).get("format") == "tensorrt-llm":
+        if _target(folder).get("format") in EXTERNAL:
             problem = "engines of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
             raise InvalidInput("pair", str(folder), problem)
         return

@@ -28,6 +28,7 @@ LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices
 def parser() -> argparse.ArgumentParser:
     """The options of `mtad serve`."""
     described = Parser(
+        brief=True,
         prog="mtad serve",
         usage="%(prog)s PAIR [options]",
         description="Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. "
@@ -53,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="a name under which clients reach this server, needed only without API keys; may be repeated",
     )
-    add_options(described.add_argument_group("runtime"), RuntimeConfig)
+    add_options(described.add_argument_group("where it runs"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
     watch.add_argument(

@@ -12,8 +12,8 @@ from pathlib import Path
 from engines.prompts import Example, read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_placement, command, json_object, placed_config
-from runtime.config import check_least, use_torch
+from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options, json_object
+from runtime.config import RuntimeConfig, check_least, use_torch
 
 
 @command
@@ -44,7 +44,7 @@ def main() -> None:
         "otherwise in perplexity and in distinct-2; 0.05 allows 5 %% (default %(default)s)",
     )
     parser.add_argument("--params", type=json_object, default={}, help="other decoding parameters, as a JSON object")
-    add_placement(parser)
+    add_options(parser, RuntimeConfig, PLACEMENT)
     parser.add_argument("--dry-run", action="store_true", help="leave pair.json as it is")
     parser.add_argument("--estimate", action="store_true", help="estimate the gain of two checkpoints instead")
     for name in ("target", "auxiliary"):
@@ -110,9 +110,12 @@ def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
         if not grid_of(base.method):
             raise InvalidInput("method", base.method, "it has nothing to tune")
     use_torch()
-    llm = LLM(options.pair, placed_config(options, prefix_tokens=0))
+    llm = LLM(
+        options.pair,
+        RuntimeConfig(prefix_tokens=0, max_beam_width=max(GRID["beam_width"]), **given_options(options, RuntimeConfig)),
+    )
     for base, example in itertools.product(bases, examples):
-        largest = replace(base, draft_len=max(GRID["draft_len"]), beam_width=max(GRID["beam_width"]))
+        largest = replace(base, draft_len=llm.config.max_draft_len, beam_width=max(GRID["beam_width"]))
         llm.requests(example.prompt, largest)  # refuses what does not fit
     searched = [search(llm, examples, base, allowed) for base in bases]
     print(table([point for points in searched for point in points]))

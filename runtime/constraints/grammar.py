@@ -93,11 +93,6 @@ class Grammars:
                 self._prepared = self._prepare()
             return self._prepared
 
-    def forget(self) -> None:
-        """Keep none of the grammars so far; requests that have one go on with it."""
-        with self._keeping:
-            self._kept.clear()
-
     def close(self) -> None:
         """End all trials, and begin no more."""
         if self._prepared:

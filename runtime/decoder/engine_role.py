@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines import Engine, Step
-from engines.base import mask_length
+from engines.base import Engine, Step, mask_length
 from engines.buffers import Arena, LruCache, to_device
 from runtime.scheduler.request import TokenScore
 
@@ -71,11 +70,9 @@ class EngineRole:
             ArithmeticError: a log-probability is not a finite number.
         """
         found: list[TokenScore] = []
-        for at in range(0, len(tokens) - 1, PROMPT_SCORE_CHUNK):
-            piece = tokens[at : at + PROMPT_SCORE_CHUNK + 1]
-            logits = self._store(row, piece[:-1], start + at, self._columns[: len(piece) - 1])
-            log_p = logits[0, :, : self.vocab_size].float().log_softmax(-1)
-            own = log_p.gather(1, torch.tensor(piece[1:], device=log_p.device)[:, None])
+        for logits in self.logits(row, tokens[:-1], start):
+            log_p, following = logits.log_softmax(-1), tokens[1 + len(found) :][: len(logits)]
+            own = log_p.gather(1, torch.tensor(following, device=log_p.device)[:, None])
             likely, ids = log_p.topk(min(count, self.vocab_size))
             columns = own[:, 0], (log_p > own).sum(1) + 1, ids, likely
             for value, rank, top, values in zip(*map(Tensor.tolist, columns), strict=True):
@@ -83,6 +80,12 @@ class EngineRole:
         if not all(math.isfinite(score.logprob) for score in found):
             raise ArithmeticError("logits of the target are not finite numbers")
         return found
+
+    def logits(self, row: int, tokens: Sequence[int], start: int) -> Iterator[Tensor]:
+        """Store `tokens`, as `prefill` does; the logits after each, some tokens at a time, float32 [n, vocab_size]."""
+        for at in range(0, len(tokens), PROMPT_SCORE_CHUNK):
+            piece = tokens[at : at + PROMPT_SCORE_CHUNK]
+            yield self._store(row, piece, start + at, self._columns[: len(piece)])[0, :, : self.vocab_size].float()
 
     def _store(self, row: int, tokens: Sequence[int], start: int, keep: Tensor) -> Tensor:
         """The step of `prefill`; its logits [1, N, V] after the tokens `keep`, V the engine's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from filelock import FileLock
 from numba import NumbaExperimentalFeatureWarning
 from torch import Tensor
 
+from engines.placement import cores
 from mtad import block, step_inputs
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
@@ -66,8 +66,7 @@ class HostRunner:
         self._is_end = np.isin(np.arange(target.vocab_size), list(eos))
         self._call = compile_rules()
         self._arrays: BatchArrays | None = None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = min(cores, 8)
+        self._threads = min(cores(), 8)
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, given: BlockInput) -> Block:
@@ -75,11 +74,7 @@ class HostRunner:
         began = time.perf_counter()
         if self._arrays is None or not self._arrays.is_of(given.params):
             self._arrays = BatchArrays(given.params, self.target.vocab_size)
-        arrays, committed, last_two = (
-            self._arrays,
-            np.array(given.committed, np.int64),
-            np.array(given.last_two, np.int64),
-        )
+        arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
         decisions, noise = arrays.decisions, arrays.noise
         decisions.finite[:] = True
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,6 +14,10 @@ from runtime.scheduler.statistics import Statistics
 
 if TYPE_CHECKING:
     from runtime.constraints.follower import Grammar
+
+EXPECTED, CAUTION, RECENT = 0.8, 12, 64
+"""How often a drafted token is accepted before anything was seen, for how many tokens that counts, and how many of the
+last ones a mean remembers."""
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -33,6 +39,45 @@ class TokenScore(NamedTuple):
     top_logprobs: list[tuple[int, float]]
 
 
+@dataclass
+class Acceptance:
+    """How often a drafted token is accepted where those before it were, by its place in the draft: recent means.
+
+    Attributes:
+        usual: rates assumed until it has seen its own; without it, each place starts from the rate of the place before,
+            and the first from `EXPECTED`.
+        accepted, tried: tokens at each place.
+    """
+
+    usual: Acceptance | None = None
+    accepted: list[float] = field(default_factory=list)
+    tried: list[float] = field(default_factory=list)
+
+    def add(self, accepted: int, drafted: int) -> None:
+        """Learn from a draft; tokens behind the first rejected one say nothing."""
+        for place in range(min(accepted + 1, drafted)):
+            if place == len(self.tried):
+                self.accepted.append(0.0)
+                self.tried.append(0.0)
+            kept = 1 - 1 / RECENT
+            self.accepted[place] = kept * self.accepted[place] + (place < accepted)
+            self.tried[place] = kept * self.tried[place] + 1
+
+    def rates(self, longest: int) -> list[float]:
+        """Of the first `longest` places."""
+        usual, rates = self.usual.rates(longest) if self.usual else [], [EXPECTED]
+        for place in range(longest):
+            seen = self.tried[place] if place < len(self.tried) else 0.0
+            count = self.accepted[place] if seen else 0.0
+            rates.append((count + CAUTION * (usual[place] if usual else rates[-1])) / (seen + CAUTION))
+        return rates[1:]
+
+    def tokens(self, longest: int) -> list[float]:
+        """Expected tokens of blocks with drafts of 0, 1, .. `longest` tokens: accepted ones and the bonus token."""
+        reached = itertools.accumulate(self.rates(longest), operator.mul, initial=1.0)
+        return list(itertools.accumulate(reached))
+
+
 @dataclass(eq=False)
 class Request:
     """One request in flight; owned by the scheduler, written by the loop only.
@@ -50,6 +95,7 @@ class Request:
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
         prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
+        acceptance, draft_len: what automatic drafts go by, and how long they are; a fixed draft's have no meaning.
         target_cached, auxiliary_cached: leading columns of its row that are right in either cache.
         auxiliary_seconds: what storing the prompt in the auxiliary's cache took, and catching up.
         text: decoded text of `tokens`, cut before a stop string.
@@ -74,6 +120,8 @@ class Request:
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
     blocks: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    draft_len: int = 0
     target_cached: int = 0
     auxiliary_cached: int = 0
     auxiliary_seconds: float = 0.0
@@ -122,7 +170,7 @@ class Result:
         prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
             empty.
         index: which of the prompt's `n` choices it is.
-        seed: reproduces the result, unless its drafts were adaptive and its temperature above 0.
+        seed: reproduces the result, unless its drafts followed the load and its temperature was above 0.
     """
 
     text: str

@@ -98,6 +98,11 @@ class OpenAIResponse:
         self._usage_wanted = self._always or bool(options and options.include_usage)
         self._tokens = 0
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the texts are distributed as the target's own samples."""
+        return self._requests[0].params.spec.lossless
+
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""
         self._tokens += len(delta.token_ids)
@@ -199,6 +204,7 @@ class OpenAIResponse:
             **self._counts(total.tokens),
             "prompt_tokens_details": {"cached_tokens": reused},
             "mtad": {
+                "lossless": self.lossless,
                 "acceptance_rate": total.acceptance_rate,
                 "block_efficiency": total.block_efficiency,
                 "drafted_tokens": total.drafted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -104,14 +104,11 @@ class Responder:
                     raise cancelled()
                 self._clock(delta)
         data = await asyncio.to_thread(self.response.whole, self.stream.whole())  # long, with log-probabilities
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self.begun = True
+        await self._begin(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))])
         await send({"type": "http.response.body", "body": data})
 
     async def _events(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-        self.begun = True
+        await self._begin(send, _EVENTS)
         while not self.stream.ended:
             taken, data = await self.stream.take(), b""
             for delta in taken:
@@ -124,6 +121,11 @@ class Responder:
             ended = self.stream.ended
             data += self.response.last_events() if ended else b""
             await send({"type": "http.response.body", "body": data, "more_body": not ended})
+
+    async def _begin(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        lossless = b"x-mtad-lossless", b"true" if self.response.lossless else b"false"
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, lossless]})
+        self.begun = True
 
     def _clock(self, delta: OutputDelta) -> None:
         now = time.perf_counter()

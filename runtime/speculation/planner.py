@@ -1,17 +1,17 @@
-"""How much adaptive requests draft: the length with the most expected tokens per second. No torch."""
+"""How long automatic drafts are: the length with the most expected tokens per second. No torch."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mtad.params import DecodingParams
-from runtime.scheduler.request import Request
+from mtad.params import LONGEST, DecodingParams
+from runtime.scheduler.request import Acceptance, Request
 
-INTERVAL, PROBE_BLOCKS = 16, 4
+INTERVAL = 4
 """Blocks from one choice to the next, and of a probe."""
 
 PROBE_SHARE = 0.01
@@ -20,123 +20,146 @@ PROBE_SHARE = 0.01
 GAIN = 1.03
 """The choice is changed for a length that promises this much more: times differ from block to block."""
 
-KEPT_TIMES = 32
-"""Blocks of a kind whose seconds are remembered."""
+KEPT_TIMES, FEW = 32, 8
+"""Seconds of so many blocks of a kind are kept; a line through all kinds weighs as much as `FEW` of them."""
 
 
 def draft_lengths(longest: int) -> list[int]:
-    """0, 1, 2, 4, .. and `longest`: few, since each is another shape of a block, and another graph to capture."""
-    return sorted({0, longest, *(1 << power for power in range(longest.bit_length()))})
+    """Few lengths, since each is another shape of a block, and another graph to capture."""
+    return [0, *(1 << power for power in range(longest.bit_length()))]
 
 
-def draft_length(params: DecodingParams, most: int) -> int:
-    """How long the draft of a request is where adaptive ones have at most `most` tokens."""
-    if not params.adaptive or params.drafted <= most:
-        return params.drafted
-    return max(length for length in draft_lengths(params.drafted) if length <= most)
-
-
-def limit_draft(params: DecodingParams, most: int) -> DecodingParams:
-    """A request's parameters where adaptive drafts have at most `most` tokens; the same object if that is no limit."""
-    length = draft_length(params, most)
-    if length == params.drafted:
-        return params
+def with_length(params: DecodingParams, length: int) -> DecodingParams:
+    """A request's parameters where its drafts have `length` tokens."""
     return replace(params, draft_len=length) if length else replace(params, method="sample")
 
 
-def variants(params: DecodingParams) -> list[DecodingParams]:
-    """What blocks of a request may be: itself, and if it is adaptive, shorter drafts and none."""
-    return [limit_draft(params, length) for length in draft_lengths(params.drafted)] if params.adaptive else [params]
+def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingParams]:
+    """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
+    if not params.automatic:
+        return [params]
+    lengths = draft_lengths(min(longest, LONGEST))
+    return [with_length(params, length) for length in lengths if length or params.follows_load]
 
 
-@dataclass
-class RunningMean:
-    """A mean that begins with an expectation."""
+@dataclass(frozen=True)
+class DraftCosts:
+    """What drafts cost where no clock may decide, relative to a step of the target over one token.
 
-    value: float = 0.8
-    count: float = 4
+    Attributes:
+        level: seconds of a step of the auxiliary.
+        node: seconds that the target takes longer for each further token it scores.
+    """
 
-    def add(self, observed: float) -> None:
-        self.count += 1
-        self.value += (observed - self.value) / self.count
+    level: float = 0.15
+    node: float = 0.01
 
-    def fade(self) -> None:
-        """What was observed so far counts less than what will be."""
-        self.count = max(min(self.count, 16), self.count * 15 / 16)
+    def block(self, params: DecodingParams, length: int) -> float:
+        """A block with a draft of `length` tokens."""
+        return 1 + length * (self.level + self.node * (params.beam_width if params.spec.tree else 1))
 
 
 class Planner:
-    """Chooses how long the drafts of each block's adaptive requests are.
+    """Chooses how long the drafts of each block's automatic requests are.
 
-    The choice depends on past blocks alone, on their accepted lengths and seconds, and never on the random numbers of
-    the block that it is for; so a lossless method stays lossless. One length holds for the batch, since a block takes
-    what its longest draft takes; each request drafts as much of it as it asks for.
+    A draft gives as many tokens as the text's acceptance so far promises (`Acceptance`). Where a request
+    `follows_load`, one length holds for the batch, since a block takes what its longest draft takes: the one with the
+    most expected tokens of all requests per second, by the measured seconds of blocks of about so many rows. A length
+    that was not measured yet takes what those beside it say, and a machine that slows down does so for all alike, so
+    seconds are kept relative to its recent speed. Drafting also means storing each prompt in the auxiliary's cache,
+    which is charged per token of text, as a mean over ended requests. Now and then a probe runs a length next to the
+    choice. A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a
+    lossless method stays lossless.
 
-    It is the length with the most expected tokens per second. Two tables say what is expected: the seconds of blocks,
-    by number of rows and length of the draft, and how often a drafted token is accepted if those before it were, by
-    method and place in the draft. A draft also costs its share of storing the prompts in the auxiliary's cache. A
-    machine that slows down does so for all lengths alike, so seconds are kept relative to its recent speed.
+    The others are drafted for by their own text and `costs` alone, at least one token: their tokens depend on neither
+    clock nor batch.
 
-    A length that was never run with about so many rows is run first, the longest one before the shorter ones. Later,
-    now and then, a probe runs a length that is not the choice, each in turn.
+    Args:
+        longest: longest draft, in tokens.
+        costs: of drafts that follow their own text alone.
 
     Attributes:
-        length: the longest draft of the next block's adaptive requests, in tokens; 0 for none.
-        adapts: whether some request that `plan` was given last is adaptive; there is nothing to learn for others.
+        length: of the next block's drafts that follow the load; 0 for none.
+        adapts: whether some request that `plan` was given last follows it.
     """
 
-    def __init__(self) -> None:
-        self.length, self.adapts = 1, False
+    def __init__(self, longest: int = LONGEST, costs: DraftCosts | None = None) -> None:
+        self._lengths = draft_lengths(min(longest, LONGEST))
+        self._costs = costs or DraftCosts()
+        self.length = self._choice = self._lengths[min(3, len(self._lengths) - 1)]
+        self.adapts = False
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
-        self._accepted = defaultdict[tuple[str, int], RunningMean](RunningMean)
-        self._choice = 1
+        self._typical = defaultdict[str, Acceptance](Acceptance)
         self._blocks_left = 0
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
-        self._spent, self._worth = 0.0, 0.0
+        self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
         self._last_block, self._slowness = (0, 0), 1.0
         self._stored_seconds, self._stored_tokens = 0.0, 1.0
-        self._ids: list[int] = []
         self._variants: dict[tuple[int, int], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the choice, not a passing probe, is to draft: prompts that join are then stored for it at once."""
+        return self._choice > 0
 
     def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
-        Those that stay the same are the same objects; so is the list until the choice or the requests change.
+        Those that stay the same are the same objects, and so is the list where all do.
         """
-        ids = [request.id for request in requests]
-        self.adapts = any(request.params.adaptive for request in requests)
-        due = self.adapts and self._blocks_left <= 0
-        if due:
+        followers = [request for request in requests if request.params.follows_load]
+        self.adapts = bool(followers)
+        for request in requests:
+            if request.params.automatic and not request.blocks:
+                request.acceptance.usual = self._typical[request.params.method] if request.params.follows_load else None
+            if request.params.automatic and not request.params.follows_load and request.blocks % INTERVAL == 0:
+                request.draft_len = self._own_length(request)
+        if followers and self._blocks_left <= 0:
             self._choose(requests)
-        if due or ids != self._ids:
-            known = self._variants
-            keys = [(request.id, self.length) for request in requests]
-            each = zip(keys, requests, strict=True)
-            self._variants = {key: known.get(key) or limit_draft(request.params, self.length) for key, request in each}
-            self._ids, self._planned = ids, list(self._variants.values())
+        for request in followers:
+            request.draft_len = self.length
+        keys = [(request.id, request.draft_len) for request in requests]
+        if keys != list(self._variants):
+            known, each = self._variants, zip(keys, requests, strict=True)
+            self._variants = {key: known.get(key) or self._variant(request) for key, request in each}
+            self._planned = list(self._variants.values())
         return self._planned
 
     def observe(
-        self, used: Sequence[DecodingParams], accepted: Sequence[int], seconds: float, catch_up: float, alone: bool
+        self,
+        requests: Sequence[Request],
+        used: Sequence[DecodingParams],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        seconds: float,
+        catch_up: float,
+        alone: bool,
     ) -> None:
         """Learn from a block.
 
         Args:
-            used: what `plan` returned, or what was run instead while auxiliary caches were brought up to date.
-            accepted: drafted tokens that the target accepted in each row, whether or not the text ended among them.
+            used: what `plan` returned, or what was run instead: while auxiliary caches were brought up to date, or
+                because another request had failed.
+            drafted, accepted: tokens of each row's longest path, and how many of its path the target accepted, whether
+                or not the text ended among them.
             seconds: of the whole block.
             catch_up: seconds that bringing auxiliary caches up to date took before it.
-            alone: whether no prompts were computed beside the block; nothing is learnt from its seconds otherwise.
+            alone: whether nothing else was computed beside the block; nothing is learnt from its seconds otherwise.
         """
+        for request, params, length, count in zip(requests, used, drafted, accepted, strict=True):
+            if length:
+                request.acceptance.add(count, length)
+                self._typical[params.method].add(count, length)
+        if not self.adapts:
+            return
         planned = used is self._planned
         self._blocks_left -= planned
         self._clock += seconds + catch_up
         self._spent += catch_up + planned * seconds
-        for params, count in zip(used, accepted, strict=True):
-            for place in range(min(count + 1, params.drafted)):
-                self._accepted[params.method, place].add(place < count)
-        block = _bucket(len(used)), max(params.drafted for params in used)
+        if self._probing and self._spent > 4 * self._worth:  # the auxiliary's caches do not catch up
+            self._blocks_left = 0
+        seconds, block = max(seconds, 1e-9), (_bucket(len(used)), max(params.drafted for params in used))
         if alone and block == self._last_block:  # the first one of another shape takes longer
             if known := self._seconds.get(block):
                 self._slowness *= min(2.0, seconds / (self._slowness * statistics.median(known))) ** 0.125
@@ -145,45 +168,73 @@ class Planner:
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what the auxiliary's cache takes, beside blocks, per token of text."""
-        if request.auxiliary_seconds:
+        if request.params.follows_load and request.auxiliary_cached:
             self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
+    def _variant(self, request: Request) -> DecodingParams:
+        return with_length(request.params, request.draft_len) if request.params.automatic else request.params
+
+    @staticmethod
+    def _length(request: Request, followed: int) -> int:
+        """Length of a request's draft where those that follow the load have `followed` tokens."""
+        p = request.params
+        return followed if p.follows_load else request.draft_len if p.automatic else p.drafted
+
+    def _own_length(self, request: Request) -> int:
+        tokens = request.acceptance.tokens(self._lengths[-1])
+        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.params, n))
+
     def _choose(self, requests: Sequence[Request]) -> None:
-        params = [request.params for request in requests]
-        fixed = max((p.drafted for p in params if not p.adaptive), default=0)
-        lengths = sorted({length for p in params if p.adaptive for length in draft_lengths(p.drafted)})
-        blocks = {length: (_bucket(len(params)), max(length, fixed)) for length in lengths}
-        for mean in self._accepted.values():
-            mean.fade()
+        rows, lengths = _bucket(len(requests)), self._lengths
         probed, self._probing = self._probing, False
         if probed:
             self._next_probe = self._clock + max(0.0, self._spent - self._worth) / PROBE_SHARE
-        untried = [length for length in lengths if blocks[length] not in self._seconds]
-        if untried:
-            self.length, self._blocks_left = untried[-1], PROBE_BLOCKS
+        self._blocks_left = INTERVAL
+        fixed = max(self._length(request, 0) for request in requests)
+        measured = {n: times for (count, n), times in self._seconds.items() if count == rows}
+        # at a new number of rows two lengths are run, since a line needs two; one where a fixed row makes both the same
+        first = lengths[min(3, len(lengths) - 1)]
+        untried = [n for n in (first, 0) if max(n, fixed) not in measured]
+        if untried and len(measured) < 2:
+            self.length = self._choice = untried[0]
             return
-        tokens = {n: sum(self._expected_tokens(p.method, draft_length(p, n)) for p in params) for n in lengths}
-        stored = {n: tokens[n] * self._stored_seconds / self._stored_tokens if n else 0.0 for n in lengths}
-        seconds = {n: self._slowness * statistics.median(self._seconds[blocks[n]]) for n in lengths}
-        speeds = {n: tokens[n] / (seconds[n] + stored[n]) for n in lengths}
+        seconds = _expected_seconds(measured, [max(n, fixed) for n in lengths])
+        tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
+        for request in requests:
+            expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
+            for n in lengths:
+                own = expected[self._length(request, n)]
+                tokens[n] += own
+                if n and request.params.follows_load:
+                    stored[n] += own * self._stored_seconds / self._stored_tokens
+        taken = dict(zip(lengths, seconds, strict=True))
+        speeds = {n: tokens[n] / (self._slowness * taken[n] + stored[n]) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
-        if self._choice not in speeds or speeds[best] > GAIN * speeds[self._choice]:
+        if speeds[best] > GAIN * speeds[self._choice]:
             self._choice = best
-        self.length, self._blocks_left = self._choice, INTERVAL
-        others = [length for length in lengths if length != self._choice]
-        if others and not probed and self._clock >= self._next_probe:
-            self.length, self._blocks_left = others[self._probes % len(others)], PROBE_BLOCKS
+        self.length = self._choice
+        if not probed and self._clock >= self._next_probe:
+            at = lengths.index(self._choice)
+            beside = lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
+            self.length = beside[self._probes % len(beside)]
             self._probes, self._probing, self._spent = self._probes + 1, True, 0.0
-            self._worth = PROBE_BLOCKS * (tokens[self.length] / speeds[self._choice] - stored[self.length])
+            self._worth = INTERVAL * (tokens[self.length] / speeds[self._choice] - stored[self.length])
 
-    def _expected_tokens(self, method: str, length: int) -> float:
-        """Of one row's block: the accepted ones, and the bonus token."""
-        tokens, reached = 1.0, 1.0
-        for place in range(length):
-            reached *= self._accepted[method, place].value
-            tokens += reached
-        return tokens
+
+def _expected_seconds(measured: Mapping[int, Sequence[float]], lengths: Sequence[int]) -> list[float]:
+    """Seconds of blocks of some lengths: medians, where few were measured drawn to the line through all of them."""
+    points = [(length, statistics.median(times), len(times)) for length, times in measured.items()]
+    weight = sum(count for _, _, count in points)
+    x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
+    spread = sum(count * (length - x) ** 2 for length, _, count in points)
+    slope = max(0.0, sum(count * (length - x) * (median - y) for length, median, count in points) / (spread or 1.0))
+    known = {length: (median, count) for length, median, count in points}
+    found = []
+    for length in lengths:
+        median, count = known.get(length, (0.0, 0))
+        found.append((count * median + FEW * max(y + slope * (length - x), 0.1 * y)) / (count + FEW))
+    return found
 
 
 def _bucket(rows: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mtad.params import DecodingParams
 
@@ -141,7 +141,7 @@ def _tensor_type(name: str, hint: Any) -> tuple[str, tuple[int, ...]]:
     """Type and dims of a field of `DecodingParams` or `OutputSettings`; mappings are JSON text."""
     if name == "stop":
         return "STRING", (-1,)
-    if isinstance(hint, UnionType):
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:  # of a number and `auto`, the number
         hint = next(one for one in get_args(hint) if one is not type(None))
     if get_origin(hint) is tuple:
         return _tensor_type("", get_args(hint)[0])[0], (-1,)

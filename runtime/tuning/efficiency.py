@@ -18,8 +18,8 @@ def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], params: Decod
 
     The same seeds in every call: two pairs differ by their engines alone.
     """
-    llm = LLM(pair, RuntimeConfig(threads=1, max_draft_len=params.draft_len, max_beam_width=params.beam_width))
-    room = llm.pair.target.spec.capacity - params.max_tokens - params.draft_len * params.beam_width - 8
+    llm = LLM(pair, RuntimeConfig(threads=1, max_draft_len=params.drafted, max_beam_width=params.beam_width))
+    room = llm.pair.target.spec.capacity - params.max_tokens - params.drafted * params.beam_width - 8
     seeded = [replace(params, seed=seed) for seed in range(len(prompts))]
     results = llm.generate([list(prompt[-room:]) for prompt in prompts], seeded)
     each = torch.tensor([result.statistics.block_efficiency for result in results], dtype=torch.float64)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -23,11 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engines.prompts import Example
 from mtad.errors import InvalidInput
-from mtad.filters import filter_logits
 from mtad.params import DecodingParams
-from mtad.rows import stack_rows
-
-Floats = npt.NDArray[np.float64]
+from runtime.tuning.measure import Floats, filtered
 
 
 def texts_to_read(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[tuple[Tensor, int]]:
@@ -68,17 +64,6 @@ def acceptance_rates(
         logits = [model(input_ids=ids).logits[0, first - 1 : -1, :vocab].float() for model in models]
         rates.append(np.minimum(*(filtered(own, params) for own in logits)).sum(1))
     return rates
-
-
-def filtered(logits: Tensor, params: DecodingParams) -> Floats:
-    """Distributions after a request's filters, float64 [positions, V], from logits, float32 [positions, V]."""
-    count, vocab = logits.shape
-    row, found = stack_rows([params], vocab)[0], np.zeros((count, vocab))
-    ids, log_p = np.empty(vocab, np.int32), np.empty(vocab, np.float32)
-    for own, out in zip(logits.numpy(), found, strict=True):
-        kept = filter_logits(own, row, ids, log_p)
-        out[ids[:kept]] = np.exp(log_p[:kept].astype(np.float64))
-    return found
 
 
 def expected_passes(rates: Floats, draft_len: int) -> float:

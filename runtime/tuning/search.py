@@ -16,10 +16,10 @@ from typing import Any
 from engines.prompts import Example
 from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
-from runtime.tuning.measure import Point, measure, speedup, with_error
+from runtime.tuning.measure import FIGURES, Point, measure, speedup, with_error
 
 GRID: dict[str, tuple[Any, ...]] = {
-    "draft_len": (2, 3, 4, 6, 8),
+    "draft_len": ("auto", 2, 3, 4, 6, 8),
     "beam_width": (1, 2, 4, 8),
     "accept_threshold": (0.02, 0.06, 0.2, 0.6, 1.0, 1.4),
     "draft_confidence": (0.0, 0.03, 0.1, 0.3),
@@ -109,10 +109,14 @@ def decide(
 def table(points: Sequence[Point]) -> str:
     """Settings and their figures, one line each."""
     names = [name for name in ("method", *GRID) if any(name in point.values for point in points)]
-    lines = [[*names, *points[0].figures]]
+    known = [name for name in FIGURES if any(name in point.figures for point in points)]
+    lines = [[*names, *known]]
     for point in points:
         values = (str(point.values.get(name, "-")) for name in names)
-        figures = point.figures.values()
-        lines.append([*values, *(f"{v:.0f} ±{e:.0f}" if v >= 100 else f"{v:.3f} ±{e:.3f}" for v, e in figures)])
+        lines.append([*values, *(_with_error(*point.figures[n]) if n in point.figures else "-" for n in known)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.0f} ±{error:.0f}" if value >= 100 else f"{value:.3f} ±{error:.3f}"

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from engines import Engine
+from engines.base import Engine
 from engines.placement import cores
 from export.options import ExportOptions
 from export.pair import export_pair
@@ -85,7 +85,7 @@ def time_steps(engine: Engine, took: list[float]) -> None:
 
 def run(options: Namespace) -> dict[str, Any]:
     """Time blocks of each method, at both numbers of rows, after prompts of each length."""
-    lengths, filters = [100, 500], dict[str, dict[str, Any]]({"": {}})
+    lengths, filters = [100, 500], dict[str, dict[str, Any]]({"": {"top_k": 10, "top_p": 0.9}})
     if options.vocabulary is not None:
         lengths, filters = [100], FILTERS
         if options.vocabulary <= WORDS:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from engines import Engine, Placement, Step, open_engine
+from engines.base import Engine, Step
+from engines.folder import open_engine
 from engines.openvino.graph import computes_bfloat16
-from engines.placement import cores
+from engines.placement import Placement, cores
 from scripts.bench.intervals import median_interval
 from scripts.bench.pairs import exported
 from scripts.results import Rows

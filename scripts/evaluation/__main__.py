@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtad.errors import InvalidInput
-from runtime.commands.entry import Parser, add_placement, command, placed_config
+from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options
+from runtime.config import RuntimeConfig
 from scripts.evaluation.report import plot, tables, verdict
 from scripts.evaluation.settings import BLOCK, DEFAULT, LONGEST, TEMPERATURES, WIDEST, Setting, every_setting
 from scripts.paths import RESULTS, ROOT
@@ -54,7 +55,7 @@ def parser() -> Parser:
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
     own.add_argument("--results", type=Path, help=f"folder to write to (default: {RESULTS.relative_to(ROOT)})")
     own.add_argument("--quick", action="store_true", help="few methods and prompts, into build/results")
-    add_placement(own)
+    add_options(own, RuntimeConfig, PLACEMENT)
     return own
 
 
@@ -95,7 +96,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     about = measure.describe(options.pair, task)
     store = Store(options.answers, about)
     torch.set_num_threads(1)  # the loop's own tensors are small; the cores belong to the engines
-    config = placed_config(options, max_draft_len=LONGEST, max_beam_width=WIDEST, prefix_tokens=0)
+    given = given_options(options, RuntimeConfig)
+    config = RuntimeConfig(max_draft_len=LONGEST, max_beam_width=WIDEST, prefix_tokens=0, **given)
     writers = measure.Writers(options.pair, config, scored=task.verify is None)
     prompts = measure.fitting(writers.llm, task, settings)
     left_out, development = len(task.prompts) - len(prompts), [writers.llm.tokenize(one) for one in task.development]

@@ -34,8 +34,6 @@ Ids = Sequence[int]
 SHOWN = {"file": sys.stderr, "unit": "setting", "mininterval": 0.5 if sys.stderr.isatty() else 30.0}
 CHUNK = 16
 """Prompts whose answers are decoded at once, and kept together."""
-REPORTED = 20
-"""Likeliest tokens that a pair reports at most at each place."""
 
 
 class Writers:
@@ -64,7 +62,7 @@ class Writers:
     def write(self, setting: Setting, prompts: Sequence[Ids], seeds: Sequence[int], timed: bool) -> list[Answer]:
         """Answers to prompts, each with its seed, decoded at once; `timed` for a single one, to say what it took."""
         llm = self._auxiliary if setting.alone else self.llm
-        params = [replace(setting.params, seed=seed, speculation="fixed") for seed in seeds]
+        params = [replace(setting.params, seed=seed) for seed in seeds]
         self.meter.begin()
         results, seconds = answer(llm, prompts, params)
         joules = self.meter.end()
@@ -77,7 +75,7 @@ class Writers:
 
     def target_scores(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> list[list[TokenScore]]:
         """What the target says of each token of texts, which stand behind prompts."""
-        asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=REPORTED)
+        asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=0)
         results = self.llm.generate([[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)], asked)
         return [own.prompt_logprobs[len(prompt) - 1 :] for prompt, own in zip(prompts, results, strict=True)]
 

@@ -1,8 +1,8 @@
 """The settings that are compared: a table of labels, and the drafts that each of them is tried with.
 
 An entry is a method of `mtad.methods`, or `greedy`, or `block-again` (`block` with other random numbers), and perhaps
-changes: `mtad:accept_threshold=0.1`. What an entry does not fix is the package's default, but for the draft: each
-setting gets the length and the width that are fastest on development texts (`scripts/evaluation/measure.py`).
+changes: `mtad:accept_threshold=0.1`. What an entry does not fix is `PAPER`'s, but for the draft: each setting gets the
+length and the width that are fastest on development texts (`scripts/evaluation/measure.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ DEFAULT = (
     "sample,block-again,speculative,block:temperature=0,budget,budget:divergence=0.2,mtad,mtad:accept_threshold=0.1,"
     "mtad:temperature=0,mmtad,mmtad:accept_threshold=0.1,mmtad_sample,mmtad_sample:accept_threshold=0.1"
 )
+PAPER = DecodingParams(method="mtad", draft_len=4, beam_width=4, top_k=10, top_p=0.9)
+"""Parameters of the paper's experiments."""
 TEMPERATURES = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 """Of the curve of `block`, which every method is compared with. At all but the lowest, the auxiliary writes alone; this
 must not count as a gain."""
@@ -82,14 +84,14 @@ class Setting:
         return " x ".join(map(str, self.params.widths if self.params.spec.form == "branches" else self._size))
 
     @property
-    def _size(self) -> tuple[int, ...]:
+    def _size(self) -> tuple[object, ...]:
         wide = self.params.spec.form == "beams"
         return (self.params.draft_len, self.params.beam_width) if wide else (self.params.draft_len,)
 
     @property
     def description(self) -> dict[str, Any]:
-        """What decides its answers: the parameters that differ from the defaults."""
-        plain, values = asdict(DecodingParams()), asdict(self.params)
+        """What decides its answers: the parameters that differ from `PAPER`."""
+        plain, values = asdict(PAPER), asdict(self.params)
         changed = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v != plain[name]}
         return {**changed, "method": self.params.method, "alone": self.alone, "again": self.again}
 
@@ -112,7 +114,7 @@ def every_setting(
     Raises:
         InvalidInput: a method, a parameter or a value is unusable, or a setting is given twice.
     """
-    base = DecodingParams(max_tokens=max_tokens, stop=tuple(stop))
+    base = replace(PAPER, max_tokens=max_tokens, stop=tuple(stop))
     if list(temperatures) != sorted({*temperatures, 1.0} & {*TEMPERATURES}):
         raise InvalidInput("temperatures", temperatures, f"give some of {TEMPERATURES}, ascending, and 1 as the last")
     found = [_parse(entry, base) for entry in [GREEDY, *filter(None, methods.split(","))]]

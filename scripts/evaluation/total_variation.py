@@ -2,15 +2,15 @@
 
     python -m scripts.evaluation.total_variation --pair FOLDER
 
-All curves begin with `block` at the package's defaults; the distance is that from its law, which is the target's after
-these filters. `block` at other temperatures and top-p has a law of its own, whose distance is known at each token of
-its texts; `budget` reports how far it moved each. All drafts have `DRAFT` tokens. ± is one standard error over prompts.
+All curves begin with `block` at temperature 1 without filters; the distance is that from its law, the target's own.
+`block` at other temperatures and top-p has a law of its own, whose distance is known at each token of its texts;
+`budget` reports how far it moved each. All drafts have `DRAFT` tokens. ± is one standard error over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from mtad.params import DecodingParams
-from runtime.commands.entry import Parser, add_placement, command, placed_config
-from runtime.scheduler.request import TokenScore
-from scripts.evaluation.figures import Figure, Floats
+from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options
+from runtime.config import RuntimeConfig
+from scripts.evaluation.figures import Figure
 from scripts.evaluation.report import cell
 from scripts.paths import RESULTS, ROOT
 
 DRAFT = 8
-BASE = DecodingParams(method="block", draft_len=DRAFT, speculation="fixed")
+BASE = DecodingParams(method="block", draft_len=DRAFT)
 CURVES: dict[str, list[DecodingParams]] = {
-    "temperature": [replace(BASE, temperature=value) for value in (1.0, 0.8, 0.65, 0.5, 0.35, 0.2)],
-    "top_p": [replace(BASE, top_p=value) for value in (0.9, 0.8, 0.65, 0.5)],
-    "divergence": [replace(BASE, method="budget", divergence=value) for value in (0.0, 0.05, 0.1, 0.2, 0.4)],
+    "temperature": [replace(BASE, temperature=value) for value in (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)],
+    "top_p": [replace(BASE, top_p=value) for value in (1.0, 0.98, 0.95, 0.9, 0.8)],
+    "divergence": [replace(BASE, method="budget", divergence=value) for value in (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)],
 }
 """By the parameter that changes."""
 
@@ -42,7 +42,7 @@ def main() -> None:
     own.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder")
     own.add_argument("--prompts", type=int, help="so many prompts of source code (default: all)")
     own.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    add_placement(own)
+    add_options(own, RuntimeConfig, PLACEMENT)
     options = own.parse_args()
     figures = measured(options)
     path = options.results / "total-variation.json"
@@ -53,44 +53,26 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens per pass and total variation per token of each point, from one text to each prompt."""
-    from runtime.tuning.measure import answer
+    from runtime.tuning.measure import answer, law_change
     from scripts.evaluation.measure import Writers
     from scripts.evaluation.prompts import open_set
 
-    writers = Writers(options.pair, placed_config(options, max_draft_len=DRAFT, prefix_tokens=0), scored=True)
+    config = RuntimeConfig(prefix_tokens=0, **given_options(options, RuntimeConfig))
+    writers = Writers(options.pair, config, scored=True)
     prompts = [writers.llm.tokenize(prompt) for prompt in open_set("code", options.prompts).prompts]
     curves: dict[str, Any] = {name: [] for name in CURVES}
     for name, params in ((name, params) for name, points in CURVES.items() for params in points):
         results, _ = answer(writers.llm, prompts, [replace(params, seed=n) for n in range(len(prompts))])
-        texts, moved = [one.token_ids for one in results], [one.statistics.divergence_spent for one in results]
-        if params.spec.lossless:
-            moved = [distance(scores, params) for scores in writers.target_scores(prompts, texts)]
-        passes = [one.statistics.target_passes for one in results]
-        sums = np.array([[len(text) for text in texts], passes, moved], np.float64)
+        sums = np.zeros((3, len(prompts)))
+        for at, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+            count, moved = len(result.token_ids), result.statistics.divergence_spent
+            if params.spec.lossless:
+                moved = float(law_change(writers.llm, prompt, result.token_ids, params).sum())
+            sums[:, at] = count, result.statistics.target_passes, moved
         pairs = {"tokens_per_pass": sums[[0, 1]], "total_variation": sums[[2, 0]]}
         point = {figure: Figure(*pair).with_error() for figure, pair in pairs.items()}
         curves[name].append({"value": getattr(params, name), **point})
     return {"prompts": len(prompts), "draft_len": DRAFT, "curves": curves}
-
-
-def distance(scores: Sequence[TokenScore], params: DecodingParams) -> float:
-    """Total variation of the laws of `params` and of `BASE`, added up over tokens.
-
-    Args:
-        scores: of the target, at the tokens of a text, with all tokens of each place that the filters keep.
-        params: of a lossless setting with the top-k of `BASE`, at a temperature above 0.
-    """
-    likely = [np.exp([log_p for _, log_p in score.top_logprobs]) for score in scores]
-    return sum(float(np.abs(_processed(own, params) - _processed(own, BASE)).sum()) / 2 for own in likely)
-
-
-def _processed(own: Floats, params: DecodingParams) -> Floats:
-    """What temperature, top-k and top-p make of probabilities, the largest first."""
-    kept: Floats = own[: params.top_k] ** (1 / params.temperature)
-    kept /= kept.sum()
-    kept[np.cumsum(kept) - kept >= params.top_p] = 0  # top-p keeps the token that crosses it
-    kept /= kept.sum()
-    return kept
 
 
 def tables(figures: Mapping[str, Any]) -> dict[str, list[list[str]]]:

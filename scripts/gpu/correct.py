@@ -115,12 +115,13 @@ def compare_logits(run: Run, name: str, found: Engine, model: PreTrainedModel) -
 def blocks(run: Run) -> None:
     """Texts of the demo pair by captured blocks: those of the host form, in a batch those that a request gets alone.
 
-    Batches are of one method each, and mixed ones of sizes that are padded. Then: greedy adaptive drafts give the
+    Batches are of one method each, and mixed ones of sizes that are padded. Then: greedy automatic drafts give the
     texts of `sample`, every block was captured, and a prompt is stored without a wait of the host.
     """
     pair = demo_pair(run.device)
     captured, host = (open_llm(pair, kind) for kind in (True, False))
-    base = DecodingParams(speculation="fixed", ignore_eos=True, max_tokens=6 if run.quick else 64)
+    tokens = 6 if run.quick else 64
+    base = DecodingParams(top_k=10, top_p=0.9, draft_len=4, ignore_eos=True, max_tokens=tokens)
     methods, sizes = (CAPTURED[1:4], (3,)) if run.quick else (CAPTURED, (1, 3, 5, 7))
     batches = {method: [replace(base, method=method, seed=row) for row in range(3)] for method in methods}
     for size in sizes:
@@ -133,8 +134,8 @@ def blocks(run: Run) -> None:
         alone = [captured.generate(prompt, one)[0] for prompt, one in zip(prompts, params, strict=True)]
         run.compare_texts(f"{name}: in a batch = alone", together, alone)
     greedy = replace(base, method="sample", temperature=0.0)
-    adaptive = replace(greedy, method="speculative", speculation="adaptive")
-    run.compare_texts("greedy adaptive = sample", *(captured.generate(PROMPTS, own) for own in (adaptive, greedy)))
+    automatic = replace(greedy, method="speculative", draft_len="auto")
+    run.compare_texts("greedy automatic = sample", *(captured.generate(PROMPTS, own) for own in (automatic, greedy)))
     if not run.on_gpu:
         return
     assert captured.blocks is not None
@@ -147,7 +148,7 @@ def pages(run: Run) -> None:
     """Texts of requests that need more pages than there are, so that some give way: each is what it gets alone."""
     requests, columns = (3, 192) if run.quick else (len(PROMPTS), 256)
     pair = demo_pair(run.device, requests, columns)
-    params = DecodingParams(method="block", speculation="fixed", ignore_eos=True, max_tokens=columns - 112, seed=1)
+    params = DecodingParams(method="block", draft_len=4, ignore_eos=True, max_tokens=columns - 112, seed=1)
     llm = open_llm(pair, captured=True)
     alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:requests]]
     caches = [own.cache for own in (pair.target, pair.auxiliary)]

@@ -50,7 +50,7 @@ def exported(run: Run) -> None:
             compare_logits(run, role, engine, models.demo_model(role))
         llm = LLM(folder, config)
         for method in ("sample", "block", "mtad", "mmtad"):
-            params = DecodingParams(method=method, speculation="fixed", ignore_eos=True, max_tokens=48, seed=1)
+            params = DecodingParams(method=method, draft_len=4, ignore_eos=True, max_tokens=48, seed=1)
             together = llm.generate(PROMPTS, params)
             if engine.spec.dtype == "float32":
                 alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS]

@@ -32,7 +32,7 @@ def speed(run: Run) -> None:
     """
     loads, tokens, rounds = ((1, 2), 5, 2) if run.quick else ((1, 4, 16), 128, 5)
     pair = open_pair(run, max(loads), tokens)
-    base = DecodingParams(speculation="fixed", ignore_eos=True, max_tokens=tokens)
+    base = DecodingParams(draft_len=4, ignore_eos=True, max_tokens=tokens)
     params = {name: replace(base, method=name) for name in METHODS}
     captured, host = open_llm(pair, captured=True, record=list(params.values())), open_llm(pair, captured=False)
     systems: list[tuple[int, str, LLM]] = [(load, name, captured) for load in loads for name in METHODS]
@@ -78,7 +78,7 @@ def profile(run: Run) -> None:
     llm = open_llm(pair, captured=True)
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * run.on_gpu
     for method in METHODS:
-        params = DecodingParams(method=method, speculation="fixed", ignore_eos=True, max_tokens=256, seed=1)
+        params = DecodingParams(method=method, draft_len=4, ignore_eos=True, max_tokens=256, seed=1)
         request = llm.add([0, *PROMPT], params)
         for _ in range(6):  # stores the prompt, captures, warms up
             llm.step()

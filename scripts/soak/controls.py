@@ -43,7 +43,7 @@ async def known_texts(client: AsyncOpenAI, count: int) -> list[Job]:
 
     jobs = []
     for seed, example in enumerate(dataset.load("test", "sql")[:count]):
-        fields = {"method": list(METHODS)[seed % len(METHODS)], "speculation": "fixed", "draft_len": 1 + seed % 3}
+        fields = {"method": list(METHODS)[seed % len(METHODS)], "draft_len": 1 + seed % 3}
         fields |= {"seed": seed, "temperature": (0.0, 0.7, 1.0)[seed % 3], "max_tokens": 48, "ignore_eos": True}
         alone = await client.completions.create(model=MODEL, prompt=example.prompt[:100], extra_body=fields)
         jobs.append(({"prompt": example.prompt[:100], **fields}, alone.choices[0].text))

@@ -81,7 +81,7 @@ def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_w
 
     def used(batches: Iterable[list[DecodingParams]]) -> int:
         """Bytes that decoding these batches, one after another, leaves held."""
-        fresh = LLM(pair, RuntimeConfig(prefix_tokens=0))
+        fresh = LLM(pair, RuntimeConfig(prefix_tokens=0, max_draft_len=8, max_beam_width=8))
         roots = fresh.loop, pair.target, pair.auxiliary
         before = frozenset(held(roots))
         for batch in batches:

@@ -34,20 +34,6 @@ from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 
-OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
-
-
-@pytest.fixture
-def export(checkpoints: tuple[Path, Path], tmp_path: Path) -> Callable[..., bool]:
-    """Export the pair to `tmp_path`/pair; keywords override."""
-
-    def run(folder: Path = tmp_path / "pair", overwrite: bool = False, **changes: Any) -> bool:
-        target, auxiliary = map(str, checkpoints)
-        asked = ExportOptions(**{**OPTIONS, "target": target, "auxiliary": auxiliary, **changes})
-        return export_pair(folder, asked, overwrite)
-
-    return run
-
 
 @pytest.fixture
 def checkpoint(checkpoints: tuple[Path, Path], tmp_path: Path) -> Path:
@@ -172,9 +158,14 @@ class TestFolder:
         assert names(pair_folder) == {"target", "auxiliary", "pair.json"}
         assert not [path for path in pair_folder.parent.iterdir() if path.name.startswith(".")]
 
-    def test_defaults_become_the_pairs_own(self, export: Callable[..., bool], tmp_path: Path) -> None:
-        export(defaults={"method": "mmtad", "draft_len": 3, "stop": ["\n"]})
-        expected = replace(DecodingParams(), method="mmtad", draft_len=3, stop=("\n",))
+    def test_defaults_are_the_owners_over_what_the_target_recommends_to_sample_with(
+        self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path
+    ) -> None:
+        advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "max_new_tokens": 9}
+        change_json(checkpoint / "generation_config.json", **advice)
+        export(target=str(checkpoint), defaults={"method": "mmtad", "draft_len": 3, "stop": ["\n"], "top_p": 0.8})
+        advised = replace(DecodingParams(), temperature=0.6, top_k=20)
+        expected = replace(advised, method="mmtad", draft_len=3, stop=("\n",), top_p=0.8)
         assert open_pair(tmp_path / "pair").defaults == expected
 
     def test_the_same_export_again_touches_nothing(self, export: Callable[..., bool], tmp_path: Path) -> None:
@@ -185,20 +176,16 @@ class TestFolder:
         assert not export(**options, overwrite=True)
         assert state(tmp_path) == before
 
-    @pytest.mark.parametrize("change", [{"capacity": 192}, {"rows": 1}, {"defaults": {"draft_len": 2}}])
     def test_another_export_is_refused_unless_it_may_overwrite(
-        self, export: Callable[..., bool], tmp_path: Path, change: dict[str, Any]
+        self, export: Callable[..., bool], exported: Path, tmp_path: Path
     ) -> None:
-        export()
         before = state(tmp_path)
         with pytest.raises(InvalidInput, match="--overwrite"):
-            export(**change)
+            export(capacity=192)
         assert state(tmp_path) == before
-        assert export(**change, overwrite=True)
+        assert export(capacity=192, overwrite=True)
         assert names(tmp_path) == {"pair"}
-        pair = open_pair(tmp_path / "pair")
-        assert pair.target.spec.capacity == change.get("capacity", 128)
-        assert pair.defaults.draft_len == change.get("defaults", {}).get("draft_len", 4)
+        assert open_pair(exported).target.spec.capacity == 192
 
     def test_a_changed_checkpoint_is_exported_again(
         self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path
@@ -226,8 +213,7 @@ class TestFolder:
         with pytest.raises(InvalidInput, match="cannot be written"):
             export(folder=tmp_path / "file" / "pair")
 
-    @pytest.mark.parametrize("error", [VerificationFailed("wrong"), KeyboardInterrupt()])
-    @pytest.mark.parametrize("existing", [False, True])
+    @pytest.mark.parametrize(("error", "existing"), [(VerificationFailed("wrong"), True), (KeyboardInterrupt(), False)])
     def test_a_failure_in_the_middle_leaves_what_was_there(
         self,
         export: Callable[..., bool],
@@ -348,28 +334,54 @@ class TestVocabulary:
             assert caught.value.field == name
 
 
+HERE, ONNX = Path(__file__), {"format": "onnx"}
+RTX: dict[str, Any] = {"format": "tensorrt-rtx", "compute_capabilities": ["8.9"]}
+STATIC = {**RTX, "precision": "fp8", "auxiliary_precision": "int8-static", "calibration": HERE}
+
+
 class TestRefusal:
     @pytest.mark.parametrize(
-        ("field", "values"),
+        ("field", "values", "words"),
         [
-            ("rows", {"rows": 0}),
-            ("rows", {"rows": -1}),
-            ("capacity", {"capacity": 100}),
-            ("capacity", {"capacity": 0}),
-            ("capacity", {"capacity": -64}),
-            ("capacity", {"capacity": 576}),
-            ("precision", {"precision": "int3"}),
-            ("to", {"format": "gguf"}),
-            ("drafts", {"defaults": {"drafts": 3}}),
-            ("draft_len", {"defaults": {"draft_len": 0}}),
-            ("target", {"target": "/no/such/folder"}),
-            ("auxiliary", {"auxiliary": "no-such-folder"}),
+            ("rows", {"rows": 0}, None),
+            ("rows", {"rows": -1}, None),
+            ("capacity", {"capacity": 100}, None),
+            ("capacity", {"capacity": 0}, None),
+            ("capacity", {"capacity": -64}, None),
+            ("capacity", {"capacity": 576}, None),
+            ("precision", {"precision": "int3"}, None),
+            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, None),
+            ("to", {"format": "gguf"}, None),
+            ("drafts", {"defaults": {"drafts": 3}}, None),
+            ("draft_len", {"defaults": {"draft_len": 0}}, None),
+            ("target", {"target": "/no/such/folder"}, None),
+            ("auxiliary", {"auxiliary": "no-such-folder"}, None),
+            ("precision", {"precision": "int8", "calibration": HERE}, None),
+            ("calibration", {**ONNX, "precision": "int8"}, None),
+            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
+            ("calibration", {**ONNX, "calibration": HERE}, None),
+            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
+            (
+                "precision",
+                {**STATIC, "compute_capabilities": ["8.6", "12.0"]},
+                "8.6 does not support it; 8.9",
+            ),
+            ("precision", {**STATIC, **ONNX, "compute_capabilities": []}, "needs --to tensorrt or tensorrt-rtx"),
+            ("precision", {**STATIC, "attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
+            ("auxiliary_precision", {**STATIC, "auxiliary_precision": "int8"}, "needs --to onnx"),
+            ("calibration", {**STATIC, "calibration": None}, "give text"),
+            ("compute-capability", {**RTX, "compute_capabilities": ["8.7"]}, "builds for 7.5, .*12.1; for other GPUs"),
+            ("compute-capability", {**RTX, "compute_capabilities": ["90"]}, "builds for"),
+            ("compute-capability", {**RTX, **ONNX}, "only for --to tensorrt-rtx"),
+            ("format", {**RTX, "format": "tensorrt"}, "tensorrt cannot be imported"),
+            ("attention", {**RTX, "attention": "flash"}, "operator, decomposed"),
+            ("attention", {"attention": "decomposed"}, "a checkpoint .* has only the first"),
         ],
     )
     def test_bad_options_are_refused_by_name_before_anything_is_written(
-        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any]
+        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str | None
     ) -> None:
-        with pytest.raises(InvalidInput) as caught:
+        with pytest.raises(InvalidInput, match=words) as caught:
             export(**values)
         assert caught.value.field == field
         assert names(tmp_path) == set()
@@ -422,6 +434,8 @@ class TestRefusal:
             (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
             (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
             (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
+            (lambda c: change_json(c / "generation_config.json", top_k=-1), "top_k = -1.*--defaults"),
+            (lambda c: (c / "generation_config.json").write_text("[]"), "not a JSON object"),
             (lambda c: (c / "model.safetensors").unlink(), "safetensors"),
             (lambda c: (c / "tokenizer.json").unlink(), "tokenizer"),
             (lambda c: (c / "tokenizer.json").write_text("{}"), "tokenizer"),
@@ -510,10 +524,6 @@ class TestOpening:
         for folder, words in ((tmp_path, "no pair.json"), (tmp_path / "nowhere", "no such folder")):
             with pytest.raises(InvalidInput, match=words):
                 open_pair(folder)
-
-    def test_no_threads_is_refused(self, pair_folder: Path) -> None:
-        with pytest.raises(InvalidInput, match="threads"):
-            LLM(pair_folder, RuntimeConfig(threads=0))
 
 
 def test_the_capacity_is_by_default_what_both_models_allow(checkpoints: tuple[Path, Path]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,29 +21,10 @@ from export.pair import export_pair
 from export.plan import build_hash
 from mtad.errors import InvalidInput
 from runtime.pair import open_pair
-from tests.support.forked import run_script
 
-OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["export.pair"])
 SPEC = EngineSpec("LlamaForCausalLM", 2, 2, 16, 300, "float32", 4, 256, (0,), "torch", "a", {"torch": "2"})
-
-
-@pytest.fixture
-def stages() -> list[str]:
-    """What the last exports did."""
-    return []
-
-
-@pytest.fixture
-def export(checkpoints: tuple[Path, Path], tmp_path: Path, stages: list[str]) -> Callable[..., bool]:
-    """Export the pair to `tmp_path`/pair; keywords override."""
-
-    def run(overwrite: bool = False, **changes: Any) -> bool:
-        target, auxiliary = map(str, checkpoints)
-        stages.clear()
-        asked = ExportOptions(**{**OPTIONS, "target": target, "auxiliary": auxiliary, **changes})
-        return export_pair(tmp_path / "pair", asked, overwrite, stages.append)
-
-    return run
 
 
 @pytest.fixture
@@ -49,21 +33,20 @@ def other(write_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     return str(write_checkpoint(tmp_path_factory.mktemp("other") / "auxiliary", seed=9, num_hidden_layers=1))
 
 
-def hidden(folder: Path) -> list[Path]:
-    """What exports left in a folder."""
-    return [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
 class TestInterruption:
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space")])
     def test_an_error_between_the_two_renames_gives_the_pair_its_name_back(
-        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+        self,
+        export: Callable[..., bool],
+        exported: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        error: BaseException,
     ) -> None:
-        export()
         rename = Path.rename
 
         def fail_on_the_second(path: Path, to: Path) -> Path:
-            if to == tmp_path / "pair" and "incomplete" in path.name:
+            if to == exported and "incomplete" in path.name:
                 raise error
             return rename(path, to)
 
@@ -71,36 +54,27 @@ class TestInterruption:
             patch.setattr("pathlib.Path.rename", fail_on_the_second)
             with pytest.raises(type(error)):
                 export(defaults={"draft_len": 2}, overwrite=True)
-        assert open_pair(tmp_path / "pair").defaults.draft_len == 4
+        assert open_pair(exported).defaults.draft_len == "auto"
         assert export(defaults={"draft_len": 2}, overwrite=True)
-        assert hidden(tmp_path) == []
+        assert not list(tmp_path.glob(".*"))
+
+
+def export_and_die(folder: Path, checkpoints: tuple[Path, Path], stage: str, file: str) -> None:
+    """Export; killed where it is about to write a file whose name has `file` in it, in that stage."""
+    stages = [""]
+
+    def stop(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and arguments[2] & os.O_WRONLY and stages[-1] == stage and file in str(arguments[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(stop)
+    options: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
+    export_pair(folder, ExportOptions(*map(str, checkpoints), **options), True, stages.append)
 
 
 @pytest.mark.slow
 class TestKilled:
     """An export in a process of its own, killed at moments from its start to its end."""
-
-    SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-from export.pair import export_pair
-from export.options import ExportOptions
-
-folder, target, auxiliary, *moment = sys.argv[1:]
-stage = ""
-
-def note(begun):
-    global stage
-    stage = begun
-
-def stop(event, arguments):
-    if event == "open" and arguments[2] & os.O_WRONLY and stage == moment[0] and moment[1] in str(arguments[0]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(stop)
-export_pair(Path(folder), ExportOptions(target, auxiliary, rows=2, capacity=128, format="torch"), True, note)
-"""
-    """Killed where it is about to write a file whose name begins so, in the stage that is given."""
 
     @pytest.mark.parametrize(
         ("stage", "file"),
@@ -114,7 +88,10 @@ export_pair(Path(folder), ExportOptions(target, auxiliary, rows=2, capacity=128,
     def test_no_pair_opens_and_the_next_export_is_whole(
         self, export: Callable[..., bool], checkpoints: tuple[Path, Path], tmp_path: Path, stage: str, file: str
     ) -> None:
-        assert run_script(self.SCRIPT, tmp_path / "pair", *checkpoints, stage, file) == -signal.SIGKILL
+        process = CONTEXT.Process(target=export_and_die, args=(tmp_path / "pair", checkpoints, stage, file))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         assert not (tmp_path / "pair").exists()
         for path in tmp_path.rglob("*/"):
             with pytest.raises(InvalidInput):
@@ -125,38 +102,36 @@ export_pair(Path(folder), ExportOptions(target, auxiliary, rows=2, capacity=128,
 
 class TestAgain:
     def test_only_the_engine_that_changes_is_built(
-        self, export: Callable[..., bool], other: str, tmp_path: Path, stages: list[str]
+        self, export: Callable[..., bool], exported: Path, other: str, tmp_path: Path, stages: list[str]
     ) -> None:
-        export()
-        model = tmp_path / "pair" / "target" / "model.safetensors"
-        before, target = model.stat().st_ino, read_spec(tmp_path / "pair" / "target")
+        model = exported / "target" / "model.safetensors"
+        before, target = model.stat().st_ino, read_spec(exported / "target")
         assert export(auxiliary=other, overwrite=True)
         assert stages == ["checking", "target: unchanged", "auxiliary: export", "auxiliary: verify"]
         assert (model.stat().st_ino, read_spec(model.parent)) == (before, target)
         assert [path.name for path in tmp_path.iterdir()] == ["pair"]
-        open_pair(tmp_path / "pair")
+        open_pair(exported)
 
-    def test_other_defaults_build_nothing(self, export: Callable[..., bool], tmp_path: Path, stages: list[str]) -> None:
-        export()
+    def test_other_defaults_build_nothing(
+        self, export: Callable[..., bool], exported: Path, tmp_path: Path, stages: list[str]
+    ) -> None:
         assert export(defaults={"draft_len": 2}, overwrite=True)
         assert stages == ["checking", "target: unchanged", "auxiliary: unchanged"]
-        assert open_pair(tmp_path / "pair").defaults.draft_len == 2
+        assert open_pair(exported).defaults.draft_len == 2
 
     def test_where_links_cannot_be_made_files_are_copied(
-        self, export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, export: Callable[..., bool], exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*args: object) -> None:
             raise OSError("not supported")
 
-        export()
         monkeypatch.setattr("os.link", refuse)
         assert export(defaults={"draft_len": 2}, overwrite=True)
-        open_pair(tmp_path / "pair")
+        open_pair(exported)
 
     def test_another_exporter_builds_again_and_says_so(
-        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, stages: list[str]
+        self, export: Callable[..., bool], exported: Path, monkeypatch: pytest.MonkeyPatch, stages: list[str]
     ) -> None:
-        export()
         monkeypatch.setattr("export.plan.exporter_version", lambda: "another")
         with pytest.raises(InvalidInput, match="target: exporter or tokenizer; auxiliary: exporter or tokenizer"):
             export()
@@ -164,15 +139,13 @@ class TestAgain:
         assert stages[1:] == [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
 
     def test_another_place_of_the_same_checkpoint_is_up_to_date(
-        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], tmp_path: Path
+        self, export: Callable[..., bool], exported: Path, checkpoints: tuple[Path, Path], tmp_path: Path
     ) -> None:
-        export()
         (tmp_path / "link").symlink_to(checkpoints[0])
         assert not export(target=str(tmp_path / "link"))
-        assert read_spec(tmp_path / "pair" / "target").source == str(checkpoints[0])
+        assert read_spec(exported / "target").source == str(checkpoints[0])
 
-    def test_a_refusal_says_what_is_different(self, export: Callable[..., bool]) -> None:
-        export()
+    def test_a_refusal_says_what_is_different(self, export: Callable[..., bool], exported: Path) -> None:
         with pytest.raises(InvalidInput, match=r"target: rows; auxiliary: rows; pair.json: defaults"):
             export(rows=3, defaults={"draft_len": 2})
 

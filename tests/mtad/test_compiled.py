@@ -19,7 +19,6 @@ from tests.support.block_digest import digests, requests, run_block
 
 REPOSITORY, PACKAGE = Path(__file__).parents[2], Path(mtad.__file__).parent
 FOLDER = "from mtad.compiled import cache_folder\nprint(cache_folder())\nprint(cache_folder())"
-FINALLY = "atexit.register(lambda: print('numba:', 'numba' in sys.modules))"
 
 
 def run(*arguments: object, folder: Path = REPOSITORY, **variables: object) -> subprocess.CompletedProcess[str]:
@@ -99,16 +98,6 @@ def test_the_users_cache_folder_is_where_it_is_kept(tmp_path: Path) -> None:
     found, _ = cache_of(REPOSITORY, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=tmp_path)
     assert found.parent == tmp_path / "mtad" / "compiled"
     assert found.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize("use", ["import mtad", "runtime.commands.main.main()"], ids=["import", "help"])
-def test_numba_is_not_imported_before_anything_is_decoded(use: str) -> None:
-    script = f"import atexit, sys, runtime.commands.main\nsys.argv = ['mtad', '--help']\n{FINALLY}\n{use}"
-    if use == "import mtad":
-        script = f"import atexit, sys\n{FINALLY}\n{use}"
-    found = run("-c", script)
-    assert found.stdout.endswith("numba: False\n")
-    assert ("usage: mtad" in found.stdout) == ("main" in use)
 
 
 def test_no_rule_is_longer_than_40_lines() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -199,12 +199,3 @@ def test_a_barrier_stands_where_a_bit_is_not_set(size: int) -> None:
     table = np.random.default_rng(size).random((3, 2, size)) < 0.5
     packed = torch.from_numpy(np.packbits(table, axis=-1, bitorder="little"))
     assert torch.equal(barrier(packed, size), torch.from_numpy(np.where(table, 0, np.inf)).float())
-
-
-def test_an_end_is_banned_until_the_path_makes_the_text_long_enough() -> None:
-    row = Row((1,), (2, 2), replace(DecodingParams(), min_tokens=4))
-    paths = Paths(torch.zeros(1, DEPTH, DEPTH, dtype=torch.int64), torch.ones(DEPTH, DEPTH).tril(-1).bool()[None])
-    found = constrain(torch.zeros(1, DEPTH, VOCAB), paths, terms([row]))
-    banned = found.isneginf()[0]
-    assert banned[:, list(END)].all(-1).tolist() == [True, True, False, False, False]
-    assert int(banned.sum()) == 2 * len(END)

@@ -58,7 +58,6 @@ INVALID: dict[str, list[Any]] = {
     "json_schema": [3, {"type": "object"}],
     "regex": [3, b"a"],
     "grammar": [3, ["start: 'a'"]],
-    "speculation": ["off", 1, True],
 }
 
 
@@ -85,13 +84,6 @@ def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field
     with pytest.raises(InvalidInput) as caught:
         DecodingParams.from_dict({field: {3: value} if field == "logit_bias" else value})
     assert caught.value.field == field
-
-
-def test_every_real_field_is_known() -> None:
-    assert [
-        *("accept_threshold", "divergence", "plausible", "draft_confidence", "temperature", "top_p", "min_p"),
-        *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    ] == REALS
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:
@@ -137,7 +129,7 @@ def test_the_edges_of_the_ranges_are_accepted(field: str, values: list[Any]) -> 
 
 def test_greedy_keeps_one_token_and_no_filter_the_vocabulary() -> None:
     assert top_k_of(DecodingParams(method="sample", temperature=0.0), 50) == 1
-    assert top_k_of(DecodingParams(method="mtad", temperature=0.0), 50) == 10
+    assert top_k_of(DecodingParams(method="mtad", temperature=0.0, top_k=10), 50) == 10
     assert top_k_of(DecodingParams(top_k=0), 50) == 50
     assert top_k_of(DecodingParams(top_k=99), 50) == 50
 
@@ -175,18 +167,21 @@ def test_another_method_does_not_inherit_a_threshold_of_another_meaning() -> Non
     assert DecodingParams.from_dict({"method": "mtad", "draft_len": 2}, base).threshold == 0.03
 
 
-def test_a_method_with_one_draft_cannot_be_adaptive() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        DecodingParams(method="specinfer", speculation="adaptive")
-    assert caught.value.field == "speculation"
-    assert not DecodingParams(method="specinfer").adaptive
+def test_drafts_follow_the_load_only_where_neither_law_nor_a_promised_text_depends_on_them() -> None:
+    for name, method in METHODS.items():
+        automatic = method.form in ("chain", "beams")
+        assert DecodingParams(method=name).automatic == automatic
+        assert DecodingParams(method=name).follows_load == (automatic and method.exact)
+        assert not DecodingParams(method=name, seed=1).follows_load
+        assert not DecodingParams(method=name, draft_len=3).automatic
+    assert DecodingParams(method="block", seed=1, temperature=0).follows_load
 
 
 def test_a_row_records_what_its_request_asks() -> None:
     asked = [
         DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
         DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
-        DecodingParams(method="bild", temperature=0.0, draft_len=9),
+        DecodingParams(method="bild", temperature=0.0, top_k=10, draft_len=9),
         DecodingParams(method="specinfer", branching=(3, 2), replacement=True),
         DecodingParams(method="fly", fly_window_size=6),
         DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),

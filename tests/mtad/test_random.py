@@ -77,19 +77,3 @@ def test_numbers_are_uniform_and_neighbours_independent() -> None:
     bins = (flat * 8).astype(int)
     for along in (bins[:, :-1] * 8 + bins[:, 1:], bins[:-1] * 8 + bins[1:]):
         assert chisquare(np.bincount(along.ravel(), minlength=64)).pvalue > 1e-4
-
-
-def test_a_number_serves_one_purpose_level_slot_block_and_seed() -> None:
-    noise = draw_noise([(seed, block) for seed in range(6) for block in range(6)], 6, 4)
-    numbers = np.concatenate([noise.draft.ravel(), noise.accept.ravel(), noise.bonus])
-    repeated = len(numbers) - len(np.unique(numbers))
-    expected = len(numbers) ** 2 / 2 / 2**24  # chance alone repeats so many of 24 bits
-    assert repeated <= 3 + 3 * expected
-
-
-def test_numbers_are_multiples_that_float32_holds() -> None:
-    noise = draw_noise([(3, 4)], 128, 64)
-    assert noise.draft.dtype == noise.accept.dtype == noise.bonus.dtype == np.float32
-    scaled = noise.draft.astype(np.float64) * 2**24
-    assert np.array_equal(scaled, np.floor(scaled))
-    assert (scaled.astype(np.int64) % 2).any()

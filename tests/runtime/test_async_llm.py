@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
-from tests.support.waiting import PATIENCE, Gate, own, until
+from tests.support.waiting import PATIENCE, Gate, break_steps, own, until
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
@@ -36,146 +36,106 @@ async def serving(llm: LLM) -> AsyncIterator[AsyncLLM]:
     engine.check_integrity()
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 2 * PATIENCE))
-
-
 async def collect(stream: Stream) -> list[OutputDelta]:
     return [piece async for piece in stream]
 
 
 @pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
-def test_the_pieces_of_a_stream_add_up_to_what_generate_gives(plain: LLM, llm: LLM, method: str) -> None:
+async def test_the_pieces_of_a_stream_add_up_to_what_generate_gives(plain: LLM, llm: LLM, method: str) -> None:
     params = [replace(BASE, method=method, seed=seed, top_logprobs=seed % 3) for seed in range(len(PROMPTS))]
     expected = plain.generate(PROMPTS, params)
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            streams = [await engine.submit(prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
-            for pieces, result in zip(await asyncio.gather(*map(collect, streams)), expected, strict=True):
-                assert "".join(piece.text for piece in pieces) == result.text
-                assert [token for piece in pieces for token in piece.token_ids] == result.token_ids
-                assert [value for piece in pieces for value in piece.logprobs] == result.logprobs
-                assert [top for piece in pieces for top in piece.top_logprobs] == result.top_logprobs
-                assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-                assert pieces[-1].finish_reason == result.finish_reason
-                statistics = pieces[-1].statistics
-                assert statistics is not None
-                assert (statistics.tokens, statistics.accepted) == (24, result.statistics.accepted)
-                assert len(pieces) >= statistics.target_passes, "nothing is kept back until the end"
-
-    run(test())
+    async with serving(llm) as engine:
+        streams = [await engine.submit(prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
+        for pieces, result in zip(await asyncio.gather(*map(collect, streams)), expected, strict=True):
+            assert "".join(piece.text for piece in pieces) == result.text
+            assert [token for piece in pieces for token in piece.token_ids] == result.token_ids
+            assert [value for piece in pieces for value in piece.logprobs] == result.logprobs
+            assert [top for piece in pieces for top in piece.top_logprobs] == result.top_logprobs
+            assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+            assert pieces[-1].finish_reason == result.finish_reason
+            statistics = pieces[-1].statistics
+            assert statistics is not None
+            assert (statistics.tokens, statistics.accepted) == (24, result.statistics.accepted)
+            assert len(pieces) >= statistics.target_passes, "nothing is kept back until the end"
 
 
-def test_a_piece_never_shows_part_of_a_stop_string(plain: LLM, llm: LLM) -> None:
-    free = plain.generate(PROMPTS[2], BASE)[0].text
-    stop = free[10:16]
-    stops = (stop, free[4:6] + "\x00never")
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            pieces = await collect(await engine.submit(PROMPTS[2], replace(BASE, stop=stops)))
-            assert "".join(piece.text for piece in pieces) == free[: free.index(stop)]
-            assert pieces[-1].finish_reason == "stop"
-
-    run(test())
-
-
-def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
-    async def test() -> None:
-        async with serving(llm) as engine:
-            stream = await engine.submit(PROMPTS[4], replace(BASE, n=3, temperature=1.5, top_p=1.0, top_k=0))
-            results = await stream.results()
-        assert [result.index for result in results] == [0, 1, 2]
-        assert len({tuple(result.token_ids) for result in results}) == 3
-        assert results[0].seed == 5
-        for result in results:
-            alone = plain.generate(PROMPTS[4], replace(BASE, seed=result.seed, temperature=1.5, top_p=1.0, top_k=0))
-            assert result.token_ids == alone[0].token_ids
-        length = len(results[0].prompt_token_ids)
-        assert [r.statistics.reused_tokens for r in results] == [0, length - 1, length - 1], "they share the prompt"
-
-    run(test())
+async def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -> None:
+    async with serving(llm) as engine:
+        stream = await engine.submit(PROMPTS[4], replace(BASE, n=3, temperature=1.5, top_p=1.0, top_k=0))
+        results = await stream.results()
+    assert [result.index for result in results] == [0, 1, 2]
+    assert len({tuple(result.token_ids) for result in results}) == 3
+    assert results[0].seed == 5
+    for result in results:
+        alone = plain.generate(PROMPTS[4], replace(BASE, seed=result.seed, temperature=1.5, top_p=1.0, top_k=0))
+        assert result.token_ids == alone[0].token_ids
+    length = len(results[0].prompt_token_ids)
+    assert [r.statistics.reused_tokens for r in results] == [0, length - 1, length - 1], "they share the prompt"
 
 
-def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> None:
+async def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> None:
     gate = Gate(llm)
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
-            others = [asyncio.create_task(stream.result()) for stream in streams[1:]]
-            first = streams[0].__aiter__()
-            gate.let(1)
-            await anext(first)
-            streams[0].cancel()
-            gate.open()
-            rest = [piece async for piece in first]
-            assert rest[-1].finish_reason == "cancelled"
-            assert rest[-1].statistics is not None
-            assert rest[-1].statistics.tokens < LONG.max_tokens
-            for result in await asyncio.gather(*others):
-                assert len(result.token_ids) == LONG.max_tokens
-            streams[1].cancel()  # has ended: nothing happens
-
-    run(test())
+    async with serving(llm) as engine:
+        streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
+        others = [asyncio.create_task(stream.result()) for stream in streams[1:]]
+        first = streams[0].__aiter__()
+        gate.let(1)
+        await anext(first)
+        streams[0].cancel()
+        gate.open()
+        rest = [piece async for piece in first]
+        assert rest[-1].finish_reason == "cancelled"
+        assert rest[-1].statistics is not None
+        assert rest[-1].statistics.tokens < LONG.max_tokens
+        for result in await asyncio.gather(*others):
+            assert len(result.token_ids) == LONG.max_tokens
+        streams[1].cancel()  # has ended: nothing happens
 
 
-def test_a_waiting_or_joining_request_can_be_cancelled(llm: LLM) -> None:
+async def test_a_waiting_or_joining_request_can_be_cancelled(llm: LLM) -> None:
     gate = Gate(llm)
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            streams = [await engine.submit(PROMPTS[0], LONG) for _ in range(8)]
-            for stream in reversed(streams):
-                stream.cancel()
-            gate.open()
-            results = [await stream.result() for stream in streams]
-            assert {result.finish_reason for result in results} == {"cancelled"}
-
-    run(test())
+    async with serving(llm) as engine:
+        streams = [await engine.submit(PROMPTS[0], LONG) for _ in range(8)]
+        for stream in reversed(streams):
+            stream.cancel()
+        gate.open()
+        results = [await stream.result() for stream in streams]
+        assert {result.finish_reason for result in results} == {"cancelled"}
 
 
-def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
+async def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     gate = Gate(llm)
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            stream = await engine.submit(PROMPTS[0], LONG)
-            gate.let(1)
-            async for _ in stream:
-                break
-            task = asyncio.create_task((await engine.submit(PROMPTS[1], LONG)).result())
-            await asyncio.sleep(0)  # it begins to wait
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            gate.open()
-        assert llm.loop.totals.requests["cancelled"] == 2
-
-    run(test())
+    async with serving(llm) as engine:
+        stream = await engine.submit(PROMPTS[0], LONG)
+        gate.let(1)
+        async for _ in stream:
+            break
+        task = asyncio.create_task((await engine.submit(PROMPTS[1], LONG)).result())
+        await asyncio.sleep(0)  # it begins to wait
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.open()
+    assert llm.loop.totals.requests["cancelled"] == 2
 
 
-def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
-    async def test() -> None:
-        async with serving(llm) as engine:
-            for field, prompt, params in [
-                ("prompt", "", BASE),
-                ("max_tokens", "S", replace(BASE, max_tokens=999)),
-                ("draft_len", "S", replace(BASE, draft_len=9)),
-                ("n", "S", replace(BASE, n=9)),
-                ("params", "S", {"max_tokens": 3}),
-            ]:
-                with pytest.raises(InvalidInput) as caught:
-                    await engine.submit(prompt, params)  # type: ignore[arg-type]
-                assert caught.value.field == field
-            with pytest.raises(CapacityExceeded):
-                await engine.submit("word " * 1000, BASE)
-            with pytest.raises(InvalidInput, match="priority"):
-                await engine.submit("S", BASE, priority="high")  # type: ignore[arg-type]
-            assert (await (await engine.submit("S", BASE)).result()).finish_reason == "length", "still serving"
-
-    run(test())
+async def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
+    async with serving(llm) as engine:
+        for field, prompt, params in [
+            ("prompt", "", BASE),
+            ("max_tokens", "S", replace(BASE, max_tokens=999)),
+            ("draft_len", "S", replace(BASE, draft_len=9)),
+            ("n", "S", replace(BASE, n=9)),
+            ("params", "S", {"max_tokens": 3}),
+        ]:
+            with pytest.raises(InvalidInput) as caught:
+                await engine.submit(prompt, params)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        with pytest.raises(CapacityExceeded):
+            await engine.submit("word " * 1000, BASE)
+        with pytest.raises(InvalidInput, match="priority"):
+            await engine.submit("S", BASE, priority="high")  # type: ignore[arg-type]
+        assert (await (await engine.submit("S", BASE)).result()).finish_reason == "length", "still serving"
 
 
 def test_options_of_what_is_made_already_are_refused(llm: LLM) -> None:
@@ -199,129 +159,99 @@ def test_a_request_whose_prompt_is_being_stored_runs_and_the_queue_is_never_long
     assert (now["running"], now["waiting"]) == (1, 8)
 
 
-def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
+async def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
     gate, rows = Gate(llm), llm.pair.target.spec.rows
-
-    async def test() -> None:
-        priorities = [-1, 0, 0, 3]
-        async with serving(llm) as engine:
-            fill = await engine.submit_many([PROMPTS[0]] * rows, LONG)
-            await asyncio.to_thread(until, lambda: engine.statistics()["running"] == rows)
-            streams = [await engine.submit("S", BASE, priority) for priority in priorities]
-            gate.open()
-            await asyncio.gather(*(stream.results() for stream in [fill, *streams]))
-        requests = [stream.requests[0] for stream in streams]
-        admitted = [request.arrived + request.statistics.queue_seconds for request in requests]
-        assert admitted[3] < admitted[1] < admitted[2] < admitted[0]
-
-    run(test())
+    priorities = [-1, 0, 0, 3]
+    async with serving(llm) as engine:
+        fill = await engine.submit_many([PROMPTS[0]] * rows, LONG)
+        await asyncio.to_thread(until, lambda: engine.statistics()["running"] == rows)
+        streams = [await engine.submit("S", BASE, priority) for priority in priorities]
+        gate.open()
+        await asyncio.gather(*(stream.results() for stream in [fill, *streams]))
+    requests = [stream.requests[0] for stream in streams]
+    admitted = [request.arrived + request.statistics.queue_seconds for request in requests]
+    assert admitted[3] < admitted[1] < admitted[2] < admitted[0]
 
 
-def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
+async def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
     expected = plain.generate(PROMPTS[1], BASE)[0]
-    run_step = llm.loop.caches.target.run
-    faults = [OSError("the device is gone")] * 2  # a request is tried again alone
-
-    def faulty(*args: Any) -> Any:
-        if faults:
-            raise faults.pop()
-        return run_step(*args)
-
-    vars(llm.loop.caches.target)["run"] = faulty
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            first = await engine.submit(PROMPTS[0], BASE)
-            with pytest.raises(RequestFailed, match="the device is gone") as caught:
-                await first.result()
-            assert isinstance(caught.value.__cause__, OSError)
-            result = await (await engine.submit(PROMPTS[1], BASE)).result()
-            assert result.token_ids == expected.token_ids
-        assert llm.loop.totals.requests["error"] == 1
-
-    run(test())
+    break_steps(llm, "the device is gone")
+    async with serving(llm) as engine:
+        first = await engine.submit(PROMPTS[0], BASE)
+        with pytest.raises(RequestFailed, match="the device is gone") as caught:
+            await first.result()
+        assert isinstance(caught.value.__cause__, OSError)
+        result = await (await engine.submit(PROMPTS[1], BASE)).result()
+        assert result.token_ids == expected.token_ids
+    assert llm.loop.totals.requests["error"] == 1
 
 
-def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_cause(llm: LLM) -> None:
+async def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_cause(llm: LLM) -> None:
     gate = Gate(llm)
 
     def broken() -> Any:
         raise AssertionError("rows are lost")
 
-    async def test() -> None:
-        async with AsyncLLM(llm) as engine:
-            streams = [await engine.submit(PROMPTS[0], LONG)]
-            await asyncio.to_thread(until, lambda: engine.statistics()["running"] == 1)
-            streams.append(await engine.submit(PROMPTS[1], LONG))
-            vars(llm.loop)["step"] = broken
-            gate.open()
-            for stream in streams:
-                with pytest.raises(RequestFailed, match="rows are lost"):
-                    await stream.result()
-            with pytest.raises(EngineStopped) as caught:
-                await engine.submit(PROMPTS[0], BASE)
-            assert isinstance(caught.value.__cause__, AssertionError)
-
-    run(test())
-
-
-def test_closing_drains_and_then_refuses(llm: LLM) -> None:
-    async def test() -> None:
-        engine = AsyncLLM(llm)
-        with pytest.raises(EngineStopped, match="new"):
-            await engine.submit(PROMPTS[0], BASE)
-        engine.start()
-        streams = [await engine.submit(prompt, BASE) for prompt in PROMPTS]
-        await engine.close()
-        for stream in streams:
-            assert len((await stream.result()).token_ids) == 24
-        with pytest.raises(EngineStopped, match="stopped"):
-            await engine.submit(PROMPTS[0], BASE)
-        with pytest.raises(EngineStopped):
-            engine.start()
-        await engine.close()
-        engine.check_integrity()
-
-    run(test())
-
-
-def test_closing_without_draining_cancels(llm: LLM) -> None:
-    gate = Gate(llm)
-
-    async def test() -> None:
-        engine = AsyncLLM(llm)
-        engine.start()
-        streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
-        closing = asyncio.create_task(engine.close(drain=False))
-        await asyncio.to_thread(until, lambda: engine.state == "cancelling")
+    async with AsyncLLM(llm) as engine:
+        streams = [await engine.submit(PROMPTS[0], LONG)]
+        await asyncio.to_thread(until, lambda: engine.statistics()["running"] == 1)
+        streams.append(await engine.submit(PROMPTS[1], LONG))
+        vars(llm.loop)["step"] = broken
         gate.open()
-        await closing
-        assert {(await stream.result()).finish_reason for stream in streams} == {"cancelled"}
-        engine.check_integrity()
+        for stream in streams:
+            with pytest.raises(RequestFailed, match="rows are lost"):
+                await stream.result()
+        with pytest.raises(EngineStopped) as caught:
+            await engine.submit(PROMPTS[0], BASE)
+        assert isinstance(caught.value.__cause__, AssertionError)
 
-    run(test())
+
+async def test_closing_drains_and_then_refuses(llm: LLM) -> None:
+    engine = AsyncLLM(llm)
+    with pytest.raises(EngineStopped, match="new"):
+        await engine.submit(PROMPTS[0], BASE)
+    engine.start()
+    streams = [await engine.submit(prompt, BASE) for prompt in PROMPTS]
+    await engine.close()
+    for stream in streams:
+        assert len((await stream.result()).token_ids) == 24
+    with pytest.raises(EngineStopped, match="stopped"):
+        await engine.submit(PROMPTS[0], BASE)
+    with pytest.raises(EngineStopped):
+        engine.start()
+    await engine.close()
+    engine.check_integrity()
 
 
-def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
+async def test_closing_without_draining_cancels(llm: LLM) -> None:
     gate = Gate(llm)
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            first = aiter(await engine.submit(PROMPTS[0], BASE))
-            gate.let(1)
-            await anext(first)  # the engine goes on to its second pass, which ends when this event loop says so
-            second = await engine.submit(PROMPTS[1], BASE)
-            assert await asyncio.to_thread(engine.llm.tokenize, "S")
-            now = engine.statistics()
-            assert now["running"] + now["waiting"] == 2
-            gate.open()
-            assert (await second.result()).finish_reason == "length"
-            assert [piece async for piece in first][-1].finish_reason == "length"
-
-    run(test())
+    engine = AsyncLLM(llm)
+    engine.start()
+    streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
+    closing = asyncio.create_task(engine.close(drain=False))
+    await asyncio.to_thread(until, lambda: engine.state == "cancelling")
+    gate.open()
+    await closing
+    assert {(await stream.result()).finish_reason for stream in streams} == {"cancelled"}
+    engine.check_integrity()
 
 
-def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
+    gate = Gate(llm)
+    async with serving(llm) as engine:
+        first = aiter(await engine.submit(PROMPTS[0], BASE))
+        gate.let(1)
+        await anext(first)  # the engine goes on to its second pass, which ends when this event loop says so
+        second = await engine.submit(PROMPTS[1], BASE)
+        assert await asyncio.to_thread(engine.llm.tokenize, "S")
+        now = engine.statistics()
+        assert now["running"] + now["waiting"] == 2
+        gate.open()
+        assert (await second.result()).finish_reason == "length"
+        assert [piece async for piece in first][-1].finish_reason == "length"
+
+
+async def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.async_llm.LONG_TEXT", 100)
     tokenize, begun, go = llm._prompts.tokenize, list[str](), threading.Event()
 
@@ -332,18 +262,14 @@ def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypa
         return tokenize(text)
 
     monkeypatch.setattr(llm._prompts, "tokenize", slowly)
-
-    async def test() -> None:
-        async with serving(llm) as engine:
-            long = [asyncio.create_task(engine.submit("S " * 60, BASE)) for _ in range(6)]
-            short = await (await engine.submit("S", BASE)).result()
-            assert short.token_ids
-            assert len(begun) == 1
-            go.set()
-            for stream in await asyncio.gather(*long):
-                stream.cancel()
-
-    run(test())
+    async with serving(llm) as engine:
+        long = [asyncio.create_task(engine.submit("S " * 60, BASE)) for _ in range(6)]
+        short = await (await engine.submit("S", BASE)).result()
+        assert short.token_ids
+        assert len(begun) == 1
+        go.set()
+        for stream in await asyncio.gather(*long):
+            stream.cancel()
 
 
 def test_several_event_loops_share_an_engine(plain: LLM, llm: LLM) -> None:

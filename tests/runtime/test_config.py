@@ -47,14 +47,14 @@ def test_options_of_the_command_line_are_the_fields() -> None:
     add_options(parser, RuntimeConfig)
     add_options(parser, DecodingParams)
     line = ["--rows", "3", "--memory", "4GiB", "--no-graphs", "--branching", "2,1", "--stop", "a", "--stop"]
-    line += ["b", "--logit-bias", '{"5": -1}', "--speculation", "fixed", "--top-p", "0.5", "--ignore-eos"]
+    line += ["b", "--logit-bias", '{"5": -1}', "--draft-len", "4", "--top-p", "0.5", "--ignore-eos"]
     parsed = parser.parse_args(line)
     assert given_options(parsed, RuntimeConfig) == {"rows": 3, "memory": "4GiB", "graphs": False}
     assert given_options(parsed, DecodingParams) == {
         "branching": (2, 1),
         "stop": ["a", "b"],
         "logit_bias": {"5": -1},
-        "speculation": "fixed",
+        "draft_len": 4,
         "top_p": 0.5,
         "ignore_eos": True,
     }

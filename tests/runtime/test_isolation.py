@@ -24,8 +24,8 @@ DRAFTED = [name for name in METHODS if name != "sample"]
 
 
 def make(count: int, bad: Sequence[int] = ()) -> list[Request]:
-    """Requests of all methods; those of `bad` have the poison. Drafts are fixed: adaptive ones depend on the clock."""
-    base = DecodingParams(draft_len=3, beam_width=3, max_tokens=20, ignore_eos=True, speculation="fixed")
+    """Requests of all methods, with drafts that no clock decides; those of `bad` have the poison."""
+    base = DecodingParams(draft_len=3, beam_width=3, max_tokens=20, ignore_eos=True)
     each = [
         replace(base, method=DRAFTED[i % len(DRAFTED)], temperature=POISON if i in bad else 1.0) for i in range(count)
     ]

@@ -25,5 +25,5 @@ def test_a_pair_that_names_a_method_that_has_left_opens_with_the_default_and_one
     (folder / "pair.json").write_text(json.dumps(values))
     assert open_pair(folder).defaults == DecodingParams(draft_len=3)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        f"pair.json names the method {method}, which is no longer there; mtad takes its place"
+        f"pair.json names the method {method}, which is no longer there; block takes its place"
     ]

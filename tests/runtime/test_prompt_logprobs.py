@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -100,17 +101,7 @@ def test_a_prompt_that_was_given_up_halfway_is_scored_from_its_beginning(llm: LL
 
 
 def test_logits_of_a_long_prompt_are_never_held_together(llm: LLM) -> None:
-    kept: list[int] = []
-    engine = llm.pair.target
-    plain = engine.enqueue
-
-    def step(step):  # type: ignore[no-untyped-def]
-        kept.append(len(step.keep))
-        return plain(step)
-
-    vars(engine)["enqueue"] = step
-    try:
+    with patch.object(llm.pair.target, "enqueue", wraps=llm.pair.target.enqueue) as steps:
         llm.generate([[5] * 150], replace(BASE, max_tokens=0))
-    finally:
-        vars(engine).pop("enqueue")
+    kept = [len(step.args[0].keep) for step in steps.call_args_list]
     assert (sum(kept), max(kept)) == (149, 64)

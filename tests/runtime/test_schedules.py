@@ -14,6 +14,7 @@ import pytest
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
+from runtime.decoder.block import BlockRunner
 from runtime.decoder.engine_role import EngineRole
 from runtime.decoder.host_runner import HostRunner
 from runtime.decoder.kv_cache import KvCaches
@@ -60,21 +61,43 @@ def make_mock(
 ) -> Mock:
     spec = mock_spec(rows, CAPACITY)
     auxiliary, target = (PagedMock(spec, noise, pages) if pages else MockEngine(spec, noise) for noise in (0.3, 0.0))
-    prefixes = auxiliary.cache.prefix_cache(prefix_tokens), target.cache.prefix_cache(prefix_tokens)
     roles = EngineRole(auxiliary, VOCAB), EngineRole(target, VOCAB)
-    loop = DecodingLoop(
-        Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
-        KvCaches(*roles, prefixes),
-        HostRunner(*roles, (EOS,)),
-        OutputProcessor(mock_tokenizer(), (EOS,), Constrainer(mock_tokenizer(), VOCAB, (EOS,))),
-        max_prefill_tokens,
-    )
+    loop = make_loop(roles, HostRunner(*roles, (EOS,)), max_prefill_tokens, prefix_tokens, max_waiting)
     loop.planner = planner or loop.planner
     return Mock(loop, auxiliary, target)
 
 
+def make_loop(
+    roles: tuple[EngineRole, EngineRole],
+    runner: BlockRunner,
+    max_prefill_tokens: int,
+    prefix_tokens: int,
+    max_waiting: int = 64,
+    unrecorded: dict[str, int] | None = None,
+) -> DecodingLoop:
+    """A loop over mock engines, the auxiliary's role and the target's."""
+    auxiliary, target = (role.engine.cache.prefix_cache(prefix_tokens) for role in roles)
+    constrainer = Constrainer(mock_tokenizer(), VOCAB, (EOS,))
+    return DecodingLoop(
+        Scheduler(roles[0].engine.spec.rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=max_waiting),
+        KvCaches(*roles, (auxiliary, target)),
+        runner,
+        OutputProcessor(mock_tokenizer(), (EOS,), constrainer, unrecorded),
+        max_prefill_tokens,
+    )
+
+
+def alone(prompt: list[int], params: DecodingParams) -> Request:
+    """A request that has ended, and was the only one."""
+    mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
+    mock.loop.scheduler.submit(request)
+    while not mock.loop.scheduler.idle:
+        mock.loop.step()
+    return request
+
+
 def pick_values(chance: random.Random) -> dict[str, Any]:
-    """Parameters of a random request; a fifth are adaptive, whose tokens are certain at temperature 0 only."""
+    """Parameters of a random request; a fifth have drafts that follow the load, at temperature 0: else tokens vary."""
     values = {
         "method": chance.choice([*METHODS, "mtad", "mmtad"]),
         "draft_len": chance.randint(1, 4),
@@ -91,7 +114,7 @@ def pick_values(chance: random.Random) -> dict[str, Any]:
         "seed": chance.randrange(1000),
     }
     if chance.random() < 0.2:
-        values |= {"method": "speculative", "temperature": 0.0, "speculation": "adaptive"}
+        values |= {"method": "speculative", "temperature": 0.0, "draft_len": "auto"}
     return values
 
 
@@ -109,10 +132,7 @@ def pool(crowding: bool = False) -> list[Entry]:
         if crowding:
             prompt, values = prompt + SHARED[: 45 - len(prompt) % 64], values | {"max_tokens": 16, "ignore_eos": True}
         params = DecodingParams.from_dict(values)
-        mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
-        mock.loop.scheduler.submit(request)
-        while not mock.loop.scheduler.idle:
-            mock.loop.step()
+        request = alone(prompt, params)
         entries.append((prompt, params, request.tokens, request.text))
     return entries
 

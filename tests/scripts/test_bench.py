@@ -47,14 +47,14 @@ def test_peers_compares_our_methods_and_a_library_by_requests_in_flight(
     monkeypatch.setattr(pairs, "folder_of", lambda size: tmp_path)
     monkeypatch.setattr(catalog, "LIBRARIES", [row for row in catalog.LIBRARIES if row[1] != "openvino"])
     monkeypatch.setattr(catalog, "DRAFTS", {"huggingface": ()})
-    made = run("peers", "--methods", "mtad", "mtad adaptive", "--peers", "huggingface")
-    systems = ("sample, onnxruntime", "mtad, onnxruntime", "mtad adaptive, onnxruntime", "huggingface")
+    made = run("peers", "--methods", "mtad", "mtad auto", "--peers", "huggingface")
+    systems = ("sample, onnxruntime", "mtad, onnxruntime", "mtad auto, onnxruntime", "huggingface")
     (heading, *rows), ratios = made["demo-float32"], made["demo-float32-peers"]
     assert heading[1:3] == ["1", "2"]
     assert [row[0] for row in rows] == list(systems)
     assert rows[0][-1] == "1.00 ± 0.00"
-    assert [row[0] for row in ratios[1:]] == ["`sample`", "`mtad`", "`mtad adaptive`", "which is"]
-    assert len(made["demo-float32-adaptive"]) == 3
+    assert [row[0] for row in ratios[1:]] == ["`sample`", "`mtad`", "`mtad auto`", "which is"]
+    assert len(made["demo-float32-auto"]) == 3
     assert not list(tmp_path.glob("*.jsonl")), "a run that has ended is not gone on with"
 
 
@@ -156,7 +156,7 @@ def test_ratios_are_paired_and_to_the_best_of_the_peers_that_may_be_chosen() -> 
         "mtad, a": system("mtad", "a", 16),
         "mtad, b": system("mtad", "b", 24),
         "mtad 7x4, a": system("mtad 7x4", "a", 20),
-        "mtad adaptive, a": system("mtad adaptive", "a", 19),
+        "mtad auto, a": system("mtad auto", "a", 19),
         "exact": system("", "exact", 8, 1.2),
         "wrong": system("", "wrong", 12, 1.4),
         "exact, T=0.5": system("", "exact", 16, 0.5),
@@ -166,5 +166,5 @@ def test_ratios_are_paired_and_to_the_best_of_the_peers_that_may_be_chosen() -> 
     assert made["demo-float32-peers"][-1] == ["which is", "wrong"]
     assert made["demo-float32-quality"][2] == ["`mtad`", "1.50 (1.50 to 1.50)"]
     assert made["demo-float32-quality"][-1] == ["which is", "exact, T=0.5"]
-    adaptive = [row[1] for row in made["demo-float32-adaptive"][1:]]
-    assert adaptive == ["1.90 (1.90 to 1.90)", "0.95 (0.95 to 0.95)"]
+    automatic = [row[1] for row in made["demo-float32-auto"][1:]]
+    assert automatic == ["1.90 (1.90 to 1.90)", "0.95 (0.95 to 0.95)"]

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from runtime import LLM, DecodingParams, RuntimeConfig
-from runtime.tuning.estimate import filtered
+from runtime import LLM, DecodingParams
+from runtime.tuning.measure import filtered
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO
+from tests.support.chi_square import p_value
 
 CHECKPOINTS = DEMO / "pair"
-BASE = DecodingParams(max_tokens=96)
-
-
-@pytest.fixture(scope="module")
-def demo(demo_pair: Path) -> LLM:
-    return LLM(demo_pair, RuntimeConfig(threads=1))
+BASE = DecodingParams(top_k=10, top_p=0.9, max_tokens=96)
 
 
 def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> dict[tuple[int, ...], float]:
@@ -39,19 +32,6 @@ def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> 
         return {token: float(found[token]) for token in found.nonzero()[0].tolist()}
 
     return {(a, b): pa * pb for a, pa in after(prompt).items() for b, pb in after([*prompt, a]).items()}
-
-
-def p_value(drawn: list[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Chi-square over the outcomes expected at least five times; the rare rest is one more outcome."""
-    seen = Counter(drawn)
-    assert seen.keys() <= expected.keys()
-    common = [key for key, p in expected.items() if p * len(drawn) >= 5]
-    observed = np.array([seen[key] for key in common] + [len(drawn) - sum(seen[key] for key in common)], dtype=float)
-    wanted = np.array([expected[key] for key in common])
-    wanted = np.append(wanted, max(1 - wanted.sum(), 1e-12)) * len(drawn)
-    if wanted[-1] < 5:
-        observed, wanted = observed[:-1], wanted[:-1]
-    return float(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)
 
 
 def test_speculative_gives_the_targets_own_distribution_and_mtad_does_not(demo: LLM) -> None:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from scripts.results import methods_table
 from tests.support.pages import EVERY_PAGE, assert_parses, commands
 from tests.support.paths import ROOT
+
+
+def test_the_page_of_methods_has_the_one_table() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+    assert f"\n\n{methods_table()}\n" in page, "python -m scripts.results docs/methods.md"
 
 
 @EVERY_PAGE

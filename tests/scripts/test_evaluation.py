@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from mtad.errors import InvalidInput
-from runtime.scheduler.request import TokenScore
 from scripts.evaluation import __main__ as evaluation
 from scripts.evaluation import settings, total_variation
 from scripts.evaluation.answers import Answer, Store
@@ -195,17 +194,6 @@ def test_self_bleu_by_hand() -> None:
     short = [[1, 1], [1, 1, 1, 1]]  # the first is half as long as its reference; of the second, 2 of 4 and 1 of 3 match
     first, second = math.exp(1 - 2), (2 / 4 * 2 / 4 * 1 / 3 * 1 / 2) ** (1 / 4)
     assert self_bleu(short) == pytest.approx((first + second) / 2)
-
-
-def test_the_distance_of_two_laws_is_their_total_variation() -> None:
-    """Of 0.5, 0.3, 0.15, 0.05: top-p 0.9 keeps three, 0.7 two of them, 0.4 one; temperature 0.5 squares."""
-    likely = [(token, math.log(p)) for token, p in enumerate((0.5, 0.3, 0.15, 0.05))]
-    scores, base = [TokenScore(likely[0][1], 1, likely)] * 2, total_variation.BASE
-    assert total_variation.distance(scores, base) == 0
-    assert total_variation.distance(scores, replace(base, top_p=0.7)) == pytest.approx(2 * 0.15 / 0.95)
-    assert total_variation.distance(scores, replace(base, top_p=0.4)) == pytest.approx(2 * 0.45 / 0.95)
-    sharper = 0.25 / 0.34 - 0.5 / 0.95  # the first two squares reach 0.9 of all four
-    assert total_variation.distance(scores, replace(base, temperature=0.5)) == pytest.approx(2 * sharper)
 
 
 @pytest.mark.slow

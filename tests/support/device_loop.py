@@ -12,18 +12,13 @@ from torch import Tensor
 from engines.graphs.capture import Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime.constraints.constraint import Constrainer
 from runtime.decoder.block import BlockInput
 from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
 from runtime.decoder.engine_role import EngineRole
 from runtime.decoder.host_runner import HostRunner
-from runtime.decoder.kv_cache import KvCaches
-from runtime.loop import DecodingLoop
-from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
-from runtime.scheduler.scheduler import Scheduler
-from tests.runtime.test_schedules import CAPACITY, make_mock, pick_prompt, pick_values
-from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, mock_spec, mock_tokenizer
+from tests.runtime.test_schedules import CAPACITY, alone, make_loop, pick_prompt, pick_values
+from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, mock_spec
 
 
 class Device:
@@ -47,19 +42,7 @@ class Device:
         host = HostRunner(*roles, (EOS,))
         self.recorder = recorder
         self.blocks = CudaGraphRunner(self.auxiliary, self.target, VOCAB, (EOS,), host, recorder, most)
-        prefixes = self.auxiliary.cache.prefix_cache(prefix_tokens), self.target.cache.prefix_cache(prefix_tokens)
-        self.loop = DecodingLoop(
-            Scheduler(rows, CAPACITY, max_draft_len=4, max_beam_width=4, max_waiting=64),
-            KvCaches(*roles, prefixes),
-            self.blocks,
-            OutputProcessor(
-                mock_tokenizer(),
-                (EOS,),
-                Constrainer(mock_tokenizer(), VOCAB, (EOS,)),
-                self.blocks.unrecorded,
-            ),
-            prefill,
-        )
+        self.loop = make_loop(roles, self.blocks, prefill, prefix_tokens, unrecorded=self.blocks.unrecorded)
 
     @property
     def of_the_host(self) -> tuple[Tensor, Tensor]:
@@ -79,7 +62,7 @@ class Device:
 
 
 def fixed(values: dict[str, Any]) -> DecodingParams:
-    return DecodingParams.from_dict(values | {"speculation": "fixed"})
+    return DecodingParams.from_dict({"draft_len": 4} | values)
 
 
 @cache
@@ -90,18 +73,9 @@ def pool() -> list[tuple[list[int], DecodingParams, list[int], list[float]]]:
     for number in range(60):
         values = pick_values(chance) | {"method": methods[number % len(methods)]}
         prompt, params = pick_prompt(chance), fixed(values)
-        request = alone_on_the_host(prompt, params)
+        request = alone(prompt, params)
         entries.append((prompt, params, request.tokens, request.log_probs))
     return entries
-
-
-def alone_on_the_host(prompt: list[int], params: DecodingParams) -> Request:
-    """A request that has ended."""
-    mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
-    mock.loop.scheduler.submit(request)
-    while not mock.loop.scheduler.idle:
-        mock.loop.step()
-    return request
 
 
 def input_of(params: Sequence[DecodingParams], committed: int = 9) -> BlockInput:

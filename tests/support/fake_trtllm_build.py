@@ -1,4 +1,4 @@
-"""A fake of the half of TensorRT-LLM 1.2 that builds: recorded signatures, and the files that are made."""
+"""A fake of the half of TensorRT-LLM 1.2 that builds: its signatures, and the files that are made."""
 
 from __future__ import annotations
 
@@ -21,17 +21,9 @@ OPTIONS = {
 }
 """Of the options of `trtllm-build` 1.2 (`tensorrt_llm/commands/build.py`), those used here."""
 
-MODEL = {
-    "from_hugging_face": "(hf_model_or_dir, dtype='auto', mapping=None, quant_config=None, **kwargs)",
-    "quantize": "(hf_model_dir, output_dir, dtype='auto', mapping=None, quant_config=None, *, device='cuda', "
-    "calib_dataset='cnn_dailymail', calib_batches=512, calib_batch_size=1, calib_max_seq_length=512, random_seed=1234, "
-    "tokenizer_max_seq_length=2048, **kwargs)",
-}
-"""Signatures of `tensorrt_llm.models.LLaMAForCausalLM`'s class methods (`tensorrt_llm/models/llama/model.py`)."""
-
 
 class FakeLlama:
-    """`tensorrt_llm.models.LLaMAForCausalLM`, of the recorded signatures; notes how it was called."""
+    """`tensorrt_llm.models.LLaMAForCausalLM`, of its signatures (`models/llama/model.py`); notes how it was called."""
 
     calls: list[dict[str, Any]] = []  # noqa: RUF012
 

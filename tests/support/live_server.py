@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from openai import OpenAI
@@ -22,7 +23,7 @@ from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.uvicorn_server import DrainingServer, configure
 from tests.support.paths import ROOT
-from tests.support.waiting import PATIENCE, STARTING, until
+from tests.support.waiting import PATIENCE, STARTING, Gate, until
 
 MODEL = "small"
 TEMPLATE = (
@@ -92,6 +93,14 @@ def live(llm: LLM, **options: Any) -> Iterator[LiveServer]:
         server.engine.check_integrity()
 
 
+@contextmanager
+def gated(llm: LLM, **options: Any) -> Iterator[tuple[LiveServer, Gate]]:
+    """A running server, whose engine waits before each pass until a test lets it go on."""
+    gate = Gate(llm)
+    with live(llm, **options) as server:
+        yield server, gate
+
+
 class Process:
     """A server in a process of its own."""
 
@@ -127,11 +136,17 @@ class Process:
         return found[0]
 
 
+class Listening(Protocol):
+    """Whatever has a port on this host."""
+
+    port: int
+
+
 def call(
-    server: LiveServer, method: str, path: str, body: Any = None, **headers: str
+    server: Listening, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, str], Any]:
     """One request with a client that adds nothing of its own: status, headers, body (JSON, or bytes)."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=2 * PATIENCE)
     try:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = ({"content-type": "application/json"} if data is not None else {}) | headers
@@ -142,6 +157,23 @@ def call(
         return response.status, known, json.loads(raw) if "json" in known.get("content-type", "") else raw
     finally:
         connection.close()
+
+
+@contextmanager
+def connected(server: Listening, data: bytes = b"") -> Iterator[socket.socket]:
+    """A connection on which something was sent."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(data)
+        yield connection
+
+
+def received(connection: socket.socket, upto: bytes | None = None) -> bytes:
+    """What comes until the server closes the connection, or until some of it is there."""
+    data = b""
+    with suppress(ConnectionError):
+        while (upto is None or upto not in data) and (part := connection.recv(65536)):
+            data += part
+    return data
 
 
 def ask(server: LiveServer, **body: Any) -> tuple[int, Any]:

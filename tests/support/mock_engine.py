@@ -6,13 +6,11 @@ last step is on integers, so a row's logits are the same bits in any batch.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
-from engines import Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.cache.base import KvCache
 from engines.cache.columns import ColumnCache, index_columns
 from engines.cache.paged import PageCache, gathered, slots
@@ -140,16 +138,3 @@ def _spread(hashed: Tensor, vocab: Tensor, salt: int) -> Tensor:
     """Numbers from 0 to 5 that look independent, as good as never equal: [R, N, V]."""
     mixed = (hashed[:, :, None] + 17) * (vocab * (2 * salt + 1) + vocab * vocab * 7561) * 65_537
     return (mixed % 16_777_213).float() * (5 / 2**24)
-
-
-@lru_cache(100_000)
-def _mock(tokens: tuple[int, ...], noise: float) -> Tensor:
-    token, position = torch.tensor(tokens), torch.arange(len(tokens))
-    mixed = ((token + 1) * 7919 + (position + 1) * 104_729 + (token + 3) * (position + 5) * 31) % PRIME
-    hashed, vocab = (mixed.sum() % PRIME).view(1, 1), torch.arange(VOCAB) + 1
-    return (_spread(hashed, vocab, 1) + noise * _spread(hashed, vocab, 2))[0, 0]
-
-
-def mock_logits(tokens: list[int], noise: float) -> Tensor:
-    """The mock engine's logits after `tokens`: float32 [V]."""
-    return _mock(tuple(tokens), noise)

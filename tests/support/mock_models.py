@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -12,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines import Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.cache.columns import ColumnCache
 from mtad.params import DecodingParams
-from runtime.constraints.constraint import Constraint
+from runtime.constraints.constraint import Constraint, ConstraintFailed
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.engine_role import EngineRole
 from runtime.decoder.host_runner import HostRunner
@@ -108,17 +109,48 @@ def run_block(rows: Sequence[Row], vocab: int, eos: Sequence[int] = ()) -> Block
     return HostRunner(roles[0], roles[1], eos).run(given)
 
 
+@dataclass
+class Running:
+    """A request in flight over a mock pair."""
+
+    pair: Pair
+    params: DecodingParams
+    seed: int
+    constraint: Constraint | None = None
+    prompt: Tokens = ()
+    text: list[int] = field(default_factory=list)
+    done: bool = False
+    failed: ConstraintFailed | None = None
+
+    def commit(self, emitted: list[int], eos: Sequence[int]) -> None:
+        """What a block gives, as far as the text goes on."""
+        emitted = emitted[: self.params.max_tokens - len(self.text)]
+        ends = [at + 1 for at, token in enumerate(emitted) if token in eos and not self.params.ignore_eos]
+        emitted = emitted[: ends[0]] if ends else emitted
+        self.text += emitted
+        self.done = bool(ends) or len(self.text) >= self.params.max_tokens
+        if self.constraint is not None:
+            try:
+                self.constraint.advance(emitted)
+            except ConstraintFailed as error:
+                self.done, self.failed = True, error
+
+
+def finish(running: Sequence[Running], vocab: int, eos: Sequence[int]) -> None:
+    """Run requests to their end, in one batch that shrinks as they finish."""
+    for index in itertools.count():
+        waiting = [one for one in running if not one.done]
+        if not waiting:
+            return
+        rows = [Row(r.pair, r.params, (*r.prompt, *r.text), (r.seed, index), r.constraint) for r in waiting]
+        for one, tokens in zip(waiting, run_block(rows, vocab, eos).tokens, strict=True):
+            one.commit(tokens, eos)
+
+
 def generate(
     pair: Pair, params: Sequence[DecodingParams], vocab: int, length: int, eos: Sequence[int] = ()
 ) -> list[Tokens]:
     """The first `length` tokens of one request per entry of `params`, block by block; seeds are the indices."""
-    texts: list[Tokens] = [() for _ in params]
-    for index in itertools.count():
-        waiting = [row for row, text in enumerate(texts) if len(text) < length and not set(text[-1:]) & set(eos)]
-        if not waiting:
-            return [text[:length] for text in texts]
-        block = run_block([Row(pair, params[row], texts[row], (row, index)) for row in waiting], vocab, eos)
-        for row, tokens in zip(waiting, block.tokens, strict=True):
-            ends = [at + 1 for at, token in enumerate(tokens) if token in eos and not params[row].ignore_eos]
-            texts[row] += tuple(tokens[: ends[0]] if ends else tokens)
-    raise AssertionError("itertools.count has no end")
+    running = [Running(pair, replace(own, max_tokens=length), seed) for seed, own in enumerate(params)]
+    finish(running, vocab, eos)
+    return [tuple(one.text) for one in running]

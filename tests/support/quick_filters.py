@@ -27,25 +27,9 @@ def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **con
             _settle(*(x.numpy() if isinstance(x, Tensor) else x for x in arguments))
 
 
-def _settle(
-    logits: Any,
-    chunk_largest: Any,
-    counts: Any,
-    masses: Any,
-    scratch: Any,
-    largest: Any,
-    lowest: Any,
-    last: Any,
-    log_total: Any,
-    log_plain: Any,
-    blocks: Any,
-    greedy: Any,
-    scale: Any,
-    top_k: Any,
-    top_p: Any,
-    min_p: Any,
-    *sizes: Any,
-) -> None:
+def _settle(logits: Any, *given: Any) -> None:
+    """`mtad.device.filter_kernels.settle_tables`; what the scan has found is not needed."""
+    _, _, _, _, largest, lowest, last, log_total, log_plain, blocks, greedy, scale, top_k, top_p, min_p, *_ = given
     vocab = logits.shape[2]
     ids, log_p, row = np.empty(vocab, np.int32), np.empty(vocab, np.float32), np.zeros(1, np.dtype((np.record, ROW)))[0]
     for r, s in np.ndindex(logits.shape[:2]):

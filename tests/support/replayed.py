@@ -31,34 +31,13 @@ READS = {
     torch.Tensor.__index__,
     torch.Tensor.__float__,
 }
-"""How Python looks into a tensor; on a GPU each waits for the device."""
+"""How Python looks into a tensor; on a GPU each waits for the device.
+
+Operators that do so themselves, such as `nonzero`, are found by `tests.support.fake_gpu`.
+"""
 
 Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], dict[int, Tensor]]
 """What runs, its arguments, and where those of its results go that are not parts of its arguments."""
-
-
-_ATEN = torch.ops.aten
-
-_LOOKS = {
-    *(_ATEN._local_scalar_dense, _ATEN.item, _ATEN.is_nonzero, _ATEN.equal, _ATEN.allclose, _ATEN.nonzero),
-    *(_ATEN.nonzero_numpy, _ATEN.argwhere, _ATEN.masked_select, _ATEN.bincount, _ATEN.one_hot, _ATEN._unique2),
-    *(_ATEN.unique_consecutive, _ATEN.unique_dim),
-}
-"""Operations whose result, or its shape, the host has to know."""
-
-_INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_}
-"""Operations that look for the True entries of an index that is a mask."""
-
-
-def host_wait(operation: Any, arguments: Any) -> str | None:
-    """Why an operation makes the host wait for the device, as CUDA would find out; None if it does not."""
-    packet, given = operation.overloadpacket, flatten_tensors(arguments)
-    found = packet is _ATEN.where and len(given) == 1
-    if packet in _LOOKS or found or (packet is _ATEN.repeat_interleave and "Tensor" in operation._overloadname):
-        return f"{operation} gives the host a number"
-    if packet in _INDEXED and any(index.dtype in (torch.bool, torch.uint8) for index in given[1:] if index.dim()):
-        return f"{operation} with a mask looks for its True entries"
-    return None
 
 
 class HostRead(AssertionError):
@@ -102,8 +81,6 @@ class Record(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = operation(*args, **kwargs)
-        if wait := host_wait(operation, (args, kwargs)):
-            raise HostRead(wait)
         given = {tensor.untyped_storage().data_ptr() for tensor in flatten_tensors((args, kwargs))}
         made = {
             at: tensor

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn.functional import pad
 
-from engines import Engine, Step
-from engines.base import KV_PAGE, mask_length
+from engines.base import KV_PAGE, Engine, Step, mask_length
 from engines.cache.columns import ColumnCache
 from engines.cache.paged import PageCache, gathered, slots
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines import EngineSpec
+from engines.base import EngineSpec
 from engines.tensorrt_plan import TensorRtPlan
 
 TARGETS = ("8.6", "8.9", "12.0")

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import PreTrainedModel
 
-from engines import EngineSpec
-from engines.tensorrt_plan import RUNTIMES
+from engines.base import EngineSpec
+from engines.kinds import FORMATS
 
 Traced = tuple[ir.Model, dict[str, torch.dtype]]
 Trace = Callable[[PreTrainedModel, EngineSpec], Traced]
@@ -49,7 +49,7 @@ def _key(model: PreTrainedModel, spec: EngineSpec) -> str:
     content = hashlib.sha256()
     parameters = [(name, each.shape, each.dtype) for name, each in model.named_parameters(remove_duplicate=False)]
     shape = (spec.layers, spec.kv_heads, spec.head_dim, spec.vocab_size, spec.capacity, spec.dtype)
-    form = spec.attention, spec.format in RUNTIMES
+    form = spec.attention, FORMATS[spec.format].stored == "plan"
     content.update(repr((type(model), sorted(config.items()), parameters, shape, form)).encode())
     for name, buffer in model.named_buffers():
         content.update(name.encode() + buffer.reshape(-1).view(torch.uint8).numpy().tobytes())

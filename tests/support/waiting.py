@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 from runtime import LLM, RuntimeConfig
 
@@ -55,6 +57,13 @@ class Gate:
     def open(self) -> None:
         """Any number of them."""
         self.let(math.inf)
+
+
+def break_steps(llm: LLM, problem: str) -> None:
+    """The next two steps of the target fail: a request is tried again alone."""
+    target = llm.loop.caches.target
+    faults = itertools.chain([OSError(problem)] * 2, itertools.repeat(DEFAULT))
+    vars(target)["run"] = Mock(wraps=target.run, side_effect=faults)
 
 
 class Deadlines:

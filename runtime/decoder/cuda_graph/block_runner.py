@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines import Engine
+from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MAX_GRAPHS

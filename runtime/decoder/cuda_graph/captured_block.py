@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import engines
-from engines import Engine
+from engines import base
+from engines.base import Engine
 from engines.buffers import Arena, flatten_tensors, size_of, views
 from mtad.device import block, launches
 from mtad.device.block import Results
@@ -166,4 +166,4 @@ class CapturedBlock:
 
     def _step(self, engine: Engine, inputs: Step, keep: Tensor) -> Tensor:
         """Logits [R, N, V] of the vocabulary that the pair shares, in the graph's own memory."""
-        return engine.enqueue(engines.Step(*inputs, keep))[..., : len(self._is_end)]
+        return engine.enqueue(base.Step(*inputs, keep))[..., : len(self._is_end)]

@@ -33,7 +33,7 @@ LIBRARIES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 """Precision, library (of `ours`, the engine), module of its worker, and what that module's settings say besides."""
 PEERS = tuple(dict.fromkeys(name for _, name, module, _ in LIBRARIES if module != "ours"))
-OURS = ("sample", "block", "mtad", "mtad 7x4", "mtad 3x2", "mmtad_sample", "mtad adaptive")
+OURS = ("sample", "block", "mtad", "mtad 7x4", "mtad 3x2", "mmtad_sample", "block auto")
 DRAFT_LEN = 4  # tokens of a draft, ours and theirs
 DRAFTS = {"openvino-genai": (3, DRAFT_LEN, 7)}
 """Libraries that are given more than one length, as `mtad` is. On a CPU with AMX, 8 requests of 1 + 3 tokens fill 32
@@ -65,21 +65,21 @@ class System:
 
 
 def method_params(name: str) -> dict[str, Any]:
-    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), or of `mtad adaptive` (up to twice `DRAFT_LEN`).
+    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), or of `mtad auto`.
 
     Raises:
         InvalidInput: there is no such method, or no such draft.
     """
     method, _, draft = name.partition(" ")
     sizes = re.fullmatch(r"(\d+)x(\d+)", draft)
-    if method not in METHODS or not (sizes or draft in ("", "adaptive")):
+    if method not in METHODS or not (sizes or draft in ("", "auto")):
         known = ", ".join(METHODS)
-        raise InvalidInput("methods", name, f"give names of methods, 'mtad adaptive' or 'mtad 7x2'; known: {known}")
-    params: dict[str, Any] = {"method": method, "draft_len": DRAFT_LEN, "speculation": "fixed"}
+        raise InvalidInput("methods", name, f"give names of methods, 'mtad auto' or 'mtad 7x2'; known: {known}")
+    params: dict[str, Any] = {"method": method, "draft_len": DRAFT_LEN}
     if sizes:
         params |= {"draft_len": int(sizes[1]), "beam_width": int(sizes[2])}
-    if draft == "adaptive":
-        params |= {"draft_len": 2 * DRAFT_LEN, "speculation": "adaptive"}
+    if draft == "auto":
+        params["draft_len"] = "auto"
     if METHODS[method].rule in ("joint.joint", "joint.joint_sample"):
         params["accept_threshold"] = THRESHOLD
     return params

@@ -45,7 +45,7 @@ TOLERANCE = {"float32": 1e-3, "fastest": 0.5}
 """By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding."""
 CHECKED, CHECK_TOKENS, WARM_TOKENS = 4, 32, 12
 JUDGED = 32  # sampled texts of each system, whose likelihood says what its sampling is worth
-LEARNING = 3  # slices before a load's first one, in which adaptive drafts learn what pays
+LEARNING = 3  # slices before a load's first one, in which automatic drafts learn what pays
 
 
 @torch.no_grad()
@@ -146,9 +146,9 @@ class Comparison:
         """Tokens per second."""
         chosen = random.Random(f"{load} {number}").sample(self._prompts, 2 * load)[: None if one.batches else 2]
         if (one.name, load) not in self._warm:
-            adaptive = one.method.endswith(" adaptive")
-            for _ in range(LEARNING if adaptive else 1):
-                self._ask(one, chosen, load, number, **({} if adaptive else {"tokens": WARM_TOKENS}))
+            automatic = one.method.endswith(" auto")
+            for _ in range(LEARNING if automatic else 1):
+                self._ask(one, chosen, load, number, **({} if automatic else {"tokens": WARM_TOKENS}))
             self._warm.add((one.name, load))
         texts, seconds = self._ask(one, chosen, load, number)
         return sum(map(len, texts)) / seconds

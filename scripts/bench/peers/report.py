@@ -15,7 +15,7 @@ def tables(figures: Mapping[str, Any]) -> dict[str, Rows]:
     """Tables of each size and precision, such as `78M-float32`, which has the tokens per second.
 
     With `-peers` and `-quality`, each of our methods, on the engine that suits it best, against the best peer at the
-    same temperature, and against the best, at any temperature, that keeps the quality; with `-adaptive`, adaptive
+    same temperature, and against the best, at any temperature, that keeps the quality; with `-auto`, automatic
     drafts against `sample` and against the method's best fixed draft.
     """
     return {
@@ -56,8 +56,8 @@ def _tables(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, list[list[str
     lines = []
     for name, one in systems.items():
         method, _, draft = one["method"].partition(" ")
-        for base, title in (("sample", "`sample`"), (method, "the best fixed draft")) if draft == "adaptive" else ():
+        for base, title in (("sample", "`sample`"), (method, "the best fixed draft")) if draft == "auto" else ():
             others = [n for n in systems if systems[n]["library"] == one["library"] and n != name]
             others = [n for n in others if systems[n]["method"].partition(" ")[0] == base]
             lines += [[f"{name}, relative to {title}", *against([name], others)]] if others else []
-    return found | ({"-adaptive": [["adaptive drafts", *loads], *lines]} if lines else {})
+    return found | ({"-auto": [["automatic drafts", *loads], *lines]} if lines else {})

@@ -17,6 +17,7 @@ from engines.pytorch.engine import TorchEngine
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
 from tests.support.mock_engine import PagedMock, mock_spec
+from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
 from tests.support.steps import columns_of
 
@@ -105,6 +106,8 @@ def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pyte
     engine.cache.check_integrity()
 
 
+@pytest.mark.slow
+@quick_filters()
 def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(pair: Pair) -> None:
     prompt, short = list(range(3, 140)), replace(PARAMS, max_tokens=20)
     engine, tokens = pair.target, []

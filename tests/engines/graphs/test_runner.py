@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from engines import Step, open_engine
+from engines.base import Step
 from engines.graphs.capture import Work
 from engines.graphs.runner import GraphRunner, StepShape
 from tests.support.fake_cuda import FakeRecorder
 from tests.support.mock_engine import mock_spec
-from tests.support.steps import columns_of, make_step, some_tokens
 
 CAPACITY, VOCAB = 320, 7
 SPEC = replace(mock_spec(4, CAPACITY), vocab_size=VOCAB)
@@ -90,12 +87,6 @@ def test_steps_of_any_rows_without_a_graph_give_the_models_logits(runner: Runner
     assert not runner.recorder.recorded
 
 
-def test_a_bucket_is_captured_once_and_replayed_ever_after(runner: Runner) -> None:
-    for seed in range(5):
-        runner.graphs.replay(step_of(2, 5, (192, 256)[seed % 2], 5, seed))
-    assert (runner.recorder.recorded, runner.recorder.replayed) == (1, 5)
-
-
 def test_every_shape_lies_at_the_same_addresses(runner: Runner) -> None:
     for shape in ((4, 9, 320, 9), (1, 1, 64, 1), (2, 5, 128, 5)):
         runner.graphs.replay(step_of(*shape))
@@ -103,15 +94,6 @@ def test_every_shape_lies_at_the_same_addresses(runner: Runner) -> None:
         tensors = [getattr(step, name) for step in runner.bound]
         assert len({tensor.data_ptr() for tensor in tensors}) == 1
         assert all(tensor.is_contiguous() for tensor in tensors)
-
-
-def test_columns_that_a_buckets_mask_has_more_are_masked(runner: Runner) -> None:
-    runner.graphs.replay(step_of(2, 5, 256, 5, 1))
-    short = step_of(2, 5, 192, 5, 2)
-    runner.graphs.replay(short)
-    mask = runner.bound[0].mask
-    assert torch.equal(mask[..., :192], short.mask)
-    assert not mask[..., 192:].any()
 
 
 @pytest.mark.parametrize(("length", "bucket"), [(64, 64), (128, 128), (192, 256), (256, 256), (320, 320)])
@@ -127,34 +109,3 @@ def test_the_least_recently_used_graph_goes_first() -> None:
     assert [shape.steps for shape in runner.graphs.captured] == [3, 1]
     assert runner.recorder.recorded == 3
     assert runner.recorder.waits == 1, "it may still be running"
-
-
-def test_a_step_that_begins_with_another_row_is_never_a_graph(runner: Runner) -> None:
-    with pytest.raises(AssertionError, match="first rows"):
-        runner.graphs.replay(step_of(1, 1, 64, 1, first_row=1))
-
-
-def test_a_step_larger_than_its_memory_is_an_error(runner: Runner) -> None:
-    with pytest.raises(AssertionError):
-        runner.graphs.replay(step_of(2, 10, 64, 1))
-
-
-def test_a_torch_engine_gives_the_same_logits_and_cache_as_graphs(pair_folders: Callable[[str], Path]) -> None:
-    engine, plain = (open_engine(pair_folders("torch") / "target") for _ in range(2))
-    spec = engine.spec
-
-    def bind(step: Step) -> Work:
-        def work() -> None:
-            assert step.out is not None
-            step.out.copy_(engine.step(replace(step, out=None)))
-
-        return work
-
-    graphs = GraphRunner(bind, spec, [StepShape(4, 33, spec.capacity, 33)], FakeRecorder(), "cpu")
-    for row in range(2):
-        prompt = make_step(some_tokens(row, 33)[None], [0], first_row=row, keep=[])
-        assert graphs.run(prompt, lambda static: bind(static)()).shape == plain.step(prompt).shape
-    for at in (33, 35, 37):
-        step = make_step(torch.stack([some_tokens(at, 2), some_tokens(at + 1, 2)]), [at, at])
-        torch.testing.assert_close(graphs.replay(step), plain.step(step), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(columns_of(engine), columns_of(plain), rtol=1e-5, atol=1e-5)

@@ -17,9 +17,9 @@ import torch
 import engines.onnx.engine as module
 from engines.base import EngineSpec
 from engines.kinds import kind_of
-from engines.onnx.binding import Binding, open_session
+from engines.onnx.binding import Binding
 from engines.onnx.engine import OnnxRuntimeEngine, SessionStream, open_onnxruntime
-from engines.onnx.providers import check_cuda, cuda_options
+from engines.onnx.providers import check_cuda
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from tests.support.fake_onnxruntime import CPU, CUDA, Session, Stream
@@ -111,13 +111,6 @@ def test_a_provider_that_cannot_be_loaded_is_refused(folder: Path, monkeypatch: 
     monkeypatch.setattr(module, "SessionStream", lambda device: SimpleNamespace(device=device, handle=0))
     with pytest.raises(InvalidInput, match=r"(?s)provider = 'cuda': .*could not load it"):
         open_onnxruntime(folder, SPEC, Placement("cuda", provider="cuda"))
-
-
-@WITHOUT_GPU
-@pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="onnxruntime without its GPU providers")
-def test_left_to_itself_the_runtime_would_have_used_the_cpu(folder: Path) -> None:
-    session = open_session(folder / "model.onnx", 1, providers=cuda_options("cuda", 0))
-    assert session.get_providers() == [CPU]
 
 
 @pytest.mark.parametrize(

@@ -176,14 +176,6 @@ def test_every_token_of_random_drafts_sees_what_its_mask_says(seed: int) -> None
         texts.paged.columns.check_integrity()
 
 
-def test_a_chain_is_never_run_again() -> None:
-    texts = Texts(0)
-    texts.chain([0], 10)
-    for start in (10, 11, 14):
-        run = texts.paged.columns.plan(*_chain(start, 3), 0)
-        assert (run.tokens.shape[1], run.past.tolist(), run.masks.size) == (3, [start], 0)
-
-
 @pytest.mark.parametrize("start", [10, PAGE - 2, PAGE])
 def test_a_draft_runs_each_node_once_and_its_accepted_path_not_again(start: int) -> None:
     """Also where its paths begin a page, or go on on the next."""
@@ -230,17 +222,6 @@ def test_a_block_without_a_draft_leaves_what_an_earlier_ones_beams_held_alone() 
     texts.chain([10], 4)
 
 
-def test_prompts_run_beside_the_next_step() -> None:
-    texts = Texts(0)
-    texts.chain([0], 10)
-    for row in (1, 2):
-        texts.defer(row, 20)
-    run = texts.paged.columns.plan(*_chain(10, 3), 0)
-    assert (run.rows.tolist(), run.past.tolist()) == ([0, 1, 2], [10, 0, 0])
-    assert (run.begins.tolist(), run.keep.tolist()) == ([0, 3, 23, 43], [0, 1, 2])
-    assert not texts.paged.columns.deferred
-
-
 def test_what_a_run_that_fails_was_to_store_is_run_again() -> None:
     texts = Texts(0)
     texts.defer(0, 20)
@@ -268,15 +249,6 @@ def test_a_text_of_trees_whose_paths_do_not_lie_in_place_is_as_its_masks_say() -
         sees = [[seen, seen | {at + 1}, seen | {at + 2}, seen | {at + 2, at + 3}] for at, seen in seen_by]
         texts.step(starts, sees, [[at, at + 1, at + 1, at + 2] for at in starts])
         texts.keep([[at + 2, at + 3] for at in starts])
-
-
-def test_what_is_cut_off_is_forgotten_and_the_rest_of_its_page_is_run_again() -> None:
-    texts = Texts(0)
-    texts.chain([0], PAGE + 8)
-    for page in texts.paged.columns.cut(0, PAGE + 4):
-        texts.paged.pages[page] = [-1] * PAGE
-    texts.chain([PAGE + 4], 2)
-    texts.paged.columns.check_integrity()
 
 
 def _chain(start: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -236,13 +236,6 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     attention.kernels.cache_clear()
 
 
-def test_masks_that_are_no_multiple_of_a_block_are_no_step() -> None:
-    inputs = make(Case((3,)))
-    mask = inputs.mask[..., :63].contiguous()
-    with pytest.raises(AssertionError, match="multiples of KV_PAGE"):
-        replace(inputs, mask=mask).attend()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["attention_compiler", "level_compiler"])
 def test_the_kernels_compile_for_gpus_that_are_not_here(compiler: str, tmp_path: Path) -> None:

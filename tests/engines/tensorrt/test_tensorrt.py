@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -23,8 +24,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import engines.tensorrt_plan
 import export.tensorrt
-from engines import EngineSpec, open_engine
-from engines.folder import read_spec, write_spec
+from engines.base import EngineSpec
+from engines.folder import open_engine, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
 from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan
@@ -217,28 +218,16 @@ def test_a_damaged_description_of_a_plan_is_refused(plan: object, rtx_pair: Path
         read_spec(tmp_path / "engine")
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"compute_capabilities": ["8.7"]}, r"8\.7'?: TensorRT-RTX .* builds for 7\.5, .*12\.1; for other GPUs"),
-        ({"compute_capabilities": ["90"]}, "builds for"),
-        ({"format": "onnx"}, "only for --to tensorrt-rtx"),
-        ({"format": "tensorrt"}, "tensorrt cannot be imported"),
-        ({"attention": "flash"}, "operator, decomposed"),
-        ({"format": "torch", "compute_capabilities": [], "attention": "decomposed"}, "torch has only the first"),
-    ],
-)
-def test_an_export_that_cannot_be_is_refused_before_anything_is_written(
-    changes: dict[str, Any], problem: str, checkpoints: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidInput, match=problem):
-        _export(tmp_path / "pair", checkpoints, **changes)
-    assert not list(tmp_path.iterdir())
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Gpu | None], None]:
+    """A machine with a TensorRT of this version, and this GPU."""
 
+    def install(version: str, gpu: Gpu | None) -> None:
+        monkeypatch.setattr(export.tensorrt, "load_runtime", lambda _: SimpleNamespace(__version__=version))
+        monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
+        monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: gpu)
 
-class FakeModule:
-    def __init__(self, version: str) -> None:
-        self.__version__ = version
+    return install
 
 
 @pytest.mark.parametrize(
@@ -252,23 +241,16 @@ class FakeModule:
     ],
 )
 def test_what_a_devices_tensorrt_cannot_build_is_refused(
-    version: str, gpu: Gpu | None, changes: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+    version: str, gpu: Gpu | None, changes: dict[str, Any], problem: str, device: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(export.tensorrt, "load_runtime", lambda _: FakeModule(version))
-    monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
-    monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: gpu)
+    device(version, gpu)
     with pytest.raises(InvalidInput, match=problem):
         plan_for("tensorrt", replace(SPEC, **changes))
 
 
 @pytest.mark.parametrize(("version", "attention"), [("10.16.2.10", "operator"), ("10.3.0", "decomposed")])
-def test_a_jetsons_tensorrt_builds_for_the_jetson(
-    version: str, attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orin = Gpu("Orin", "8.7")
-    monkeypatch.setattr(export.tensorrt, "load_runtime", lambda _: FakeModule(version))
-    monkeypatch.setattr(export.tensorrt, "_check_polygraphy", lambda _: None)
-    monkeypatch.setattr(export.tensorrt, "current_gpu", lambda: orin)
+def test_a_jetsons_tensorrt_builds_for_the_jetson(version: str, attention: str, device: Callable[..., None]) -> None:
+    device(version, Gpu("Orin", "8.7"))
     plan = plan_for("tensorrt", replace(SPEC, attention=attention, precision="float16"))
     assert (plan.gpu, plan.compute_capabilities, plan.version) == ("Orin", ("8.7",), version)
     with pytest.raises(InvalidInput, match="builds only for the GPU it runs on"):
@@ -341,7 +323,12 @@ def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_p
     plan = replace(PLAN, gpu=ADA.name) if format == "tensorrt" else PLAN
     spec = replace(SPEC, format=format, attention=attention, plan=plan)
     fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs[attention] / "model.onnx", spec, plan)
-    return TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+    return opened(tmp_path, spec)
+
+
+def opened(folder: Path, spec: EngineSpec) -> TensorRTEngine:
+    """An engine on the stand-in."""
+    return TensorRTEngine(folder, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
 
 
 def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
@@ -375,12 +362,6 @@ def test_a_prompts_step_is_not_captured(engine: TensorRTEngine) -> None:
     assert not engine.graphs.captured
 
 
-def test_each_graph_has_a_context_of_its_own(engine: TensorRTEngine) -> None:
-    for steps in (1, 2, 1, 2):
-        engine.step(make_step(more_tokens(2, steps), [4, 9]))
-    assert len(engine._engine.contexts) == 1 + 2
-
-
 def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine) -> None:
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
@@ -410,14 +391,14 @@ def test_steps_wider_than_the_profile_run_a_row_at_a_time(engine: TensorRTEngine
 def test_more_rows_than_the_plan_has_are_refused(target_graphs: dict[str, Path], tmp_path: Path) -> None:
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN, rows=5)
     with pytest.raises(InvalidInput, match="built for 4 rows"):
-        TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+        opened(tmp_path, spec)
 
 
 def test_a_plan_the_runtime_does_not_take_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.engine").write_bytes(b"nothing")
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN)
     with pytest.raises(InvalidInput, match="cannot load it"):
-        TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+        opened(tmp_path, spec)
 
 
 @pytest.mark.slow
@@ -443,7 +424,7 @@ def test_a_plan_that_does_not_alias_its_caches_is_an_error(
     fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
     monkeypatch.setattr(fake_tensorrt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: None)
     with pytest.raises(RuntimeError, match=r"alias of present_key\.0"):
-        TensorRTEngine(tmp_path, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+        opened(tmp_path, spec)
 
 
 def _signatures(function: Any) -> list[list[str]]:

@@ -20,12 +20,13 @@ import pytest
 import torch
 
 from engines.folder import read_spec
+from engines.kinds import STATIC
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.options import STATIC, ExportOptions
+from export.options import ExportOptions
 from export.pair import export_pair
 from export.quantization.model_optimizer import LONGEST, TOKENS, quantize_static
 from export.quantization.weight_only import matrices, quantized_weights
@@ -37,14 +38,6 @@ from tests.support.tensorrt import PLAN, SPEC
 
 TARGETS = ["8.9", "12.0"]
 """Compute capabilities: Ada Lovelace, Blackwell."""
-
-
-@pytest.fixture(scope="module")
-def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("calibration") / "text.jsonl"
-    lines = ["SELECT name FROM singer WHERE age", "def largest(values): return", "How many singers are older"]
-    path.write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
-    return path
 
 
 def export(folder: Path, checkpoints: tuple[Path, Path], calibration: Path | None, **changes: Any) -> bool:
@@ -98,12 +91,6 @@ class TestPair:
             assert report["block_efficiency"]["precisions"] == ["fp8", "int8-static"]
             assert report["block_efficiency"]["mtad"]["pair"]["tokens_per_pass"] > 1
 
-    @pytest.mark.slow
-    def test_the_same_export_again_touches_nothing(
-        self, pair: Path, checkpoints: tuple[Path, Path], calibration: Path
-    ) -> None:
-        assert not export(pair, checkpoints, calibration)
-
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN])
 def test_a_pair_computed_by_plain_operators_is_the_operators(kind: int, tmp_path: Path) -> None:
@@ -155,25 +142,6 @@ def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same
         spec = replace(spec, plan=plan_for("tensorrt-rtx", spec, ["8.6"]))
         build_plan(tmp_path / "model.onnx", spec, tmp_path / "model.engine")
         assert (tmp_path / "model.engine").stat().st_size > (tmp_path / "model.onnx_data").stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("field", "changes", "problem"),
-    [
-        ("precision", {"compute_capabilities": ["8.6", "12.0"]}, "8.6 does not support it; 8.9 and later do"),
-        ("precision", {"format": "onnx", "compute_capabilities": []}, "is for TensorRT"),
-        ("precision", {"attention": "decomposed"}, "is for TensorRT .*decomposed"),
-        ("auxiliary_precision", {"auxiliary_precision": "int8"}, "needs --to onnx"),
-        ("calibration", {"calibration": None}, "give text"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_written(
-    field: str, changes: dict[str, Any], problem: str, checkpoints: tuple[Path, Path], calibration: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidInput, match=problem) as caught:
-        export(tmp_path / "pair", checkpoints, **{"calibration": calibration, **changes})
-    assert caught.value.field == field
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_capabilities_fp8_is_built_for_all_that_have_it() -> None:

@@ -15,15 +15,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engines import open_engine
-from engines.folder import read_spec, write_spec
+from engines.folder import open_engine, read_spec, write_spec
+from engines.kinds import QUANTIZED
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
-from export.options import QUANTIZED, ExportOptions
+from export.options import ExportOptions
 from export.pair import export_pair
-from export.quantization.report import NEW_TOKENS, compare_on_text, logits_on
+from export.quantization.report import compare_on_text, logits_on
 from export.quantization.weight_only import (
     WEIGHT_ONLY,
     dequantized,
@@ -34,7 +34,6 @@ from export.quantization.weight_only import (
 from export.verification.check import check
 from export.verification.verify import ACTIVATIONS, TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.tuning.efficiency import block_efficiency
 from tests.support.steps import alone_and_together, some_tokens
 
@@ -199,14 +198,6 @@ class TestReport:
 
 
 @pytest.fixture(scope="module")
-def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("calibration") / "text.jsonl"
-    lines = [{"prompt": "SELECT name FROM singer WHERE age > ", "answer": f"{n} ORDER BY age"} for n in range(4)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
-
-
-@pytest.fixture(scope="module")
 def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair of an int4 target and a float32 auxiliary."""
     folder = tmp_path_factory.mktemp("mixed") / "pair"
@@ -257,15 +248,6 @@ class TestPair:
             assert timed["ratio"][1] > 0
 
     @pytest.mark.slow
-    def test_its_block_efficiency_is_that_of_its_texts(self, mixed: Path, calibration: Path) -> None:
-        report = json.loads((mixed / "target" / "quantization.json").read_text())["block_efficiency"]
-        prompts = [json.loads(line)["prompt"] for line in calibration.read_text().splitlines()]
-        llm = LLM(mixed, RuntimeConfig(threads=1))
-        ids = [list(llm.pair.tokenizer(prompt).input_ids) for prompt in prompts]
-        assert block_efficiency(mixed, ids, DecodingParams(max_tokens=NEW_TOKENS)) == report["mtad"]["pair"]
-        assert report["mtad"]["pair"]["tokens_per_pass"] > 1
-
-    @pytest.mark.slow
     def test_the_same_export_again_touches_nothing(
         self, mixed: Path, checkpoints: tuple[Path, Path], calibration: Path
     ) -> None:
@@ -274,24 +256,3 @@ class TestPair:
         assert not export_pair(mixed, ExportOptions(target, auxiliary, **options, auxiliary_precision="float32"))
         with pytest.raises(InvalidInput, match="--overwrite"):
             export_pair(mixed, ExportOptions(target, auxiliary, **options))
-
-    @pytest.mark.parametrize(
-        ("field", "changes"),
-        [
-            ("precision", {"precision": "int3"}),
-            ("auxiliary_precision", {"auxiliary_precision": "fp32"}),
-            ("precision", {"precision": "int8", "format": "torch", "calibration": Path("x")}),
-            ("calibration", {"precision": "int8"}),
-            ("calibration", {"auxiliary_precision": "int8-dynamic"}),
-            ("calibration", {"calibration": Path("x")}),
-            ("calibration", {"precision": "int8", "calibration": Path("missing")}),
-        ],
-    )
-    def test_what_cannot_be_is_refused_before_anything_is_written(
-        self, field: str, changes: dict[str, Any], checkpoints: tuple[Path, Path], tmp_path: Path
-    ) -> None:
-        target, auxiliary = map(str, checkpoints)
-        with pytest.raises(InvalidInput) as caught:
-            export_pair(tmp_path / "pair", ExportOptions(target, auxiliary, **{"rows": 2, "capacity": 128, **changes}))
-        assert caught.value.field == field
-        assert not list(tmp_path.iterdir())

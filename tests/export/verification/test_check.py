@@ -13,11 +13,12 @@ import onnx
 import pytest
 import torch
 
-from engines import open_engine
+from engines.folder import open_engine
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check
 from export.verification.verify import NODES, make_cases, run_engine
+from tests.export.test_export import change_json
 from tests.support.commands import Run, assert_refused
 
 
@@ -66,11 +67,6 @@ def test_logits_that_are_not_numbers_are_different(onnx_copy: Path, run: Run) ->
     outcome = run("check", onnx_copy, "--json")
     assert outcome.code == 1
     assert json.loads(outcome.out)["checks"][0]["error"] == "nan"
-
-
-def test_engines_of_two_formats_are_the_same(pair_folders: Callable[[str], Path]) -> None:
-    for first, second in (("onnx", "torch"), ("torch", "onnx")):
-        assert check(pair_folders(first) / "target", pair_folders(second) / "target").same
 
 
 @pytest.mark.slow
@@ -145,7 +141,7 @@ class TestCommand:
     ) -> None:
         pair = pair_folders("torch")
         narrow = Path(shutil.copytree(pair / "target", tmp_path / "narrow"))
-        change_spec(narrow, vocab_size=299)
+        change_json(narrow / "engine.json", vocab_size=299)
         names = {"pair": pair, "engine": pair / "target", "narrow": narrow}
         assert_refused(run("check", *(argument.format(**names) for argument in arguments)), "check", words)
 
@@ -153,16 +149,7 @@ class TestCommand:
         self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path
     ) -> None:
         folder = Path(shutil.copytree(pair_folders("torch") / "target", tmp_path / "engine"))
-        change_spec(folder, checkpoint_hash="0" * 64)
+        change_json(folder / "engine.json", checkpoint_hash="0" * 64)
         assert_refused(run("check", folder), "check", "has changed since")
-        change_spec(folder, source="")
+        change_json(folder / "engine.json", source="")
         assert_refused(run("check", folder), "check", "give --checkpoint")
-
-    def test_a_damaged_model_is_one_line(self, run: Run, onnx_copy: Path) -> None:
-        (onnx_copy / "model.onnx").write_bytes(b"\0" * 50)
-        assert_refused(run("check", onnx_copy), "check", "cannot be opened")
-
-
-def change_spec(folder: Path, **values: object) -> None:
-    path = folder / "engine.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))

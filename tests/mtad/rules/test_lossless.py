@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from mtad.params import DecodingParams
-from tests.support.law import Distribution, Outcome, Request, Tokens, paths_of
+from tests.mtad.rules.test_laws import emitted
+from tests.support.law import Distribution, Request, Tokens, paths_of
 from tests.support.one_row import OneRow
 from tests.support.rule_laws import moved
 
@@ -157,16 +158,7 @@ def test_on_a_chain_traversal_is_block_verification(pair: str, eos: Tokens) -> N
     branches = request_of(pair, DecodingParams(method="traversal", branching=(1, 1, 1)), eos)
     for (_, draft, one), (_, same, other) in zip(OneRow(chain, 3).blocks(), OneRow(branches, 3).blocks(), strict=True):
         assert paths_of(draft) == paths_of(same)
-        assert texts_of(one) == pytest.approx(texts_of(other), abs=1e-6)
-
-
-def texts_of(found: list[Outcome]) -> dict[tuple[Tokens, int], float]:
-    """The probability of each kept path and bonus token."""
-    masses: dict[tuple[Tokens, int], float] = defaultdict(float)
-    for chance, path, bonus in found:
-        for token, value in bonus.items():
-            masses[path, token] += chance * value
-    return {key: mass for key, mass in masses.items() if mass > 1e-8}
+        assert emitted(one) == pytest.approx(emitted(other), abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["speculative", "block"])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
+from tests.support.chi_square import p_value
 from tests.support.law import Distribution, Request, Tokens, filtered
 from tests.support.mock_models import Model, Pair, generate, mock_pair, sure_pair
 
@@ -39,21 +38,6 @@ def request_of(pair: Pair, params: DecodingParams, eos: Tokens = ()) -> Request:
     return Request(lambda path: after(pair.target, path), lambda path: after(pair.auxiliary, path), params, eos)
 
 
-def p_value(params: DecodingParams, pair: Pair, vocab: int, length: int, texts: int = 3000) -> float:
-    """Chi-square of the first tokens of many texts, by compiled blocks of the host, against the target's joint."""
-    request = request_of(pair, params)
-    joint = {text: value for value, text in request.texts((), length)}
-    seen = Counter(generate(pair, [params] * texts, vocab, length))
-    assert seen.keys() <= joint.keys()
-    common = [text for text in joint if joint[text] * texts >= 5]
-    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
-    if (rest := texts - sum(expected)) > 5:
-        observed, expected = [*observed, texts - sum(observed)], [*expected, rest]
-    else:
-        expected = [value * sum(observed) / sum(expected) for value in expected]
-    return float(chisquare(observed, expected).pvalue)
-
-
 FILTERS: tuple[dict[str, Any], ...] = (
     *({}, {"top_k": 3, "temperature": 1.7}),
     *({"top_p": 0.9, "temperature": 0.6}, {"min_p": 0.2}),
@@ -70,16 +54,17 @@ DRAWN = [
 def test_texts_are_distributed_as_the_targets(params: DecodingParams, gap: int) -> None:
     """Also where the auxiliary is surer than float32 or float64 can express as 1 - q."""
     pair = sure_pair(23, 4, gap) if gap else mock_pair(11, 4, peak=1.2, noise=0.8)
-    assert p_value(params, pair, 4, 3) > 1e-4
+    law = {text: value for value, text in request_of(pair, params).texts((), 3)}
+    assert p_value(generate(pair, [params] * 3000, 4, 3), law) > 1e-4
 
 
 def test_specinfer_emits_a_token_as_often_as_the_target_has_it_under_a_sure_auxiliary() -> None:
     """The auxiliary's other tokens are 18 nats below: in float32, 1 - q is nothing but rounding there."""
-    p = np.array([0.382, 0.3, 0.2, 0.118])
+    p = [0.382, 0.3, 0.2, 0.118]
     after = np.log(p).astype(np.float32), np.array([-18, 0, -18.5, -19], np.float32)
     params = replace(BASE, method="specinfer", branching=(3,), draft_len=1)
-    seen = Counter(generate(Pair(lambda _: after[0], lambda _: after[1]), [params] * 4000, 4, 1))
-    assert chisquare([seen[(token,)] for token in range(4)], 4000 * p).pvalue > 1e-4
+    drawn = generate(Pair(lambda _: after[0], lambda _: after[1]), [params] * 4000, 4, 1)
+    assert p_value(drawn, {(token,): value for token, value in enumerate(p)}) > 1e-4
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])

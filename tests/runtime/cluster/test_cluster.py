@@ -22,11 +22,11 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime import LLM, DecodingParams
 from runtime.cluster.router import CHUNK_CHARACTERS, PrefixRouter, prefix_keys
 from runtime.server.options import ClusterOptions
 from tests.support.held import Hold
-from tests.support.live_server import Process
+from tests.support.live_server import Process, call
 from tests.support.waiting import PATIENCE, STARTING, until  # with `STARTING`, a busy gateway is asked less often
 
 PROMPTS = ["def largest(values):\n", "SELECT name FROM singer", "class Stack:\n", "import", "# naïve 日本\n", "for"]
@@ -59,20 +59,16 @@ class Cluster:
         link.symlink_to(export)
         link.replace(self.pair)
 
-    def call(self, method: str, path: str, body: Any = None, key: str = "secret") -> tuple[int, dict[str, str], str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE)
-        try:
-            headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            return response.status, dict(response.getheaders()), response.read().decode()
-        finally:
-            connection.close()
+    def call(self, method: str, path: str, body: Any = None, key: str = "secret") -> tuple[int, dict[str, str], Any]:
+        return call(self, method, path, body, authorization=f"Bearer {key}")
 
     def complete(self, prompt: str, **values: Any) -> tuple[int, Any]:
-        body = {"model": "demo", "prompt": prompt, **values}
-        status, _, text = self.call("POST", "/v1/completions", body)
-        return status, text if values.get("stream") else json.loads(text)
+        status, _, answer = self.call("POST", "/v1/completions", {"model": "demo", "prompt": prompt, **values})
+        return status, answer
+
+    @property
+    def metrics(self) -> str:
+        return str(self.call("GET", "/metrics")[2].decode())
 
     def begin(self, prompt: str, **values: Any) -> HTTPConnection:
         """Send a request, and leave its answer to be read."""
@@ -84,13 +80,12 @@ class Cluster:
 
     def figure(self, name: str, labels: str = "") -> float:
         """Sum of a metric over replicas and labels; of those whose first label is this one."""
-        text = self.call("GET", "/metrics")[2]
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{{labels}[^}}]*}})? (\S+)$", text, re.MULTILINE))
+        pattern = rf"^{name}(?:{{{labels}[^}}]*}})? (\S+)$"
+        return sum(float(value) for value in re.findall(pattern, self.metrics, re.MULTILINE))
 
     def replicas(self) -> dict[str, tuple[int, int]]:
         """Process and generation of each that is ready to be killed."""
-        text = self.call("GET", "/metrics")[2]
-        found = re.findall(r"^mtad_replica\{(.*)\} 1", text, re.MULTILINE)
+        found = re.findall(r"^mtad_replica\{(.*)\} 1", self.metrics, re.MULTILINE)
         labels = [dict(re.findall(r'(\w+)="([^"]*)"', one)) for one in found]
         return {one["replica"]: (int(one["pid"]), int(one["generation"])) for one in labels}
 
@@ -101,7 +96,7 @@ class Cluster:
 
     @property
     def health(self) -> dict[str, Any]:
-        return dict(json.loads(self.call("GET", "/health")[2]))
+        return dict(self.call("GET", "/health")[2])
 
     @property
     def ready(self) -> int:
@@ -120,12 +115,6 @@ def cluster(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         running.process.process.kill()
         running.process.process.wait(10)
-
-
-@pytest.fixture(scope="module")
-def plain(demo_pair: Path) -> LLM:
-    """The same pair, alone."""
-    return LLM(demo_pair, RuntimeConfig(threads=1))
 
 
 def expected(llm: LLM, prompt: str, **values: Any) -> str:
@@ -156,7 +145,7 @@ def test_nothing_of_a_ray_of_its_own_listens_to_other_machines(cluster: Cluster)
     assert "Token authentication is enabled" in cluster.process.log
 
 
-def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster) -> None:
+def test_both_replicas_answer_what_one_engine_gives(demo: LLM, cluster: Cluster) -> None:
     until(lambda: cluster.ready == 2, STARTING)
     asked = [(PROMPTS[index % 6], {"seed": index, "max_tokens": 40}) for index in range(16)]
     with ThreadPoolExecutor(16) as pool:
@@ -166,25 +155,25 @@ def test_both_replicas_answer_what_one_engine_gives(plain: LLM, cluster: Cluster
         answers = [one.result() for one in coming]
     for (prompt, values), (status, answer) in zip(asked, answers, strict=True):
         assert status == 200, answer
-        assert answer["choices"][0]["text"] == expected(plain, prompt, **values)
+        assert answer["choices"][0]["text"] == expected(demo, prompt, **values)
     until(lambda: cluster.figure("mtad_requests_total") >= 16, STARTING)
-    text = cluster.call("GET", "/metrics")[2]
-    served = re.findall(r'^mtad_requests_total\{reason="length",replica="\w+"\} (\S+)$', text, re.MULTILINE)
+    shown = re.compile(r'^mtad_requests_total\{reason="length",replica="\w+"\} (\S+)$', re.MULTILINE)
+    served = shown.findall(cluster.metrics)
     assert len(served) == 2
     assert all(float(one) > 0 for one in served), "one replica did everything"
 
 
 def test_the_interface_is_the_servers(cluster: Cluster) -> None:
     assert cluster.call("GET", "/v1/models", key="wrong")[0] == 401
-    assert json.loads(cluster.call("GET", "/v1/models")[2])["data"][0]["id"] == "demo"
+    assert cluster.call("GET", "/v1/models")[2]["data"][0]["id"] == "demo"
     status, answer = cluster.complete("x", temperature=-1)
     assert (status, answer["error"]["param"]) == (400, "temperature")
     assert cluster.call("GET", "/")[0] == cluster.call("GET", "/openapi.json")[0] == 200
     assert cluster.call("GET", "/nowhere")[0] == 404
     status, text = cluster.complete("def", stream=True, max_tokens=20, seed=1)
     assert status == 200
-    assert text.rstrip().endswith("data: [DONE]")
-    assert len(text.split("data: ")) > 4
+    assert text.rstrip().endswith(b"data: [DONE]")
+    assert len(text.split(b"data: ")) > 4
 
 
 def test_prompts_that_begin_alike_go_where_their_prefix_is(cluster: Cluster) -> None:
@@ -208,7 +197,7 @@ def test_a_client_that_leaves_frees_its_row(cluster: Cluster) -> None:
     until(lambda: cluster.figure("mtad_kv_rows_used") == 0, STARTING)
 
 
-def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Cluster) -> None:
+def test_a_replica_killed_under_load_loses_no_request(demo: LLM, cluster: Cluster) -> None:
     """Five whole answers are given all the same; of three streams, those on the other replica go on."""
     until(lambda: cluster.ready == 2, STARTING)
     long = {"max_tokens": 500, "method": "sample", "ignore_eos": True, "seed": 9}  # 100 s of held passes
@@ -224,14 +213,14 @@ def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Clust
             streaming = [pool.submit(stream, prompt) for prompt in PROMPTS[:3]]
             whole = [pool.submit(cluster.complete, prompt, **long) for prompt in PROMPTS[:5]]
             until(lambda: cluster.accepted == 8, STARTING)
-            text = cluster.call("GET", "/metrics")[2]
-            running = dict(re.findall(r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$', text, re.MULTILINE))
+            pattern = r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$'
+            running = dict(re.findall(pattern, cluster.metrics, re.MULTILINE))
             victim = cluster.replicas()[max(running, key=lambda one: float(running[one]))][0]
             os.kill(victim, signal.SIGKILL)
         answers = [one.result() for one in whole]
         for one in streaming:
             one.result()
-    wanted = plain.generate(PROMPTS[:5], DecodingParams.from_dict(long, plain.pair.defaults))
+    wanted = demo.generate(PROMPTS[:5], DecodingParams.from_dict(long, demo.pair.defaults))
     assert [status for status, _ in answers] == [200] * 5
     assert [answer["choices"][0]["text"] for _, answer in answers] == [result.text for result in wanted]
     broken = [text for text in streams if '"replica_died"' in text]
@@ -244,11 +233,11 @@ def test_a_replica_killed_under_load_loses_no_request(plain: LLM, cluster: Clust
     until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
 
 
-def test_a_rollout_replaces_every_replica_and_loses_nothing(plain: LLM, cluster: Cluster) -> None:
+def test_a_rollout_replaces_every_replica_and_loses_nothing(demo: LLM, cluster: Cluster) -> None:
     until(lambda: cluster.ready >= 2, STARTING)
     before = cluster.replicas()
     stop, failed, served = threading.Event(), list[Any](), list[str]()
-    wanted = expected(plain, "def", seed=3, max_tokens=24)
+    wanted = expected(demo, "def", seed=3, max_tokens=24)
 
     def keep_asking() -> None:
         while not stop.is_set():
@@ -304,7 +293,7 @@ def test_a_folder_that_cannot_be_used_leaves_the_old_replicas_and_those_that_die
     assert cluster.complete("def", max_tokens=2)[0] == 200
 
 
-def test_requests_of_a_replica_that_hangs_go_to_another(plain: LLM, cluster: Cluster) -> None:
+def test_requests_of_a_replica_that_hangs_go_to_another(demo: LLM, cluster: Cluster) -> None:
     until(lambda: cluster.ready >= 2, STARTING)
     values = {"max_tokens": 60, "method": "sample", "ignore_eos": True, "seed": 7}
     with ThreadPoolExecutor(8) as pool:
@@ -315,7 +304,7 @@ def test_requests_of_a_replica_that_hangs_go_to_another(plain: LLM, cluster: Clu
             os.kill(hanging, signal.SIGSTOP)
         answers = [one.result() for one in asking]
     assert [status for status, _ in answers] == [200] * len(PROMPTS)
-    wanted = [expected(plain, prompt, **values) for prompt in PROMPTS]
+    wanted = [expected(demo, prompt, **values) for prompt in PROMPTS]
     assert [answer["choices"][0]["text"] for _, answer in answers] == wanted
     until(lambda: cluster.ready >= 2 and hanging not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
 

@@ -76,12 +76,8 @@ class Answering:
                 yield step
 
 
-def died() -> Any:
-    return ActorDiedError()
-
-
-def unreachable() -> Any:
-    return DeploymentUnavailableError("replica")
+DIED: Any = ActorDiedError()
+UNREACHABLE: Any = DeploymentUnavailableError("replica")
 
 
 async def reports() -> list[Report]:
@@ -130,7 +126,7 @@ def ask(
 
 
 def test_a_request_is_tried_elsewhere_until_a_byte_went_out() -> None:
-    replicas = Replicas([START, unreachable()], [START, WHOLE])
+    replicas = Replicas([START, UNREACHABLE], [START, WHOLE])
     status, body, gateway = ask(replicas)
     assert (status, body) == (200, b"whole")
     assert [body for _, body in replicas.calls] == [b'{"prompt": "x"}'] * 2
@@ -138,19 +134,19 @@ def test_a_request_is_tried_elsewhere_until_a_byte_went_out() -> None:
 
 
 def test_a_request_that_two_replicas_died_under_is_not_tried_again() -> None:
-    replicas = Replicas([died()], [START, died()])
+    replicas = Replicas([DIED], [START, DIED])
     status, body, _ = ask(replicas)
     assert (status, json.loads(body)["error"]["code"]) == (500, "replica_died")
     assert len(replicas.calls) == 2
 
 
 def test_two_replicas_that_cannot_be_reached_are_an_error() -> None:
-    status, body, _ = ask(Replicas([died()], [unreachable()]))
+    status, body, _ = ask(Replicas([DIED], [UNREACHABLE]))
     assert (status, json.loads(body)["error"]["code"]) == (503, "unavailable")
 
 
 def test_a_begun_stream_is_not_begun_again() -> None:
-    replicas = Replicas([START, PART, PART, died()])
+    replicas = Replicas([START, PART, PART, DIED])
     status, body, gateway = ask(replicas)
     *parts, last = body.decode().split("\n\n")[:-1]
     assert status == 200
@@ -170,34 +166,10 @@ def test_what_breaks_in_a_replica_is_not_tried_again() -> None:
     assert len(replicas.calls) == 1
 
 
-def test_a_request_beyond_its_time_is_cancelled_and_told() -> None:
-    replicas = Replicas([FOREVER])
-    status, body, _ = ask(replicas, seconds=-0.8)  # a second more is the replica's
-    assert (status, json.loads(body)["error"]["code"]) == (504, "timeout")
-    assert replicas.cancelled == 1
-
-
-def test_a_begun_stream_beyond_its_time_ends_with_an_error() -> None:
-    replicas = Replicas([START, PART, FOREVER])
-    status, body, _ = ask(replicas, seconds=-0.8)
-    assert (status, json.loads(body.split(b"data: ")[-1])["error"]["code"]) == (200, "timeout")
-    assert replicas.cancelled == 1
-
-
-def test_a_begun_stream_that_a_second_signal_ends_says_so() -> None:
-    closing: list[asyncio.Future[None]] = []
-
-    def close(gateway: Gateway, _: asyncio.Event) -> None:
-        closing.append(asyncio.ensure_future(gateway.close(drain=False)))
-
-    _, body, _ = ask(Replicas([START, PART, FOREVER]), during=close)
-    assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "cancelled"
-
-
 def test_a_request_whose_replica_died_is_not_refused_by_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.cluster.gateway.FULL_SECONDS", 0.0)
     full = BackPressureError(num_queued_requests=1, max_queued_requests=1)
-    replicas = Replicas([died()], [full], [full], [START, WHOLE])
+    replicas = Replicas([DIED], [full], [full], [START, WHOLE])
     assert ask(replicas)[:2] == (200, b"whole")
     assert len(replicas.calls) == 4
 
@@ -208,15 +180,24 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
     assert replicas.cancelled == 1
 
 
-def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones() -> None:
+@pytest.mark.parametrize("begun", [[], [START, PART]])
+def test_a_request_beyond_its_time_is_cancelled_and_told_also_in_a_begun_stream(begun: list[Step]) -> None:
+    replicas = Replicas([*begun, FOREVER])
+    status, body, _ = ask(replicas, seconds=-0.8)  # a second more is the replica's
+    assert (status, json.loads(body.split(b"data: ")[-1])["error"]["code"]) == (200 if begun else 504, "timeout")
+    assert replicas.cancelled == 1
+
+
+@pytest.mark.parametrize("begun", [[], [START, PART]])
+def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones_and_says_so(begun: list[Step]) -> None:
     closing: list[asyncio.Future[None]] = []
 
     def close(gateway: Gateway, _: asyncio.Event) -> None:
         closing.append(asyncio.ensure_future(gateway.close(drain=False)))
 
-    replicas = Replicas([FOREVER])
+    replicas = Replicas([*begun, FOREVER])
     status, body, gateway = ask(replicas, during=close)
-    assert (status, json.loads(body)["error"]["code"]) == (503, "cancelled")
+    assert (status, json.loads(body.split(b"data: ")[-1])["error"]["code"]) == (200 if begun else 503, "cancelled")
     assert replicas.cancelled == 1
     assert gateway._draining
 

@@ -14,6 +14,7 @@ import pytest
 
 from engines.pytorch.engine import TorchEngine
 from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.commands.entry import DECODING
 from tests.support.commands import Run, assert_refused
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
@@ -68,9 +69,9 @@ def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
 def test_options_that_have_no_effect_warn(run: Run, pair: Path) -> None:
     ran = run("generate", pair, "SELECT", *OPTIONS, "--branching", "2,1", "--top-logprobs", "2")
     assert ran.code == 0
-    assert "warning: --branching has no effect with the method mtad\n" in ran.err, "the pair's own method"
+    assert "warning: --branching has no effect with the method block\n" in ran.err, "the pair's own method"
     assert "warning: --top-logprobs has no effect without --json\n" in ran.err
-    assert "warning" not in run("generate", pair, "SELECT", *OPTIONS, "--beam-width", "2").err
+    assert "warning" not in run("generate", pair, "SELECT", *OPTIONS, "--draft-len", "2").err
 
 
 def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
@@ -78,6 +79,15 @@ def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "141")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_help_shows_ten_options_and_the_rest_on_demand(run: Run, command: str) -> None:
+    common, every = (run(command, option).out for option in ("--help", "--help-all"))
+    names = {text: set(re.findall(r"^  (?:-h, )?(--[\w-]+)", text, re.MULTILINE)) for text in (common, every)}
+    assert len(names[common] - {"--help", "--help-all"}) == 10
+    assert names[common] < names[every] >= {"--config", "--threads", "--max-waiting"}
+    assert all(f"\n{title}:\n" in every for title in ("where it runs", *(DECODING if command != "serve" else ())))
 
 
 def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
@@ -98,7 +108,7 @@ def test_every_parameter_is_an_option(run: Run, pair: Path) -> None:
         ("--gamma", ["--gamma", "4"]),
         ("--method = ", ["--method", "medusa"]),
         ("--branching", ["--branching", "2,x"]),
-        ("--draft-len = ", ["--draft-len", "9"]),
+        ("--draft-len = ", ["--draft-len", "17"]),
         ("--temperature = ", ["--temperature", "nan"]),
         ("--max-tokens = ", ["--max-tokens", "100000"]),
         ("--seed = ", ["--seed", "-1"]),

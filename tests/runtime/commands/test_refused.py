@@ -28,7 +28,7 @@ BAD = [
     ("prompt", "word " * 1000, {}),
     ("max_tokens", "S", {"max_tokens": 192}),
     ("draft_len", "S", {"draft_len": 9}),
-    ("beam_width", "S", {"beam_width": 9}),
+    ("beam_width", "S", {"method": "mtad", "beam_width": 9}),
     ("regex", "S", {"regex": "(unclosed", "ignore_eos": False}),
     ("logit_bias", "S", {"logit_bias": {100_000: 1.0}}),
 ]

@@ -1,4 +1,4 @@
-"""Bad words: their tokens are never complete in a text, whatever drafts it, and nothing else is forbidden."""
+"""Bad words: which tokens would complete one; texts without them are `test_constrained_distribution`'s."""
 
 from __future__ import annotations
 
@@ -9,46 +9,10 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.bad_words import BadWords
 from runtime.constraints.constraint import Constrainer, ConstraintFailed
-from tests.support.constrained import FREE, Running, finish, letters
-from tests.support.mock_models import mock_pair
-
-WORDS = ("ab", "c", "bba", "bbb")
-
-
-def texts(method: str, temperature: float, words: tuple[str, ...], count: int = 6) -> list[str]:
-    """Texts over the letters a to d, which `mock_pair` likes about equally."""
-    maker = Constrainer(letters("abcd"), 5, [0])
-    params = replace(
-        FREE,
-        method=method,
-        temperature=temperature,
-        ignore_eos=True,
-        max_tokens=30,
-        accept_threshold=0.1,
-        bad_words=words,
-    )
-    running = [
-        Running(mock_pair(seed, 5, peak=1.0, noise=0.8), params, seed, maker.constraint(seed, params, ()), ())
-        for seed in range(count)
-    ]
-    finish(running, 5, [])
-    return ["".join(".abcd"[token] for token in one.text) for one in running]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow
-def test_no_bad_word_is_ever_complete(method: str, temperature: float) -> None:
-    assert not [text for text in texts(method, temperature, WORDS) if any(word in text for word in WORDS)]
-
-
-def test_without_bad_words_the_texts_above_have_them() -> None:
-    free = texts("mmtad", 1.0, (), count=24)
-    assert all(any(word in text for text in free) for word in WORDS)
+from tests.support.constrained import FREE, letters
 
 
 def test_the_prompt_is_not_a_part_of_a_bad_word() -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
-from tests.support.constrained import FREE, Asked, Running, finish, letters
-from tests.support.mock_models import Model, Tokens, mock_pair
+from tests.support.chi_square import p_value
+from tests.support.constrained import FREE, Asked, letters
+from tests.support.mock_models import Model, Running, Tokens, finish, mock_pair
 
 LETTERS, END = "abc", 0
 WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
@@ -60,35 +59,24 @@ def likely(logits: np.ndarray, top_k: int) -> np.ndarray:
     return weights / (weights.sum() or 1.0)
 
 
-def p_value(params: DecodingParams, texts: int) -> float:
-    """Chi-square of many texts against the constrained target's enumerated distribution."""
-    pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
-    maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
-    running = [Running(pair, params, seed, maker.constraint(seed, params, ())) for seed in range(texts)]
-    finish(running, 1 + len(LETTERS), [END])
-    assert not any(r.failed for r in running)
-    seen = Counter(tuple(r.text) for r in running)
-    target = constrained(pair.target, params)
-    joint: dict[Tokens, float] = {}
-    for length in range(1, params.max_tokens + 1):
-        for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
-            if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
-                joint[text] = math.prod(likely(target(text[:at]), params.top_k)[token] for at, token in enumerate(text))
-    assert sum(joint.values()) == pytest.approx(1)
-    assert seen.keys() <= {text for text, probability in joint.items() if probability > 0}
-    common = [text for text in joint if joint[text] * texts >= 5]
-    observed, expected = [seen[text] for text in common], [joint[text] * texts for text in common]
-    rest = max(texts - sum(expected), 1e-9)
-    return float(chisquare([*observed, texts - sum(observed)], [*expected, rest]).pvalue)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("method", ["speculative", "sample"])
 def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
     params = replace(FREE, method=method, top_k=3, max_tokens=4, **ASKED[asked])
+    pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
+    maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
+    running = [Running(pair, params, seed, maker.constraint(seed, params, ())) for seed in range(4000)]
+    finish(running, 1 + len(LETTERS), [END])
+    assert not any(r.failed for r in running)
+    target, law = constrained(pair.target, params), dict[Tokens, float]()
+    for length in range(1, params.max_tokens + 1):
+        for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
+            if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
+                law[text] = math.prod(likely(target(text[:at]), params.top_k)[token] for at, token in enumerate(text))
+    assert sum(law.values()) == pytest.approx(1)
     # of 30,000 texts, p was 0.2 to 0.8; these notice a chi-square distance of 0.014 (of 40 texts) with a power of 0.9
-    assert p_value(params, 4000) > 1e-3
+    assert p_value((tuple(one.text) for one in running), law) > 1e-3
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import time
 
-import pytest
-
 from runtime.output.stops import StopStrings
 
 
@@ -39,15 +37,6 @@ def test_it_finds_what_a_search_for_each_string_finds_and_holds_back_as_much() -
             state, found = automaton.read(state, piece)
             assert (None if found is None else before + found) == earliest(text, len(piece), stops)
             assert len(text) - automaton.pending(state) == settled(text, stops)
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "length"),
-    [("abc", ("d",), 3), ("abc", ("cd",), 2), ("abc", ("cd", "bce"), 1), ("aaa", ("aaaa",), 0)],
-)
-def test_text_is_settled_up_to_where_a_stop_string_may_begin(text: str, stops: tuple[str, ...], length: int) -> None:
-    automaton = StopStrings(stops)
-    assert len(text) - automaton.pending(automaton.read(0, text)[0]) == length
 
 
 def test_a_character_costs_the_same_however_many_and_long_the_strings_are() -> None:

@@ -62,11 +62,39 @@ def test_several_prompts_and_choices_are_numbered_prompt_by_prompt(plain: LLM, s
     assert [choice.text for choice in answer.choices] == [result.text for result in expected]
 
 
+@pytest.mark.parametrize(
+    ("named", "same", "lossless"),
+    [({}, "sample", True), ({"method": "mtad", "accept_threshold": 0.0}, "mtad", False)],
+)
+def test_temperature_zero_is_greedy_unless_a_lossy_method_is_named_and_answers_say_whether_they_are_lossless(
+    named: dict[str, Any], same: str, lossless: bool, plain: LLM, server: LiveServer
+) -> None:
+    greedy = replace(BASE, method="sample", temperature=0.0)
+    params = DecodingParams.from_dict({**named, "method": same}, greedy)
+    expected = [one.text for one in plain.generate(PROMPTS, params)]
+    assert (expected == [one.text for one in plain.generate(PROMPTS, greedy)]) == lossless
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 16, "temperature": 0}
+    asked["extra_body"] = {"ignore_eos": True, **named}
+    client = server.client
+    whole = client.completions.with_raw_response.create(prompt=PROMPTS, **asked)
+    streamed = client.completions.with_raw_response.create(prompt=PROMPTS[0], stream=True, **asked)
+    chat = client.chat.completions.with_raw_response.create(messages=[{"role": "user", "content": "Hello"}], **asked)
+    del asked["max_tokens"]
+    response = client.responses.with_raw_response.create(input="Hello", max_output_tokens=16, **asked)
+    for answer in (whole, streamed, chat, response):
+        assert answer.headers["x-mtad-lossless"] == str(lossless).lower()
+    for answer in (whole, chat, response):
+        assert answer.parse().usage.to_dict()["mtad"]["lossless"] is lossless
+    assert [choice.text for choice in whole.parse().choices] == expected
+    assert "".join(chunk.choices[0].text for chunk in streamed.parse()) == expected[0]
+    assert response.parse().output_text == chat.parse().choices[0].message.content
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_stream_says_which_characters_came_from_accepted_drafts(method: str, plain: LLM, server: LiveServer) -> None:
-    params = replace(BASE, method=method, max_tokens=40, speculation="fixed", temperature=1.3, top_k=0, top_p=1.0)
+    params = replace(BASE, method=method, max_tokens=40, draft_len=4, temperature=1.3, top_k=0, top_p=1.0)
     result = plain.generate("naïve 日本", params)[0]
-    extra = {"ignore_eos": True, "method": method, "speculation": "fixed", "top_k": 0, "return_token_ids": True}
+    extra = {"ignore_eos": True, "method": method, "draft_len": 4, "top_k": 0, "return_token_ids": True}
     stream = server.client.completions.create(
         model=MODEL, prompt="naïve 日本", max_tokens=40, seed=5, temperature=1.3, top_p=1, extra_body=extra,
         stream=True, stream_options={"include_usage": True},
@@ -194,7 +222,7 @@ def test_every_field_of_the_decoder_is_taken_advertised_and_explained(plain: LLM
         "method": "mmtad", "draft_len": 2, "beam_width": 3, "accept_threshold": 0.2, "temperature": 0.7, "top_k": 7,
         "top_p": 0.8, "seed": 11, "max_tokens": 12, "stop": ["\u0000"], "min_tokens": 3, "n": 2,
         "logit_bias": {"7": -3.0}, "repetition_penalty": 1.1, "presence_penalty": 0.1,
-        "frequency_penalty": 0.2, "speculation": "fixed",
+        "frequency_penalty": 0.2,
     }  # fmt: skip
     apart = {"ignore_eos": True, "regex": "[a-z]+", "grammar": 'start: "a" /[b-z]*/', "json_schema": {"type": "array"}}
     model = server.client.models.retrieve(MODEL).to_dict()["mtad"]

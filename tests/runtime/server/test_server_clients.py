@@ -100,7 +100,7 @@ def test_a_request_without_max_tokens_gets_what_fits(server: LiveServer, plain: 
 
 
 def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
-    params = DecodingParams(max_tokens=24, seed=4, ignore_eos=True, speculation="fixed")
+    params = DecodingParams(max_tokens=24, seed=4, ignore_eos=True, draft_len=4)
     whole = plain.generate("SELECT", params)[0]
     stop = whole.text[5:8]
     for kept, end in ((False, whole.text.index(stop)), (True, whole.text.index(stop) + len(stop))):

@@ -12,7 +12,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime import LLM, DecodingParams
 from runtime.server.uvicorn_server import bind
 from tests.support.commands import Run, assert_refused
 from tests.support.held import Hold
@@ -38,7 +38,7 @@ def start() -> Iterator[Callable[..., Process]]:
 
 
 def test_the_real_pair_is_served_and_sigterm_drains(
-    demo_pair: Path, start: Callable[..., Process], tmp_path: Path
+    demo: LLM, demo_pair: Path, start: Callable[..., Process], tmp_path: Path
 ) -> None:
     template, hold = tmp_path / "chat.jinja", Hold(tmp_path / "hold")
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -48,14 +48,13 @@ def test_the_real_pair_is_served_and_sigterm_drains(
         MTAD_API_KEY="secret",
         **hold.environment,
     )
-    plain = LLM(demo_pair, RuntimeConfig(threads=1))
     client = OpenAI(base_url=f"{server.url()}/v1", api_key="secret", max_retries=0, timeout=PATIENCE)
     assert "memory: weights" in server.log
-    capacity = plain.pair.target.spec.capacity
+    capacity = demo.pair.target.spec.capacity
     assert "largest batch: 4 requests, each of up to " in server.log
     assert f"keys and values of {4 * capacity} tokens" in server.log
     assert [model.id for model in client.models.list()] == ["demo"]
-    expected = plain.generate(PROMPT, DecodingParams.from_dict({"seed": 7, "max_tokens": 40}, plain.pair.defaults))[0]
+    expected = demo.generate(PROMPT, DecodingParams.from_dict({"seed": 7, "max_tokens": 40}, demo.pair.defaults))[0]
     answer = client.completions.create(model="demo", prompt=PROMPT, seed=7, max_tokens=40)
     assert answer.choices[0].text == expected.text, "the pair's tuned defaults hold where the request says nothing"
     chat = client.chat.completions.create(

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIError, AuthenticationError, BadRequestError, InternalServerError, RateLimitError
-from starlette.types import Message
+from starlette.testclient import TestClient
 
 from mtad.errors import InvalidInput
 from runtime import LLM, AsyncLLM
 from runtime.commands.serve import is_loopback, read_keys
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
-from tests.support.live_server import MODEL, LiveServer, call, live
-from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
+from tests.support.live_server import MODEL, call, connected, gated, live, received
+from tests.support.waiting import PATIENCE, Deadlines, break_steps, own, until
 
 BEGIN = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 LONG: dict[str, Any] = {
@@ -52,60 +51,33 @@ def test_keys_guard_what_costs_something(plain: LLM) -> None:
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
         begin = BEGIN + b"authorization: Bearer first-key\r\n"
         chunked = b"transfer-encoding: chunked\r\n\r\n" + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 3
-        assert b" 413 " in raw(server, begin + chunked).split(b"\r\n")[0], "also if it does not say how long it is"
+        with connected(server, begin + chunked) as connection:
+            assert b" 413 " in received(connection).split(b"\r\n")[0], "also if it does not say how long it is"
 
 
 @pytest.mark.parametrize(("root", "path"), [("/llm", "/llm/v1/models"), ("/v", "/v1/models"), ("", "/v1/models")])
 def test_keys_guard_an_application_that_is_mounted_below_a_path(plain: LLM, root: str, path: str) -> None:
     app = create_app(AsyncLLM(own(plain)), ServerOptions("m", api_keys=("secret",)))
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def get(headers: list[tuple[bytes, bytes]]) -> int:
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": path,
-            "root_path": root,
-            "query_string": b"",
-            "headers": headers,
-        }
-        sent.clear()
-        await app(scope, receive, send)
-        return int(sent[0]["status"])
-
-    assert asyncio.run(get([])) == 401
-    assert asyncio.run(get([(b"authorization", b"Bearer secret")])) == 200
+    client = TestClient(app, base_url="http://127.0.0.1", root_path=root)
+    assert client.get(path).status_code == 401
+    assert client.get(path, headers={"authorization": "Bearer secret"}).status_code == 200
 
 
 def test_a_head_that_is_too_long_is_refused(plain: LLM) -> None:
     with live(own(plain)) as server:
         long = b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 300_000
-        with contextlib.suppress(ConnectionError):  # which is what closing does while more is on its way
-            assert b" 400 " in raw(server, long).split(b"\r\n")[0]
+        # closing while more is on its way may reset the connection
+        with contextlib.suppress(ConnectionError), connected(server, long) as connection:
+            answer = received(connection)
+            assert not answer or b" 400 " in answer.split(b"\r\n")[0]
         until(lambda: server.server.server_state.connections == set())  # closed, with what it sent
 
 
 def test_a_body_that_is_too_slow_is_refused(plain: LLM) -> None:
     with live(own(plain), body_seconds=0.3) as server:
         for late in (b"", b'{"model"'):
-            answer = raw(server, BEGIN + b"content-length: 100\r\n\r\n" + late)
-            assert b" 408 " in answer.split(b"\r\n")[0]
-
-
-def raw(server: LiveServer, data: bytes) -> bytes:
-    """What comes back until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-        connection.sendall(data)
-        received = b""
-        while part := connection.recv(65536):
-            received += part
-        return received
+            with connected(server, BEGIN + b"content-length: 100\r\n\r\n" + late) as connection:
+                assert b" 408 " in received(connection).split(b"\r\n")[0]
 
 
 def test_keys_come_from_options_file_and_environment(tmp_path: Path) -> None:
@@ -137,9 +109,7 @@ def test_only_this_machine_is_loopback(host: str, ours: bool) -> None:
 
 
 def test_a_full_queue_is_429_and_says_when_to_try_again(plain: LLM) -> None:
-    llm = own(plain, max_waiting=2)
-    gate = Gate(llm)
-    with live(llm) as server:
+    with gated(own(plain, max_waiting=2)) as (server, gate):
         rows = plain.pair.target.spec.rows
         streams: list[Any] = []
 
@@ -166,19 +136,16 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(plain: LLM) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_dropped_connection_frees_its_row_by_the_next_block(stream: bool, plain: LLM) -> None:
     llm = own(plain)
-    gate, totals, scheduler = Gate(llm), llm.loop.totals, llm.loop.scheduler
+    totals, scheduler = llm.loop.totals, llm.loop.scheduler
     body = {"model": MODEL, "prompt": "S", "max_tokens": 150, "ignore_eos": True, "method": "sample", "stream": stream}
     data = json.dumps(body).encode()
-    with live(llm) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-            connection.sendall(BEGIN + b"content-length: %d\r\n\r\n" % len(data) + data)
+    with gated(llm) as (server, gate):
+        with connected(server, BEGIN + b"content-length: %d\r\n\r\n" % len(data) + data) as connection:
             gate.let(3)
             until(lambda: bool(scheduler.running) and scheduler.running[0].blocks == 3)
             (request,) = scheduler.running
-            received = b""
-            while stream and b"data: {" not in received:  # the head may come alone
-                received += (part := connection.recv(65536))
-                assert part, "the server hung up"
+            if stream:
+                assert b"data: {" in received(connection, b"data: {"), "the server hung up"
         until(lambda: server.leaving == 1)
         gate.let(1)  # the pass that it is in
         until(lambda: totals.requests["cancelled"] == 1)
@@ -198,11 +165,9 @@ def test_a_client_that_leaves_while_its_prompt_is_made_an_echo_is_not_served(
         return []
 
     monkeypatch.setattr("runtime.server.service.Service._echoes", echoes)
-    gate = Gate(llm)
-    with live(llm) as server:
+    with gated(llm) as (server, gate):
         body = json.dumps({"model": MODEL, "prompt": "S", "echo": True, "max_tokens": 150, "ignore_eos": True}).encode()
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-            connection.sendall(BEGIN + b"content-length: %d\r\n\r\n" % len(body) + body)
+        with connected(server, BEGIN + b"content-length: %d\r\n\r\n" % len(body) + body):
             assert begun.wait(PATIENCE)
         try:
             until(lambda: server.leaving == 1)
@@ -214,9 +179,8 @@ def test_a_client_that_leaves_while_its_prompt_is_made_an_echo_is_not_served(
 
 def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     llm, deadlines = own(plain), Deadlines()
-    gate = Gate(llm)
     monkeypatch.setattr("runtime.server.streaming.asyncio", deadlines)
-    with live(llm, request_seconds=0.3) as server:
+    with gated(llm, request_seconds=0.3) as (server, gate):
 
         def end_once_it_runs() -> None:
             until(lambda: server.statistics["running"] == 1)
@@ -257,9 +221,7 @@ def test_time_is_counted_from_a_requests_arrival(plain: LLM, monkeypatch: pytest
 
 
 def test_draining_finishes_what_was_accepted_and_refuses_the_rest(plain: LLM) -> None:
-    llm = own(plain)
-    gate = Gate(llm)
-    with live(llm, drain_seconds=PATIENCE) as server:
+    with gated(own(plain), drain_seconds=PATIENCE) as (server, gate):
         assert call(server, "GET", "/health/ready")[0] == 200
         stream = server.client.completions.create(stream=True, **LONG)
         server.drain()
@@ -279,9 +241,7 @@ def test_draining_finishes_what_was_accepted_and_refuses_the_rest(plain: LLM) ->
 
 @pytest.mark.parametrize("twice", [True, False])
 def test_what_does_not_end_while_draining_is_cancelled(twice: bool, plain: LLM) -> None:
-    llm = own(plain)
-    gate = Gate(llm)
-    with live(llm, drain_seconds=PATIENCE if twice else 0.2) as server:
+    with gated(own(plain), drain_seconds=PATIENCE if twice else 0.2) as (server, gate):
         stream = server.client.completions.create(stream=True, **LONG)
         gate.let(1)
         next(stream)
@@ -297,20 +257,13 @@ def test_what_does_not_end_while_draining_is_cancelled(twice: bool, plain: LLM) 
 
 def test_a_failing_step_is_500_with_its_cause_and_the_next_request_runs(plain: LLM) -> None:
     llm = own(plain)
-    run, faults = llm.loop.caches.target.run, [OSError("the device is gone")] * 2  # a request is tried again alone
-
-    def faulty(*args: Any) -> Any:
-        if faults:
-            raise faults.pop()
-        return run(*args)
-
-    vars(llm.loop.caches.target)["run"] = faulty
+    break_steps(llm, "the device is gone")
     with live(llm) as server:
         with pytest.raises(InternalServerError, match="the device is gone") as caught:
             server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
         assert caught.value.code == "request_failed"
         assert server.client.completions.create(model=MODEL, prompt="S", max_tokens=2).choices
-        faults += [OSError("gone again")] * 2
+        break_steps(llm, "gone again")
         with pytest.raises(APIError, match="gone again"):
             list(server.client.completions.create(model=MODEL, prompt="S", max_tokens=2, stream=True))
 

@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from runtime import LLM, DecodingParams
-from tests.support.live_server import MODEL, LiveServer, live
-from tests.support.waiting import PATIENCE, Gate, own, until
+from tests.support.live_server import MODEL, LiveServer, gated, live
+from tests.support.waiting import PATIENCE, own, until
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 """Names on the PATH; without any of them, playwright's own is taken."""
@@ -128,8 +128,7 @@ def test_an_error_is_shown_in_the_servers_words(page: Page) -> None:
 
 def test_stopping_cancels_the_request(plain: LLM, browser: Browser) -> None:
     llm = own(plain)
-    gate = Gate(llm)
-    with live(llm) as server, opened(browser, server) as page:
+    with gated(llm) as (server, gate), opened(browser, server) as page:
         fill(page, max_tokens="170", ignore_eos="true", method="sample", seed="5")
         page.check("#together")
         page.click("#start")

@@ -16,9 +16,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime import LLM
-from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.live_server import MODEL, LiveServer, call, gated, live
 from tests.support.paths import ROOT
-from tests.support.waiting import Gate, own, until
+from tests.support.waiting import own, until
 
 DASHBOARD = ROOT / "docs" / "grafana.json"
 
@@ -85,9 +85,8 @@ def test_metrics_are_the_sums_of_what_requests_report(server: LiveServer) -> Non
 
 
 def test_requests_are_counted_while_they_run_and_wait(plain: LLM) -> None:
-    llm, rows = own(plain), plain.pair.target.spec.rows
-    gate = Gate(llm)
-    with live(llm) as server:
+    rows = plain.pair.target.spec.rows
+    with gated(own(plain)) as (server, gate):
         asked = {"model": MODEL, "prompt": "S", "max_tokens": 150, "extra_body": {"ignore_eos": True}}
         stream = server.client.completions.create(n=6, stream=True, **asked)
         until(lambda: server.statistics["running"] == rows)
@@ -185,9 +184,7 @@ def test_each_request_is_one_span_under_its_callers(plain: LLM, exporter: InMemo
 
 def test_a_client_that_leaves_is_in_the_trace(plain: LLM, exporter: InMemorySpanExporter) -> None:
     exporter.clear()
-    llm = own(plain)
-    gate = Gate(llm)
-    with live(llm) as server:
+    with gated(own(plain)) as (server, gate):
         asked = {"model": MODEL, "prompt": "S", "max_tokens": 150, "extra_body": {"ignore_eos": True}}
         stream = server.client.completions.create(stream=True, **asked)
         gate.let(1)

@@ -3,43 +3,72 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.tensorrt_llm import compat
 from runtime.tensorrt_llm import worker as ours
 from tests.support import fake_spec_worker as fake
-from tests.support.fake_spec_worker import Loop, Request
 from tests.support.mock_engine import VOCAB
 
 PARAMS = DecodingParams(method="mtad", beam_width=1, draft_len=3, accept_threshold=0.3)
+LEVELS, SLOTS = 3, 9
 
 
-def make_worker(threshold: float = 0.3) -> Any:
-    return ours.make_worker(fake.DraftTargetOneModelWorker, fake, threshold)(None, None)
+class Request(NamedTuple):
+    """A request of the library in one step; one in context has logits of one token, and no draft."""
+
+    slot: int
+    logits: Tensor
+    draft: list[int]
+    temperature: float
+    top_k: int
+    top_p: float
 
 
-def make_requests(count: int) -> list[Request]:
-    chance = random.Random(7)
-    return [
-        Request(
-            slot=at,
-            tokens=[1 + at % 7, 5, 2],
-            new=chance.randint(1, 14),
-            temperature=chance.choice([0.0, 0.7, 1.0]),
-            top_k=chance.choice([3, 2**31 - 1]),
-            top_p=chance.choice([0.8, 1.0]),
-            seed=at,
-        )
-        for at in range(count)
-    ]
+def make_requests(draft_probs: Tensor, begun: int) -> list[Request]:
+    """A request for each slot, in another order; the first so many are in context."""
+    torch.manual_seed(7)
+    drafts = torch.stack([torch.multinomial(q, 1)[:, 0] for q in draft_probs]).tolist()
+    made = []
+    for at, slot in enumerate(torch.randperm(SLOTS).tolist()):
+        draft = [] if at < begun else drafts[slot]
+        logits = 2 * torch.randn(1 + len(draft), VOCAB)
+        logits[: len(draft)] += draft_probs[slot, : len(draft)].log()
+        heat, top_k, top_p = (0.7, 1.0)[at % 2], (3, 2**31 - 1)[at % 3 > 0], (0.8, 1.0)[at % 4 > 0]
+        made.append(Request(slot, logits, draft, heat, top_k, top_p))
+    return made
+
+
+def decided(requests: Sequence[Request], draft_probs: Tensor, penalised: int = -1, greedy: bool = False) -> Any:
+    """The tokens of each request that our worker keeps, or what the library's own gives."""
+    worker = ours.make_worker(fake.DraftTargetOneModelWorker, fake, 0.3)(None, None)
+    rows = torch.tensor([len(request.logits) for request in requests])
+    names, slots = ("temperature", "top_k", "top_p"), torch.tensor([request.slot for request in requests])
+    each = (torch.tensor([getattr(request, name) for request in requests]) for name in names)
+    filters = {f"{name}s": values.repeat_interleave(rows) for name, values in zip(names, each, strict=True)}
+    own = {"batch_slot_ids": slots, "request_seeds": slots, "request_offsets": 4 * slots, "draft_probs": draft_probs}
+    state = {"advanced_sampling_mode": "full", "use_rejection_sampling": True, "is_all_greedy_sample": greedy}
+    none = torch.zeros(int(rows.sum()))
+    meta = SimpleNamespace(**filters, **own, **state, min_ps=none, penalised=penalised, committed=0)
+    drafts = torch.tensor([request.draft for request in requests if request.draft], dtype=torch.int32)
+    begun, logits = len(requests) - len(drafts), torch.cat([request.logits for request in requests])
+    found = worker._accept_draft_tokens(logits, drafts.view(-1, LEVELS), begun, len(requests), meta)
+    if found is fake.STRICT:
+        return found
+    tokens, counts = found
+    assert tokens.dtype == counts.dtype == torch.int32
+    assert tokens.shape == (len(requests), 1 + LEVELS)
+    assert meta.committed == int(counts.sum())
+    return [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
 
 
 def test_chains_are_decided_as_the_paper_has_it() -> None:
@@ -65,27 +94,23 @@ def test_chains_are_decided_as_the_paper_has_it() -> None:
 
 
 @pytest.mark.parametrize("penalised", [-1, 4])
-def test_a_requests_text_is_its_own_whoever_else_is_in_the_batch(penalised: int) -> None:
-    """Requests come and go, their places in the batch change; each has its own temperature, filter and seed."""
-    together, worker = make_requests(9), make_worker()
-    loop = Loop(worker, 3, 9, penalised)
-    loop.run(*together)
-    for request, again in zip(together, make_requests(9), strict=True):
-        Loop(make_worker(), 3, 9, penalised).run(again)
-        if again.temperature:  # a greedy request alone is the library's own affair
-            assert request.tokens == again.tokens
-        assert penalised not in request.tokens[4:]
-    assert sum(sum(request.accepted) for request in together) > 15
-    assert loop.meta.committed == sum(len(request.tokens) - 3 for request in together)
+def test_a_requests_tokens_are_its_own_whoever_else_is_in_the_batch(penalised: int) -> None:
+    """Requests have places, slots, filters and seeds of their own; some are in context."""
+    draft_probs = torch.randn(SLOTS, LEVELS, VOCAB, generator=torch.Generator().manual_seed(1)).mul(2).softmax(-1)
+    requests = make_requests(draft_probs, begun=3)
+    together = decided(requests, draft_probs, penalised)
+    for request, tokens in zip(requests, together, strict=True):
+        beside = [] if request.draft else requests[-1:]  # a batch of prompts alone is the library's own
+        assert decided([request, *beside], draft_probs, penalised)[0] == tokens
+        assert tokens[:-1] == request.draft[: len(tokens) - 1], "what is kept was drafted"
+        assert tokens[-1] != penalised
+    assert [len(tokens) for tokens in together[:3]] == [1, 1, 1]
+    assert sum(map(len, together)) > SLOTS + 4
 
 
 def test_a_batch_in_which_nobody_samples_is_the_librarys_own() -> None:
-    loop, request = Loop(make_worker(), 3, 1), Request(0, [3, 1], 12, temperature=0.0)
-    loop.run(request)
-    strict, other = Loop(fake.DraftTargetOneModelWorker(None, None), 3, 1), Request(0, [3, 1], 12, temperature=0.0)
-    strict.run(other)
-    assert request.tokens == other.tokens
-    assert loop.meta.strict == strict.meta.strict == 1 + len(request.accepted)
+    draft_probs = torch.full((SLOTS, LEVELS, VOCAB), 1 / VOCAB)
+    assert decided(make_requests(draft_probs, 2), draft_probs, greedy=True) is fake.STRICT
 
 
 def test_nothing_is_read_back_to_the_host() -> None:

@@ -72,12 +72,6 @@ def server(place: Place) -> Iterator[TritonServer]:
         running.kill()
 
 
-@pytest.fixture(scope="module")
-def plain(demo_pair: Path) -> LLM:
-    """The same pair without a server."""
-    return LLM(demo_pair, RuntimeConfig(threads=1))
-
-
 def expected(llm: LLM, prompt: Any, **values: Any) -> Result:
     return llm.generate(prompt, DecodingParams.from_dict(values, llm.pair.defaults))[0]
 
@@ -100,9 +94,9 @@ def total(server: TritonServer, name: str) -> float:
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_generate_answers_what_the_engine_gives(method: str, plain: LLM, server: TritonServer) -> None:
-    asked = {"method": method, "seed": 7, "max_tokens": 24, "temperature": 0.7, "top_p": 0.85, "speculation": "fixed"}
-    result = expected(plain, PROMPT, **asked)
+def test_generate_answers_what_the_engine_gives(method: str, demo: LLM, server: TritonServer) -> None:
+    asked = {"method": method, "seed": 7, "max_tokens": 24, "temperature": 0.7, "top_p": 0.85, "draft_len": 4}
+    result = expected(demo, PROMPT, **asked)
     status, answer = server.call(
         "POST",
         GENERATE,
@@ -121,8 +115,8 @@ def test_generate_answers_what_the_engine_gives(method: str, plain: LLM, server:
     assert answer["output_seed"] == 7
 
 
-def test_generate_stream_sends_a_response_a_block(plain: LLM, server: TritonServer) -> None:
-    result = expected(plain, PROMPT, seed=3, max_tokens=40)
+def test_generate_stream_sends_a_response_a_block(demo: LLM, server: TritonServer) -> None:
+    result = expected(demo, PROMPT, seed=3, max_tokens=40)
     status, text = server.call(
         "POST", f"{GENERATE}_stream", {"text_input": PROMPT, "stream": True, "seed": 3, "max_tokens": 40}
     )
@@ -134,16 +128,16 @@ def test_generate_stream_sends_a_response_a_block(plain: LLM, server: TritonServ
 
 
 def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(
-    plain: LLM, place: Place, server: TritonServer
+    demo: LLM, place: Place, server: TritonServer
 ) -> None:
     """Twelve streams of different methods and lengths, on four rows."""
     methods = ["mtad", "sample", "speculative", "mmtad"]
     asked: list[dict[str, Any]] = [
-        {"method": methods[index % 4], "seed": index, "max_tokens": 24 + 4 * index, "speculation": "fixed"}
+        {"method": methods[index % 4], "seed": index, "max_tokens": 24 + 4 * index, "draft_len": 4}
         for index in range(12)
     ]
     prompts = [PROMPTS[index % 5] for index in range(12)]
-    results = [expected(plain, prompt, **values) for prompt, values in zip(prompts, asked, strict=True)]
+    results = [expected(demo, prompt, **values) for prompt, values in zip(prompts, asked, strict=True)]
     before, ended = figure(server, "mtad_blocks_total"), total(server, "mtad_requests_total")
     answers: dict[int, list[dict[str, Any]]] = {}
 
@@ -171,9 +165,9 @@ def test_concurrent_grpc_clients_share_blocks_and_get_what_they_get_alone(
     assert blocks < 0.6 * passes, f"{passes} passes of rows in {blocks} blocks: hardly batched"
 
 
-def test_n_choices_are_one_answer_or_a_stream_of_numbered_parts(plain: LLM, server: TritonServer) -> None:
-    params = DecodingParams.from_dict({"n": 3, "seed": 5, "max_tokens": 16}, plain.pair.defaults)
-    results = plain.generate(PROMPT, params)
+def test_n_choices_are_one_answer_or_a_stream_of_numbered_parts(demo: LLM, server: TritonServer) -> None:
+    params = DecodingParams.from_dict({"n": 3, "seed": 5, "max_tokens": 16}, demo.pair.defaults)
+    results = demo.generate(PROMPT, params)
     asked: dict[str, Any] = {
         "text_input": PROMPT,
         "num_return_sequences": 3,
@@ -193,10 +187,10 @@ def test_n_choices_are_one_answer_or_a_stream_of_numbered_parts(plain: LLM, serv
     assert texts == [result.text for result in results]
 
 
-def test_token_ids_guides_and_settings_are_honoured(plain: LLM, server: TritonServer) -> None:
-    ids = plain.pair.tokenizer(PROMPT).input_ids
+def test_token_ids_guides_and_settings_are_honoured(demo: LLM, server: TritonServer) -> None:
+    ids = demo.pair.tokenizer(PROMPT).input_ids
     asked: dict[str, Any] = {"seed": 1, "max_tokens": 12}
-    result = expected(plain, ids, **asked)
+    result = expected(demo, ids, **asked)
     _, answer = server.call("POST", GENERATE, {"input_ids": ids, "exclude_input_in_output": False, **asked})
     assert answer["text_output"] == PROMPT + result.text
     flags = {"return_perf_metrics": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -210,8 +204,8 @@ def test_token_ids_guides_and_settings_are_honoured(plain: LLM, server: TritonSe
     guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[0-9]{3}"}
     _, answer = server.call("POST", GENERATE, {"text_input": PROMPT, **guide})
     assert re.fullmatch("[0-9]{3}", answer["text_output"])
-    neutral = {"bad_words": ["zebra", ""], "length_penalty": 1.0, "end_id": plain.pair.eos[0], "pad_id": 0}
-    drafting = expected(plain, PROMPT, method="sample", stop=("return",), **asked)
+    neutral = {"bad_words": ["zebra", ""], "length_penalty": 1.0, "end_id": demo.pair.eos[0], "pad_id": 0}
+    drafting = expected(demo, PROMPT, method="sample", stop=("return",), **asked)
     values = {"num_draft_tokens": 0, "stop_words": ["return"], **neutral, **asked}
     _, answer = server.call("POST", GENERATE, {"text_input": PROMPT, **values})
     assert answer["text_output"] == drafting.text

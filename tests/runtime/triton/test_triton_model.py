@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -235,15 +236,26 @@ LONG = {
 }
 
 
+@contextmanager
+def serving(plain: LLM, seconds: float) -> Iterator[tuple[TritonService, Gate]]:
+    """A service that runs, and is sound in the end; its engine waits before each pass until a test lets it go on."""
+    llm = own(plain)
+    gate, service = Gate(llm), TritonService(AsyncLLM(llm), BLS, request_seconds=seconds)
+    service.start()
+    try:
+        yield service, gate
+    finally:
+        if service.engine.state != "stopped":
+            service.stop()
+    service.engine.check_integrity()
+
+
 def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
     plain: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, deadlines = own(plain), Deadlines()
-    gate = Gate(llm)
+    deadlines = Deadlines()
     monkeypatch.setattr("runtime.triton.service.asyncio", deadlines)
-    service = TritonService(AsyncLLM(llm), BLS, request_seconds=0.4)
-    service.start()
-    try:
+    with serving(plain, 0.4) as (service, gate):
         client: Any = Recorder()
         service.submit(LONG, client)
         gate.let(1)
@@ -254,37 +266,26 @@ def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
         assert client.error.status == 504
         gate.open()
         until(lambda: service.engine.statistics()["running"] == 0)
-    finally:
-        service.stop()
-    service.engine.check_integrity()
 
 
 def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
-    llm = own(plain)
-    gate = Gate(llm)
-    service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
-    service.start()
     clients: list[Any] = [Recorder() for _ in range(6)]
-    for client in clients:
-        service.submit(LONG, client)
-    gate.let(1)
-    until(lambda: any(client.parts for client in clients))
-    stopping = threading.Thread(target=service.stop)
-    stopping.start()
-    until(lambda: service.engine.state == "cancelling")
-    gate.open()
-    stopping.join()
-    assert all(client.ended.is_set() for client in clients)
-    assert all(client.error and client.error.status == 503 for client in clients)
-    service.engine.check_integrity()
+    with serving(plain, 2 * PATIENCE) as (service, gate):
+        for client in clients:
+            service.submit(LONG, client)
+        gate.let(1)
+        until(lambda: any(client.parts for client in clients))
+        stopping = threading.Thread(target=service.stop)
+        stopping.start()
+        until(lambda: service.engine.state == "cancelling")
+        gate.open()
+        stopping.join()
+        assert all(client.ended.is_set() for client in clients)
+        assert all(client.error and client.error.status == 503 for client in clients)
 
 
 def test_a_client_that_gives_up_while_it_waits_costs_no_other_its_place(plain: LLM) -> None:
-    llm = own(plain)
-    gate = Gate(llm)
-    service = TritonService(AsyncLLM(llm), BLS, request_seconds=2 * PATIENCE)
-    service.start()
-    try:
+    with serving(plain, 2 * PATIENCE) as (service, gate):
         clients: list[Any] = [Recorder() for _ in range(8)]
         for client in clients:
             service.submit({**LONG, "max_tokens": np.array([[40]], np.int32)}, client)
@@ -298,16 +299,11 @@ def test_a_client_that_gives_up_while_it_waits_costs_no_other_its_place(plain: L
         assert clients[6].error.status == 499
         assert not clients[6].parts
         assert all(client.error is None for client in clients[:6] + clients[7:])
-    finally:
-        service.stop()
-    service.engine.check_integrity()
 
 
 def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM) -> None:
     """Triton unloads a model only when every request had its last response."""
-    service = TritonService(AsyncLLM(own(plain)), BLS, request_seconds=60)
-    service.start()
-    try:
+    with serving(plain, 60) as (service, _):
         client: Any = Recorder()
 
         def begin_and_cancel() -> None:
@@ -319,5 +315,3 @@ def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM
         assert client.ended.wait(PATIENCE)
         assert client.error
         assert client.error.status == 499
-    finally:
-        service.stop()

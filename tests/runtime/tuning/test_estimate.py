@@ -6,31 +6,24 @@ import json
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
 from mtad.params import DecodingParams
-from runtime.tuning.estimate import expected_passes, filtered
+from runtime.tuning.estimate import expected_passes
+from runtime.tuning.measure import filtered
+from tests.support import law
 from tests.support.checkpoints import TEXT
 from tests.support.commands import Run
-
-
-def after_filters(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Temperature 0.7, the 5 most likely tokens, and of those the fewest that have 0.9 of their mass."""
-    order = np.argsort(-logits)[:5]
-    weights = np.exp(logits[order] / 0.7)
-    weights[np.cumsum(weights) - weights >= 0.9 * weights.sum()] = 0.0
-    found = np.zeros(len(logits))
-    found[order] = weights / weights.sum()
-    return found
 
 
 def test_what_two_models_share_is_what_is_accepted() -> None:
     params = DecodingParams(method="speculative", top_k=5, top_p=0.9, temperature=0.7)
     logits = torch.randn(30, 9, generator=torch.Generator().manual_seed(0)) * 2
-    expected = np.stack([after_filters(own) for own in logits.numpy()])
-    assert filtered(logits, params) == pytest.approx(expected, abs=1e-5)
+    for own, found in zip(logits.numpy(), filtered(logits, params), strict=True):
+        ids, log_p = law.filtered(own, params)
+        assert found[ids] == pytest.approx(np.exp(log_p), abs=1e-5)
+        assert found.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("draft_len", [1, 3, 8])

@@ -25,7 +25,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
-from runtime.tuning.measure import FIGURES, Point, Texts, measure, with_error
+from runtime.tuning.measure import FIGURES, Point, Texts, law_change, measure, with_error
 from tests.support.checkpoints import TEXT
 from tests.support.commands import Run
 
@@ -51,7 +51,7 @@ def pair(exported: Path, tmp_path: Path) -> Path:
 def texts(speed: float, error: float = 0.0) -> Texts:
     """Of two prompts, whose speed has that standard error."""
     ones = np.ones(2)
-    return Texts(speed + np.array([error, -error]), ones, ones, ones, ones * math.nan, ones)
+    return Texts(speed + np.array([error, -error]), ones, ones, ones, ones, ones, ones * math.nan, ones)
 
 
 def point(
@@ -80,14 +80,18 @@ def test_what_is_tried_suits_the_method_the_engines_and_its_defaults() -> None:
     assert tuple(tuning.grid_of("mtad")) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
     assert tuple(tuning.grid_of("speculative")) == ("draft_len", "draft_confidence")
     assert tuning.grid_of("sample") == {}
-    assert max(tuning.GRID["draft_len"]) <= RuntimeConfig.max_draft_len
-    assert max(tuning.GRID["beam_width"]) <= RuntimeConfig.max_beam_width
+    assert max(tuning.GRID["draft_len"][1:]) <= RuntimeConfig.max_draft_len
     for method in METHODS:
         here = tuning.setting_of(DecodingParams(method=method))
         for name, values in tuning.grid_of(method).items():
             assert here[name] in values, "a search begins there"
             for value in values:
                 DecodingParams(method=method, **{name: value})
+
+
+def length_of(values: dict[str, Any]) -> int:
+    """As if automatic drafts had four tokens."""
+    return 4 if values["draft_len"] == "auto" else int(values["draft_len"])
 
 
 def measured_as(figures: Callable[[dict[str, Any]], Point], calls: list[int]) -> Callable[..., list[Point]]:
@@ -105,13 +109,13 @@ def test_a_search_finds_the_fastest_that_keeps_the_quality_and_measures_nothing_
     """The fastest setting has draft_len 6, beam_width 2 and accept_threshold 0.1; thresholds below 0.5 lose more."""
 
     def figures(own: dict[str, Any]) -> Point:
-        away = abs(own["draft_len"] - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
+        away = abs(length_of(own) - 6) + abs(own["beam_width"] - 2) + abs(math.log10(own["accept_threshold"]) + 1)
         speed, loss = 10 - away - own["draft_confidence"], 1 - own["accept_threshold"]
         return point(speed=speed, perplexity=1 + loss)
 
     calls: list[int] = []
     monkeypatch.setattr(tuning, "measure", measured_as(figures, calls))
-    points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(), quality_loss)
+    points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(method="mtad"), quality_loss)
     best = {"draft_len": 6, "beam_width": 2, "accept_threshold": threshold, "draft_confidence": 0.0}
     assert points[0].values == {"method": "mtad", **best}
     assert sum(calls) == len(points) == len({tuple(one.values.values()) for one in points})
@@ -119,10 +123,10 @@ def test_a_search_finds_the_fastest_that_keeps_the_quality_and_measures_nothing_
 
 def test_without_a_setting_that_keeps_the_quality_the_nearest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(own: dict[str, Any]) -> Point:
-        return point(speed=own["draft_len"], distinct=1 / own["draft_len"])
+        return point(speed=length_of(own), distinct=1 / length_of(own))
 
     monkeypatch.setattr(tuning, "measure", measured_as(figures, []))
-    points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(), 0.0)
+    points = tuning.search(LLM_OF_A_FAKE, EXAMPLES, DecodingParams(method="mtad"), 0.0)
     assert points[0].quality_loss == 0.5
 
 
@@ -152,8 +156,8 @@ def test_only_a_lead_of_twice_its_error_or_a_loss_of_quality_changes_the_default
 @pytest.mark.slow
 def test_figures_are_those_of_the_same_requests(exported: Path) -> None:
     llm = LLM(exported, RuntimeConfig(threads=1, prefix_tokens=0))
-    base = DecodingParams(max_tokens=8, n=2, seed=9)
-    values = [{"method": "mtad", "draft_len": length, "accept_threshold": 0.2} for length in (2, 3)]
+    base = DecodingParams(max_tokens=8, n=2, seed=9, temperature=0.8)
+    values = [{"method": "mtad", "draft_len": 2, "accept_threshold": 0.2}, {"method": "budget", "draft_len": 3}]
     points = measure(llm, EXAMPLES, base, values, 1, "")
     assert [one.values for one in points] == values
     for one in points:
@@ -168,12 +172,18 @@ def test_figures_are_those_of_the_same_requests(exported: Path) -> None:
         assert one.figures["tokens per pass"][0] == pytest.approx(sum(len(r.token_ids) for r in results) / passes)
         assert (one.figures["accuracy"], one.figures["accuracy gain"]) == ((0, 0), (0, 0))
         assert one.figures["x sample"][0] > 0
+        changes = [law_change(llm, result.prompt_token_ids, result.token_ids, base) for result in results]
+        assert one.figures["TV of filters"][0] == pytest.approx(np.concatenate(changes).mean())
+    spent, tokens = (sum(getattr(r.statistics, name) for r in results) for name in ("divergence_spent", "tokens"))
+    assert points[1].figures["TV of method"][0] == pytest.approx(spent / tokens)
+    assert spent > 0
+    assert [line.endswith(" -") for line in tuning.table(points).splitlines()] == [False, True, False]
 
 
 def test_the_error_of_a_mean_over_prompts_is_its_standard_error() -> None:
     right = np.array([0.0, 1.0, 1.0, 0.0, 1.0])
     ones = np.ones(5)
-    one = Texts(ones, ones, ones, ones, right, ones)
+    one = Texts(ones, ones, ones, ones, ones, ones, right, ones)
     assert with_error(FIGURES["accuracy"], one, one) == pytest.approx((0.6, right.std(ddof=1) / math.sqrt(5)))
 
 
@@ -291,7 +301,7 @@ def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(tune: Run, pa
     code, out, err = tune("--quality-loss", "0.1", "--method", "block,mtad")
     assert code == 0, err
     lines = out.splitlines()
-    for head in ("tokens/s", "x sample", "perplexity x sample", "distinct-2 x sample", "tokens per pass"):
+    for head in ("tokens/s", "perplexity x sample", "distinct-2 x sample", "tokens per pass", "TV of filters"):
         assert head in lines[0]
     assert sorted(line.split()[:2] for line in lines[1:3]) == [["block", "2"], ["block", "4"]]
     assert lines[-1].startswith("changed to ") == ((pair / "pair.json").read_bytes() != before)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines import Step
+from engines.base import Step
 from engines.graphs.capture import CudaRecorder, Uncapturable
 from mtad.params import DecodingParams
 from tests.support.device_loop import Device, pool
@@ -80,14 +80,6 @@ def test_a_wait_is_found_before_anything_is_captured_and_torch_checks_no_longer(
         recorder.record(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
 
-def test_what_follows_on_the_callers_stream_waits_for_work_that_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeTorchCuda(monkeypatch)
-    recorder, caller = CudaRecorder("cuda"), torch.cuda.current_stream()
-    with pytest.raises(ZeroDivisionError), recorder.ordered():
-        raise ZeroDivisionError
-    caller.wait_stream.assert_called_once()  # type: ignore[attr-defined]
-
-
 def test_a_graph_that_is_dropped_gives_its_memory_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeTorchCuda(monkeypatch)
     device = Device(1, CudaRecorder("cuda"))
@@ -124,9 +116,6 @@ class TestTheStandIn:
             lambda x: bool(x.any()),
             lambda x: x.tolist(),
             lambda x: x.numpy(),
-            lambda x: x[x > 0],
-            lambda x: x.nonzero(),
-            lambda x: x.masked_fill_(x > 0, 1.0)[x.long() > 0],
         ],
     )
     def test_work_that_looks_at_its_tensors_cannot_be_recorded(self, look: Callable[[Tensor], object]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engines import EngineSpec
+from engines.base import EngineSpec
 from engines.buffers import Arena, size_of
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fusion import fuse
@@ -14,7 +14,7 @@ from mtad.params import DecodingParams
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key
-from tests.support.fake_gpu import fake_gpu
+from tests.support.fake_gpu import fake_gpu, move
 from tests.support.launches import counted
 
 VOCAB, CAPACITY, PROCESSORS = 128_256, 4096, 132
@@ -30,15 +30,8 @@ def engine_of(layers: int, fused: bool) -> TorchEngine:
     model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
     if fused:
         fuse(model)  # looks at numbers
+    move(model)
     with mode, torch.inference_mode():
-        for module in model.modules():
-            for name, tensor in module._parameters.items():
-                if tensor is not None:
-                    own = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
-                    module._parameters[name] = torch.nn.Parameter(own, False)
-            for name, tensor in module._buffers.items():
-                if tensor is not None:
-                    module._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
         spec = EngineSpec("Any", layers, 8, 16, VOCAB, "bfloat16", 1, CAPACITY, (0,), "torch", "", {})
         return TorchEngine(model, spec, "triton", str(gpu), fused)
 

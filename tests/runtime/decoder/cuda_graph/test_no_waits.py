@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from engines import Engine, EngineSpec, Step
+from engines.base import Engine, EngineSpec, Step
 from engines.buffers import Arena, flatten_tensors, size_of
 from engines.cache.columns import ColumnCache
 from engines.folder import read_spec
@@ -25,7 +25,7 @@ from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key
 from runtime.decoder.engine_role import EngineRole
 from tests.runtime.test_schedules import CAPACITY
-from tests.support.fake_gpu import fake_gpu
+from tests.support.fake_gpu import fake_gpu, move
 from tests.support.launches import counted
 from tests.support.mock_engine import VOCAB, mock_spec
 
@@ -106,13 +106,8 @@ def test_a_models_step_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(family:
     else:
         model = OPTForCausalLM(OPTConfig(**sizes, ffn_dim=32, word_embed_proj_dim=32))
     spec = EngineSpec("Any", 1, 2, 16, 40, "float32", 4, 128, (0,), "torch", "", {})
+    move(model)
     with mode, torch.inference_mode():
-        for module in model.modules():
-            for own in (module._parameters, module._buffers):
-                for name, tensor in own.items():
-                    if tensor is not None:
-                        moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=gpu)
-                        own[name] = torch.nn.Parameter(moved, False) if own is module._parameters else moved
         engine = TorchEngine(model, spec, "sdpa", "gpu:0")
         tokens = torch.zeros(4, 3, dtype=torch.int64, device=gpu)
         mask = torch.ones(4, 1, 3, 64, dtype=torch.bool, device=gpu)

@@ -44,7 +44,7 @@ def test_what_padded_rows_left_breaks_no_recording_and_no_text(torch_pair: Pair)
     """Both run on the page that padded rows write, which may hold what is not a number."""
     engines = [engine for engine in (torch_pair.target, torch_pair.auxiliary) if isinstance(engine.cache, PageCache)]
     methods = ("sample", "speculative", "mtad", "mmtad_sample", "mmtad", "block")
-    base = DecodingParams(max_tokens=6, ignore_eos=True, speculation="fixed")
+    base = DecodingParams(max_tokens=6, ignore_eos=True, draft_len=4)
     params = [replace(base, method=m, seed=n, top_k=40 * (n % 2)) for n, m in enumerate(methods)]
     texts = []
     for left in (0.0, math.nan):
@@ -77,6 +77,6 @@ def test_captured_blocks_of_a_llama_pair_give_the_tokens_of_the_host(torch_pair:
     host = LLM(torch_pair, RuntimeConfig(prefix_tokens=0))
     tops = [llm.generate(prompts[:3], asked)[2].top_logprobs for llm in (device, host)]
     assert [[pair[0] for pair in row] for row in tops[0]] == [[pair[0] for pair in row] for row in tops[1]]
-    adaptive = replace(base, method="speculative", temperature=0.0, speculation="adaptive")
+    automatic = replace(base, method="speculative", draft_len="auto", temperature=0.0)
     greedy = replace(base, method="sample", temperature=0.0)
-    assert device.generate(prompts[0], adaptive)[0].token_ids == device.generate(prompts[0], greedy)[0].token_ids
+    assert device.generate(prompts[0], automatic)[0].token_ids == device.generate(prompts[0], greedy)[0].token_ids

@@ -1,0 +1,51 @@
+"""Exports of the small pair, in the format that is written fastest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.once import once
+
+OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
+
+
+@pytest.fixture
+def stages() -> list[str]:
+    """What the last export did."""
+    return []
+
+
+@pytest.fixture
+def export(checkpoints: tuple[Path, Path], tmp_path: Path, stages: list[str]) -> Callable[..., bool]:
+    """Export the pair to `tmp_path`/pair; keywords override."""
+    from export.options import ExportOptions
+    from export.pair import export_pair
+
+    def run(folder: Path = tmp_path / "pair", overwrite: bool = False, **changes: Any) -> bool:
+        target, auxiliary = map(str, checkpoints)
+        stages.clear()
+        asked = ExportOptions(**{**OPTIONS, "target": target, "auxiliary": auxiliary, **changes})
+        return export_pair(folder, asked, overwrite, stages.append)
+
+    return run
+
+
+@pytest.fixture
+def exported(export: Callable[..., bool], shared: Path, tmp_path: Path) -> Path:
+    """`tmp_path`/pair, as `export` has made it once for all tests."""
+    return Path(shutil.copytree(once(shared / "quick-pair", export), tmp_path / "pair"))
+
+
+@pytest.fixture(scope="session")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts with answers, to calibrate with."""
+    path = tmp_path_factory.mktemp("calibration") / "text.jsonl"
+    lines = [{"prompt": "SELECT name FROM singer WHERE age > ", "answer": f"{n} ORDER BY age"} for n in range(4)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path

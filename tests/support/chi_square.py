@@ -1,0 +1,22 @@
+"""How often outcomes were drawn against how often they should be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from scipy.stats import chisquare
+
+
+def p_value(drawn: Iterable[Any], law: Mapping[Any, float]) -> float:
+    """Chi-square over the outcomes expected at least five times; the rare rest is one more outcome."""
+    seen = Counter(drawn)
+    count = seen.total()
+    assert seen.keys() <= {outcome for outcome, value in law.items() if value > 0}
+    common = [outcome for outcome, value in law.items() if value * count >= 5]
+    observed, expected = [seen[one] for one in common], [law[one] * count for one in common]
+    if (rest := count - sum(expected)) > 5:
+        observed, expected = [*observed, count - sum(observed)], [*expected, rest]
+    scale = sum(observed) / sum(expected)
+    return float(chisquare(observed, [value * scale for value in expected]).pvalue)
