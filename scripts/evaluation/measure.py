@@ -34,8 +34,6 @@ Ids = Sequence[int]
 SHOWN = {"file": sys.stderr, "unit": "setting", "mininterval": 0.5 if sys.stderr.isatty() else 30.0}
 CHUNK = 16
 """Prompts whose answers are decoded at once, and kept together."""
-AGAIN_FIRST = 8
-"""First of the numbers that seeds are made of, where they must be others."""
 
 
 class Writers:
@@ -68,20 +66,22 @@ class Writers:
         self.meter.begin()
         results, seconds = answer(llm, prompts, params)
         joules = self.meter.end()
-        made = []
-        for prompt, result in zip(prompts, results, strict=True):
-            tokens, log_probs, passes = result.token_ids, result.logprobs, result.statistics.target_passes
-            if setting.alone:
-                scores = self.target_scores(prompt, tokens) if self._scored else []
-                log_probs, passes = [score.logprob for score in scores], 0
-            made.append(Answer(tokens, result.text, passes, -float(np.mean(log_probs)) if log_probs else None))
+        made = [Answer(r.token_ids, r.text, r.statistics.target_passes, _nll(r.logprobs)) for r in results]
+        if setting.alone:
+            scores = self.target_scores(prompts, [one.tokens for one in made]) if self._scored else [[]] * len(made)
+            nlls = [_nll([score.logprob for score in own]) for own in scores]
+            made = [replace(one, passes=0, nll=nll) for one, nll in zip(made, nlls, strict=True)]
         return [replace(made[0], seconds=seconds, joules=joules)] if timed else made
 
-    def target_scores(self, prompt: Ids, tokens: Ids) -> list[TokenScore]:
-        """What the target says of each token behind a prompt."""
+    def target_scores(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> list[list[TokenScore]]:
+        """What the target says of each token of texts, which stand behind prompts."""
         asked = DecodingParams(method="sample", max_tokens=0, prompt_logprobs=0)
-        (result,) = self.llm.generate([[*prompt, *tokens]], asked)
-        return result.prompt_logprobs[len(prompt) - 1 :]
+        results = self.llm.generate([[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)], asked)
+        return [own.prompt_logprobs[len(prompt) - 1 :] for prompt, own in zip(prompts, results, strict=True)]
+
+
+def _nll(log_probs: Sequence[float]) -> float | None:
+    return -float(np.mean(log_probs)) if log_probs else None
 
 
 def choose_drafts(writers: Writers, settings: Sequence[Setting], prompts: Sequence[Ids], store: Store) -> list[Setting]:
@@ -164,7 +164,7 @@ def _in_turn(settings: Sequence[Setting], place: int) -> list[Setting]:
 
 def _seeds(setting: Setting, number: int, count: int) -> list[int]:
     """Of the answers of a setting to the prompt of a number."""
-    first = AGAIN_FIRST if setting.again else 0
+    first = 8 if setting.again else 0  # no prompt has more answers
     return [(seed << 32) + number for seed in range(first, first + count)]
 
 

@@ -58,16 +58,15 @@ def test_answers_are_right_far_more_often_than_chance(demo: LLM, method: str) ->
     assert all(r.finish_reason == "stop" for r in results[:5])
 
 
-def test_drafting_gives_more_tokens_a_pass_and_mtad_likelier_text(demo: LLM) -> None:
+def test_drafting_gives_more_tokens_per_pass_and_mtad_likelier_text(demo: LLM) -> None:
     examples = dataset.load("development", "code")[:16]
-    nll: dict[str, float] = {}
-    efficiency: dict[str, float] = {}
+    nll, efficiency = dict[str, float](), dict[str, float]()
     for method in ("sample", "speculative", "mtad", "mmtad"):
         params = [replace(BASE, method=method, seed=seed) for seed in range(len(examples))]
         results = demo.generate([example.prompt for example in examples], params)
         nll[method] = -float(np.mean([np.mean(r.logprobs) for r in results]))
-        passes = sum(r.statistics.target_passes for r in results)
-        efficiency[method] = sum(len(r.token_ids) for r in results) / passes
+        tokens, passes = sum(len(r.token_ids) for r in results), sum(r.statistics.target_passes for r in results)
+        efficiency[method] = tokens / passes
     assert efficiency["sample"] == 1
     assert min(efficiency["speculative"], efficiency["mtad"], efficiency["mmtad"]) > 1.5
     assert max(nll["mtad"], nll["mmtad"]) < nll["sample"] + math.log(0.9)

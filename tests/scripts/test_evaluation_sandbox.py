@@ -28,7 +28,7 @@ sandboxed = pytest.mark.skipif(bool(sandbox._problem()), reason=f"no sandbox her
 @pytest.mark.parametrize(
     "program",
     [
-        "assert 1 + 1 == 2",
+        f"import sys\nassert sys.version_info[:2] == {sys.version_info[:2]!r}",  # the interpreter that runs the tests
         "import math, re, collections, itertools, hashlib, random, datetime\nassert hashlib.md5(b'').hexdigest()",
         "print('x' * 100_000)",
         "open('note.txt', 'w').write('x' * 100)\nassert open('note.txt').read() == 'x' * 100",
@@ -45,8 +45,8 @@ def test_programs_that_come_to_their_end_pass(program: str) -> None:
     [
         ("assert 1 + 1 == 3", "AssertionError"),
         ("def f(:", "SyntaxError"),
-        ("import sys\nsys.exit(0)", "SystemExit"),
-        ("import os\nos._exit(0)", "ended early"),
+        ("import sys\nsys.stdout.write('passed')\nsys.stdout.flush()\nsys.exit(0)", "SystemExit"),
+        ("import os\nos.write(1, b'passed')\nos._exit(0)", "ended early"),
         ("def f():\n    return f()\nf()", "RecursionError"),
         ("import ctypes\nctypes.string_at(0)", "signal 11"),
     ],
@@ -175,18 +175,6 @@ def test_endless_output_is_cut_off() -> None:
     said = LIMITS.run(f"import os\nfor file in (0, *range(3, 64)):\n{write}")
     assert said != "passed"
     assert len(said) <= 400
-
-
-@sandboxed
-def test_the_word_that_means_passed_cannot_be_guessed_or_printed() -> None:
-    words = "import sys\nsys.stdout.write('passed')\nsys.stdout.flush()\nraise SystemExit(0)"
-    assert not LIMITS.passes(words)
-    assert not LIMITS.passes("import os\nos.write(1, b'passed')\nos._exit(0)")
-
-
-@sandboxed
-def test_the_interpreter_is_the_one_that_runs_the_tests() -> None:
-    assert LIMITS.passes(f"import sys\nassert sys.version_info[:2] == {sys.version_info[:2]!r}")
 
 
 def functions(folder: Path) -> str:
