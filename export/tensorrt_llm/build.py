@@ -87,7 +87,10 @@ def plan_pair(
         problem = "quantized weights need a data set to be calibrated with, others none: a local folder or a hub id"
         raise InvalidInput("calibration", calibration, problem)
     checked = DecodingParams.from_dict(dict(asked.defaults))
-    largest = (("draft_len", checked.drafted, draft_len), ("beam_width", checked.draft_width, beam_width))
+    largest = (
+        ("draft_len", 0 if checked.automatic else checked.drafted, draft_len),
+        ("beam_width", checked.draft_width, beam_width),
+    )
     for name, needed, most in largest:
         if needed > most:
             problem = f"requests ask for {needed} unless they say otherwise; build for that, or give other --defaults"

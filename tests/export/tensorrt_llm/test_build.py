@@ -121,7 +121,7 @@ def test_sizes_are_rows_times_capacity_times_the_paths_of_the_pairs_method(
         ({"tensor_parallel": 8}, "tensor_parallel"),
         ({"rows": 10**6}, "capacity"),
         ({"defaults": {"method": "none"}}, "method"),
-        ({"defaults": {}, "draft_len": 3}, "draft_len"),
+        ({"defaults": {"draft_len": 4}, "draft_len": 3}, "draft_len"),
         ({"defaults": {"method": "mtad"}, "beam_width": 3}, "beam_width"),
     ],
 )
