@@ -65,7 +65,7 @@ def accepted(request: Request) -> float:
 LOSSLESS = [
     *(DecodingParams(method=method, draft_len=length) for method in ("speculative", "block") for length in (1, 2, 3)),
     *(
-        DecodingParams(method=name, draft_confidence=0.4, branching=(2, 1))
+        DecodingParams(method=name, draft_len=4, draft_confidence=0.4, branching=(2, 1))
         for name in ("speculative", "block", "specinfer", "traversal")
     ),
     *(
