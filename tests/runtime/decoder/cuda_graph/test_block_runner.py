@@ -78,7 +78,7 @@ def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host
 def test_the_host_waits_once_a_block_and_reads_one_copy(method: str) -> None:
     rows = 3
     device = Device(4, recorder := ReplayRecorder())
-    params = [DecodingParams(method=method, seed=row, draft_confidence=0.1) for row in range(rows)]
+    params = [DecodingParams(method=method, seed=row, draft_len=4, draft_confidence=0.1) for row in range(rows)]
     for _ in range(3):
         given = input_of(params)
         before = recorder.waits
@@ -124,7 +124,7 @@ def test_what_cannot_be_captured_runs_on_the_host_and_is_counted(
 
 def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(4, ReplayRecorder())
-    captured, other = (DecodingParams(method=method, seed=1) for method in ("mtad", "traversal"))
+    captured, other = (DecodingParams(method=method, seed=1, draft_len=4) for method in ("mtad", "traversal"))
     assert device.blocks.eager_reason(input_of([captured, captured])) is None
     assert device.blocks.eager_reason(input_of([captured, other])) == "traversal runs on the host"
     monkeypatch.setattr("mtad.device.launches.problem", lambda: "Triton is not installed")
@@ -179,6 +179,6 @@ def test_a_padded_row_writes_behind_the_capacity_only() -> None:
         before = [engine.cache.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]
         for _ in range(2):
             with torch.inference_mode():
-                device.blocks.run(input_of([DecodingParams(method=method, seed=1)] * 3))
+                device.blocks.run(input_of([DecodingParams(method=method, draft_len=4, seed=1)] * 3))
         for engine, kept in zip((device.auxiliary, device.target), before, strict=True):
             assert torch.equal(engine.cache.kv[:, :, 3, :, :CAPACITY], kept), method

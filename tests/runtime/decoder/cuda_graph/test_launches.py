@@ -40,7 +40,7 @@ def counts_of(method: str, layers: tuple[int, int], fused: bool) -> int:
     """Launches of a block of one row, of a pair with so many layers."""
     mode, gpu = fake_gpu()
     target, auxiliary = (engine_of(count, fused) for count in layers)
-    given = BlockInput([DecodingParams(method=method)], [(1, 2)], [9], [(0, 0)], [None], [True])
+    given = BlockInput([DecodingParams(method=method, draft_len=4)], [(1, 2)], [9], [(0, 0)], [None], [True])
     key = Key.of(given, Buckets(1, CAPACITY, reads_mask=False))
     with mode, torch.inference_mode():
         memory = torch.empty(size_of(key.given), dtype=torch.uint8, device=gpu)
