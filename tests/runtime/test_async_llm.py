@@ -124,7 +124,7 @@ async def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
         for field, prompt, params in [
             ("prompt", "", BASE),
             ("max_tokens", "S", replace(BASE, max_tokens=999)),
-            ("draft_len", "S", replace(BASE, draft_len=9)),
+            ("draft_len", "S", replace(BASE, draft_len=17)),
             ("n", "S", replace(BASE, n=9)),
             ("params", "S", {"max_tokens": 3}),
         ]:
